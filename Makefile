@@ -20,8 +20,8 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
     fuzz bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
     accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
-    accept-mistakes accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries \
-    accept-questions \
+    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs \
+    accept-queries accept-questions \
     accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
@@ -182,6 +182,10 @@ accept-mistakes: programs wheel ## the mistakes of a new user are named, with th
 	$(TREE) --test mistakes --no-capture
 	$(CARGO) nextest run --release $(TESTED) --build-jobs $(JOBS) \
 	    -E 'test(one_screen_with_an_example_first) or test(words_of_other_tools) or test(named_in_words)'
+
+accept-mount: programs ## one command to a bucket's files: a bare read + 3 s; a second run takes 1 s
+	FLETCH_MOUNT_OBJECTS=2000 $(TREE) --test mount_command --no-capture -j1 \
+	    -E 'test(=a_bucket_is_mounted_with_the_credentials_of_the_terminal)'
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture

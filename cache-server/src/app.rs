@@ -23,6 +23,7 @@ pub use crate::server::StartError;
 use crate::{
     config::Config,
     http,
+    idle::IdleClock,
     server::{Phase, Server},
 };
 use axum::Router;
@@ -45,6 +46,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the server expires leases.
 const EXPIRE_LEASES_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the server checks whether it is idle.
+const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the server waits for connections that it cut.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -133,11 +136,16 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     let stop = CancellationToken::new();
     let path = socket.as_ref().map(|s| s.path().to_owned());
     app.server.enter(Phase::Ready);
-    let task = tasks.spawn(run(app, tcp, socket, stop.clone()));
+    let task = tasks.spawn(run(app, (tcp, socket), config.idle, stop.clone()));
     Ok(Running { addr, socket: path, stop, task })
 }
 
-async fn run(app: Arc<App>, tcp: Option<TcpListener>, socket: Option<Socket>, stop: CancellationToken) {
+async fn run(
+    app: Arc<App>,
+    (tcp, socket): (Option<TcpListener>, Option<Socket>),
+    idle_max: Option<Duration>,
+    stop: CancellationToken,
+) {
     let accepting = TaskTracker::new();
     if let Some(tcp) = tcp {
         accepting.spawn(Arc::clone(&app).accept_tcp(tcp));
@@ -156,9 +164,17 @@ async fn run(app: Arc<App>, tcp: Option<TcpListener>, socket: Option<Socket>, st
     let mut probe = tokio::time::interval(PROBE_INTERVAL);
     let mut leases = tokio::time::interval(EXPIRE_LEASES_INTERVAL);
     leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut idle, mut idle_clock) = (tokio::time::interval(IDLE_INTERVAL), IdleClock::default());
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
+            _ = idle.tick(), if idle_max.is_some() => {
+                let idle_for = idle_clock.observe(app.server.activity(), app.server.now_ns());
+                if idle_max.is_some_and(|max| idle_for >= max) {
+                    tracing::info!(?idle_for, "stopping, because nobody uses this server (setting `idle`)");
+                    break;
+                }
+            }
             _ = expire.tick() => app.server.expire_jobs(),
             _ = probe.tick() => app.server.versions.probe_failing(),
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),

@@ -12,7 +12,7 @@ mod table;
 use crate::{
     auth::{AllowedHosts, NewToken, SocketAdmins},
     limits::Limits,
-    telemetry::LogFormat,
+    telemetry::{LogFileConfig, LogFormat},
 };
 use build::ConfigBuilder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
@@ -25,6 +25,7 @@ use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 use table::{Form, SETTINGS, Setting};
 
@@ -131,6 +132,10 @@ pub struct Config {
     pub socket_admins: SocketAdmins,
     /// The format of log lines.
     pub log_format: LogFormat,
+    /// The file for log lines, or `None` for stderr.
+    pub log_file: Option<LogFileConfig>,
+    /// After how long a server that nobody uses ends. `None`: never.
+    pub idle: Option<Duration>,
     /// The directory for traces of sweeps, or `None` if they are not recorded.
     pub trace_dir: Option<PathBuf>,
     /// The directories under which `file://` datasets may be registered. Empty: any, or none with tokens.
@@ -175,6 +180,7 @@ pub enum ConfigError {
 struct File {
     listen: Option<String>,
     socket: Option<String>,
+    idle: Option<String>,
     cache: FileCache,
     state: Dir,
     auth: Auth,
@@ -202,7 +208,7 @@ section!(FileCache { dir: String, size: Amount, free_floor: Amount, policy: Stri
 section!(Memory { max: ByteSize, prefetch: Amount });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });
-section!(Log { format: String });
+section!(Log { format: String, file: String, file_bytes_max: ByteSize });
 section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
 section!(Publish { uri: String });
@@ -225,6 +231,7 @@ section!(FileLimits {
     versions: u64,
     datasets: u64,
     origin_requests: u64,
+    origin_requests_per_origin: Amount,
     root_lookups: u64,
     tenant_jobs: u64,
     tenant_declared_jobs: u64,

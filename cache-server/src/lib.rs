@@ -10,18 +10,21 @@
 //!   them.
 //! - `versions` opens versions, locates their bytes and fetches them.
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
-//!   tokens; `connections` bounds connections, and the memory of requests that arrive.
-//! - `limits`, `read_ahead`, `request_metrics` and `telemetry` use no other room.
+//!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
+//!   what a user handed over.
+//! - `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no other room.
 
 mod accounting;
 pub mod app;
 mod auth;
 pub mod config;
 mod connections;
+mod credentials;
 mod epochs;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
+mod idle;
 mod jobs;
 mod limits;
 mod metrics;

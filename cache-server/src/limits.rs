@@ -75,6 +75,8 @@ pub struct Limits {
     pub datasets: usize,
     /// Running calls to origins.
     pub origin_requests: usize,
+    /// Running calls to one origin.
+    pub origin_requests_per_origin: usize,
     /// Datasets that a tenant may search in a second for roots that are not open.
     pub root_lookups: usize,
 
@@ -267,6 +269,11 @@ impl Limits {
         ] {
             need((1..=1 << 20).contains(&n), key, "must be within 1 and 1048576");
         }
+        need(
+            (1..=self.origin_requests).contains(&self.origin_requests_per_origin),
+            "limits.origin_requests_per_origin",
+            "must be within 1 and limits.origin_requests, or a part of it such as 75%",
+        );
         self.tenant_faults(&mut need);
         faults
     }

@@ -86,9 +86,14 @@ fn others_can_read_stdout() -> bool {
 }
 
 fn serve(config: Config) -> anyhow::Result<()> {
-    telemetry::init(config.log_format)?;
+    let to_file = config.log_file.is_some();
+    telemetry::init(config.log_format, config.log_file.clone())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(until_stopped(config));
+    if let (Err(e), true) = (&served, to_file) {
+        // Nobody may see stderr.
+        tracing::error!("the server ends: {e:#}");
+    }
     // An origin that never replies holds its thread for ever, so the process does not wait for all threads.
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     served

@@ -5,7 +5,9 @@ use crate::{
     auth::{AllowedHosts, Auth, TokensError},
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
+    credentials::{HeldCredentials, is_personal},
     epochs::JobContext,
+    idle::Activity,
     jobs::Registry,
     limits::{CACHE_MIN, Limits, PROBES_MAX, SLABS_MAX},
     mounts::AnnouncedMounts,
@@ -31,7 +33,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -131,6 +133,10 @@ pub struct Server {
     pub mounts: AnnouncedMounts,
     /// The place for version tables of clients that name none.
     pub publish: PublishPlace,
+    /// The origins, which hold the secrets that a user handed over.
+    pub origins: Origins,
+    /// Whose credentials a user handed over.
+    pub credentials: HeldCredentials,
     /// The open versions.
     pub versions: Arc<Versions>,
     /// The registered datasets.
@@ -159,6 +165,7 @@ pub struct Server {
     displaced: AtomicUsize,
     phase: AtomicU8,
     started: Instant,
+    last_request_ns: AtomicU64,
     state: StateDir,
 }
 
@@ -175,6 +182,7 @@ impl Server {
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
             requests_max: limits.origin_requests,
+            requests_per_origin: Some(limits.origin_requests_per_origin),
             io_timeout: limits.origin_timeout(),
             ..OriginLimits::default()
         };
@@ -187,7 +195,9 @@ impl Server {
                 .push(LocalDir::own(dir).map_err(|error| StateError::Open { path: dir.clone(), error })?);
         }
         let accounts = Arc::new(Accounts::default());
-        let allowed = Allowlist::new(origins, &local_dirs, config.auth_tokens.is_none());
+        let credentials = HeldCredentials::new(config, auth.own_uid());
+        let allowed = Allowlist::new(origins.clone(), &local_dirs, config.auth_tokens.is_none())
+            .taking_credentials(is_personal(config));
         let versions = Versions::new(
             allowed,
             Arc::clone(&registrations),
@@ -276,6 +286,8 @@ impl Server {
             publish,
             registry,
             access_changes: watch::Sender::new(()),
+            origins,
+            credentials,
             versions,
             registrations,
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
@@ -290,6 +302,7 @@ impl Server {
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),
             started: Instant::now(),
+            last_request_ns: AtomicU64::new(0),
             state,
         }))
     }
@@ -357,6 +370,23 @@ impl Server {
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.uptime().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Records that a request came.
+    pub fn touch(&self) {
+        self.last_request_ns.fetch_max(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// Returns what the server does now.
+    #[must_use]
+    pub fn activity(&self) -> Activity {
+        Activity {
+            last_request_ns: self.last_request_ns.load(Ordering::Relaxed),
+            running: self.tenants.requests.used(),
+            mounts: self.mounts.count(self.now_ns()) as u64,
+            epochs: self.registry.stats().epochs_open,
+            warmups: self.warmups.stats().live,
+        }
     }
 
     /// Returns the view of the cluster, which has this server as its only member.

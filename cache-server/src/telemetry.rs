@@ -1,5 +1,9 @@
-//! Writes log lines to stderr.
+//! Writes log lines to stderr, or to a file of bounded size.
 
+mod log_file;
+
+use anyhow::Context as _;
+pub use log_file::{LogFile, LogFileConfig};
 use std::{fmt, io::IsTerminal as _, str::FromStr};
 use tracing_subscriber::EnvFilter;
 
@@ -33,24 +37,39 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// Starts logging for the whole process.
+/// Starts logging for the whole process: to `file`, or to stderr.
 ///
 /// `FLETCH_LOG` (or `RUST_LOG`) is the filter; the default is `info`.
 ///
 /// # Errors
-/// If the filter is not valid, or logging was started before.
-pub fn init(format: LogFormat) -> anyhow::Result<()> {
+/// If the filter is not valid, the file cannot be opened, or logging was started before.
+pub fn init(format: LogFormat, file: Option<LogFileConfig>) -> anyhow::Result<()> {
     let text = ["FLETCH_LOG", "RUST_LOG"].iter().find_map(|v| std::env::var(v).ok());
     let text = text.unwrap_or_else(|| "info".to_owned());
     let filter = EnvFilter::try_new(&text)
         .map_err(|e| anyhow::anyhow!("FLETCH_LOG={text:?} is not a valid filter: {e}"))?;
-    // A log file must not contain colour codes.
-    let is_terminal = std::io::stderr().is_terminal();
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(is_terminal);
-    let started = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().try_init(),
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    let started = match (file, format) {
+        (None, format) => {
+            // Redirected to a file, it must not contain colour codes.
+            let builder = builder.with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+            match format {
+                LogFormat::Text => builder.try_init(),
+                LogFormat::Json => builder.json().try_init(),
+            }
+        }
+        (Some(config), format) => {
+            let path = config.path.clone();
+            let file = LogFile::open(config).with_context(|| {
+                let shown = path.display();
+                format!("cannot open the log file {shown}; create its directory, or give another --log-file")
+            })?;
+            let builder = builder.with_writer(file).with_ansi(false);
+            match format {
+                LogFormat::Text => builder.try_init(),
+                LogFormat::Json => builder.json().try_init(),
+            }
+        }
     };
     started.map_err(|e| anyhow::anyhow!("cannot start logging: {e}"))
 }

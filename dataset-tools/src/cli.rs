@@ -16,11 +16,11 @@ pub mod words;
 
 const AFTER: &str = "\
 Examples:
-  fletch index /data/imagenet
-  fletch register imagenet /data/imagenet --server http://127.0.0.1:7380
+  fletch mount s3://bucket/photos /mnt/photos
+  fletch down
 
 Global options, for every command:
-  --server URL        The server: http://HOST:PORT or unix:PATH [env: FLETCH_SERVER]
+  --server URL        http://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: yours, else the machine's]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
   --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
@@ -78,20 +78,52 @@ pub struct Global {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Show a bucket or a folder as files in a directory: one command from data to files.
+    #[command(after_help = "Examples:
+  fletch mount s3://bucket/photos /mnt/photos
+  fletch mount /data/photos /mnt/photos
+  fletch mount https://host/photos /mnt/photos --list names.txt
+  fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
+
+The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
+same command goes on. Later runs show at once what was read last. Starts a server of your own unless
+one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
+AWS_ENDPOINT_URL); a server that others share uses its own. docs/howto/mount-a-bucket.md has more.
+--json prints {name, dir, source, server, files, bytes, as_of_ns, started_server, cache, state,
+logs}.")]
+    Mount(MountArgs),
+    /// Bring what a mount shows up to date: read what is new or changed.
+    #[command(after_help = "Example:
+  fletch refresh photos
+
+Reads only new and changed files. Mounts that exist show what they showed; new ones show the result.
+--json prints what `fletch index --json` prints.")]
+    Refresh {
+        /// The name that `fletch mount` printed, or the source.
+        source: String,
+    },
+    /// Unmount what you mounted with `fletch mount`, and stop your server.
+    #[command(after_help = "Example:
+  fletch down
+
+Keeps what was read, and the cache, and prints where they are.
+--json prints {unmounted: [{dir, dataset}], stopped, state, cache}.")]
+    Down,
     /// Read and hash every file of a dataset once, and write the tables of its version.
     #[command(after_help = "Examples:
   fletch index /data/imagenet
-  fletch index /mnt/readonly/set --tables /scratch/tables --tag 2026-11
-  fletch index s3://bucket/set --config fletch.toml --parent auto
+  fletch index s3://bucket/set --tables s3://tables/set --tag 2026-11
+  fletch index s3://bucket/set --parent auto
 
-Prints the root on stdout. --json prints {root, layout, tag, uri, tables, entries, samples, bytes,
+Writes nothing into the dataset, unless --tables names a place in it. Prints the root on stdout.
+--json prints {root, layout, tag, uri, tables, entries, samples, bytes,
 files_read, bytes_read, files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
 To resume a stopped run, give the same command again. docs/INDEX.md has the rules.")]
     Index(IndexArgs),
     /// Group a dataset's small files into chunks of a few MiB, each written as one object.
     #[command(after_help = "Examples:
   fletch pack /data/imagenet
-  fletch pack s3://bucket/set --tables s3://packs/set --config fletch.toml
+  fletch pack s3://bucket/set --tables s3://packs/set
   fletch pack /data/imagenet --parent 2026-10 --compact --tag 2026-11
 
 Takes the other options of `fletch index`, too. Prints the root on stdout, as `index` does. Files over
@@ -274,7 +306,8 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
   fletch doctor
   fletch doctor s3://bucket/set --tables s3://tables/set --server http://cache.example:7380
 
-Prints one line a finding: severity, check, what is wrong, fix. docs/howto/doctor.md explains each check.
+Prints one line a finding: severity, check, what is wrong, fix. docs/howto/doctor.md explains them.
+Options are variables, too: --cache-dir is FLETCH_CACHE_DIR.
 Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {checks: [name],
 findings: [{check, severity: error|warning|note, what, fix}]}.")]
     Doctor(DoctorArgs),
@@ -408,6 +441,30 @@ pub struct Proof {
     pub dataset: Option<Target>,
 }
 
+/// `fletch mount`.
+#[derive(Debug, Args)]
+pub struct MountArgs {
+    /// A folder, s3://…, az://…, gs://…, https://… (with --list), or a registered name.
+    pub source: String,
+    /// The directory where the files appear. It is created if it does not exist.
+    pub dir: PathBuf,
+    /// First read what is new or changed.
+    #[arg(long)]
+    pub refresh: bool,
+    /// Copy small files into large pieces, at URI, and read those.
+    #[arg(long, value_name = "URI", num_args = 0..=1)]
+    pub pack: Option<Option<String>>,
+    /// The name of the dataset [default: from SOURCE].
+    #[arg(long)]
+    pub name: Option<DatasetName>,
+    /// Names of the objects, one on each line, for a server without a listing.
+    #[arg(long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
+    /// Stay in the foreground until the mount ends.
+    #[arg(long)]
+    pub foreground: bool,
+}
+
 /// `fletch warmup`.
 #[derive(Debug, Args)]
 pub struct WarmupArgs {
@@ -433,7 +490,7 @@ pub struct IndexArgs {
     /// The dataset: a directory, a URI, or a name that the server knows.
     #[arg(value_name = "SOURCE")]
     pub uri: String,
-    /// The place of the tables [default: the dataset].
+    /// The place of the tables [default: the one that the server names, or its state directory].
     #[arg(long, visible_alias = "to", value_name = "URI")]
     pub tables: Option<String>,
     /// Names of the objects, one on each line, instead of a store's listing.

@@ -5,13 +5,17 @@
 //!
 //! Rooms, from the top down: [`cmd`] → [`index`], [`pack`] → [`run`] (what the two share) → [`source`]
 //! (reading files), [`tables_location`] (tags and versions). [`out`], [`progress`], [`failure`] and
-//! [`target`] are for all. [`status`] turns a server's numbers into text.
+//! [`target`] are for all. [`status`] turns a server's numbers into text. [`own_server`] starts and stops the
+//! server of this user, [`environment`] knows its credentials, [`default_tables`] where tables go.
 
 pub mod cli;
 pub mod cmd;
+pub mod default_tables;
+pub mod environment;
 pub mod failure;
 pub mod index;
 pub mod out;
+pub mod own_server;
 pub mod pack;
 pub mod progress;
 pub mod run;

@@ -24,7 +24,7 @@ const LISTED_MAX: usize = 100_000;
 impl From<OriginError> for Failure {
     fn from(e: OriginError) -> Self {
         let exit = match &e {
-            OriginError::Denied { .. } => Exit::Denied,
+            OriginError::Denied { .. } | OriginError::Expired { .. } => Exit::Denied,
             OriginError::Unavailable { .. }
             | OriginError::Throttled { .. }
             | OriginError::WrongAnswer { .. } => Exit::Unreachable,

@@ -12,6 +12,7 @@
 //! ```
 
 pub mod access;
+pub mod announce;
 pub mod chunk_sources;
 pub mod cli;
 pub mod daemon;

@@ -4,6 +4,7 @@
 //! metrics, write the report, exit. All of it takes at most [`END_WITHIN`].
 
 use crate::access::{self, Access, KernelCache};
+use crate::announce;
 use crate::cli::Settings;
 use crate::error_cache::ErrorCache;
 use crate::faults::Faults;
@@ -127,6 +128,9 @@ pub fn run(settings: &Settings) -> Result<()> {
         dir.display()
     );
     if let Some(client) = opened.client.clone() {
+        let mount = announce::announcement(settings, version.root(), &dir);
+        let announced = announce::run(client.clone(), mount, running.stop.clone());
+        running.background.spawn_on(announced, runtime.handle());
         running.watch_access(&runtime, client, version.root(), session.kernel_cache());
     }
     let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
@@ -319,7 +323,7 @@ async fn serve(
         running.context.faults.record(&e);
         return Err(anyhow!("cannot read the root directory of the version: {e}"));
     }
-    announce(ready)?;
+    say_ready(ready)?;
     let signal = tokio::select! {
         _ = signals.term.recv() => "SIGTERM",
         _ = signals.int.recv() => "SIGINT",
@@ -332,7 +336,7 @@ async fn serve(
     Ok(())
 }
 
-fn announce(ready: &str) -> Result<()> {
+fn say_ready(ready: &str) -> Result<()> {
     if daemon::is_child() {
         tracing::info!("{ready}");
         return daemon::report_ready(ready);

@@ -40,6 +40,7 @@ fn shell(program: &str) -> Command {
 const EXECUTED: &[&str] = &[
     "README.md",
     "docs/TUTORIAL.md",
+    "docs/howto/mount-a-bucket.md",
     "docs/howto/see-what-it-saves.md",
     "docs/howto/serve-and-mount.md",
     "docs/howto/several-tenants.md",
@@ -166,6 +167,26 @@ fn how_to_serve_and_mount_does_what_it_says() {
     if have(&[Need::Fuse, Need::Python]) {
         execute("docs/howto/serve-and-mount.md", &[]);
     }
+}
+
+#[test]
+fn how_to_mount_a_bucket_does_what_it_says() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let Some(store) = servers::s3("bucket") else { return };
+    let (endpoint, dir) = (store.endpoint(), TempDir::with_prefix("fletch-bucket-").expect("scratch"));
+    put_photos(&endpoint, dir.path());
+    execute(
+        "docs/howto/mount-a-bucket.md",
+        &[
+            ("DATA", "s3://bucket/photos"),
+            ("AWS_ENDPOINT_URL", &endpoint),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "test"),
+        ],
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ mod tokens_file;
 
 pub use fletch_api::hosts::AllowedHosts;
 pub use new_token::{Minted, NewToken, command};
-pub use peer::{Peer, SocketAdmins};
+pub use peer::{Peer, SocketAdmins, UNKNOWN_UID};
 pub use tokens_file::{Quota, Role, TokensError};
 
 use fletch_core::{Domain, Tenant};

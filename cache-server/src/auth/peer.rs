@@ -4,7 +4,7 @@ use super::Role;
 use std::{fmt, str::FromStr};
 
 /// The uid that the kernel shows for a user that this process's user namespace does not know.
-const UNKNOWN_UID: u32 = 65_534;
+pub const UNKNOWN_UID: u32 = 65_534;
 
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,12 @@ impl fmt::Display for SocketAdmins {
 }
 
 impl SocketAdmins {
+    /// Returns whether none are named.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns the role of a peer of a server without tokens that runs as the user `own`.
     ///
     /// A TCP connection shows no user, so every process that can open one is an admin. On the socket the

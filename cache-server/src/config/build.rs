@@ -6,12 +6,15 @@ use super::{
 use crate::{
     auth::{AllowedHosts, SocketAdmins},
     limits::{CACHE_MIN, Limits},
-    telemetry::LogFormat,
+    telemetry::{LogFileConfig, LogFormat},
 };
 use fletch_origin::{OriginConfig, OriginUri};
 use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+
+/// The least bytes of a log file.
+const LOG_BYTES_MIN: u64 = 4 << 10;
 
 /// Parses the settings and collects their faults.
 pub(super) struct ConfigBuilder<'a> {
@@ -58,6 +61,14 @@ impl ConfigBuilder<'_> {
 
     fn limits(&mut self) -> Limits {
         let memory_bytes = self.bytes("memory.max");
+        let origin_requests: usize = self.get("limits.origin_requests", 0);
+        let per_origin = self.get("limits.origin_requests_per_origin", Amount::Bytes(0));
+        let all = u64::try_from(origin_requests).unwrap_or(u64::MAX);
+        let per_origin = match per_origin {
+            Amount::Bytes(n) => n,
+            // A few requests have no smaller part than one.
+            part @ Amount::Percent(p) => part.of(all).max(u64::from(p > 0)),
+        };
         Limits {
             memory_bytes,
             prefetch_bytes: self.get("memory.prefetch", Amount::Bytes(0)).of(memory_bytes),
@@ -81,7 +92,8 @@ impl ConfigBuilder<'_> {
             trace_bytes: self.bytes("trace.bytes"),
             versions: self.get("limits.versions", 0),
             datasets: self.get("limits.datasets", 0),
-            origin_requests: self.get("limits.origin_requests", 0),
+            origin_requests,
+            origin_requests_per_origin: usize::try_from(per_origin).unwrap_or(usize::MAX),
             root_lookups: self.get("limits.root_lookups", 0),
             tenant_jobs: self.get("limits.tenant_jobs", 0),
             tenant_declared_jobs: self.get("limits.tenant_declared_jobs", 0),
@@ -140,6 +152,25 @@ impl ConfigBuilder<'_> {
             );
         }
         Some(path)
+    }
+
+    fn idle(&mut self) -> Option<std::time::Duration> {
+        if self.text("idle") == "off" {
+            return None;
+        }
+        let idle = self.get("idle", Span(std::time::Duration::MAX)).0;
+        if idle < std::time::Duration::from_secs(1) {
+            self.fault("idle", "must be at least 1s, or `off`");
+        }
+        Some(idle)
+    }
+
+    fn log_file(&mut self) -> Option<LogFileConfig> {
+        let bytes_max = self.bytes("log.file_bytes_max");
+        if bytes_max < LOG_BYTES_MIN {
+            self.fault("log.file_bytes_max", "must be at least 4KiB");
+        }
+        self.optional_path("log.file").map(|path| LogFileConfig { path, bytes_max })
     }
 
     /// Returns the path of a setting that may be empty.
@@ -236,6 +267,8 @@ impl ConfigBuilder<'_> {
             hosts: self.get("auth.hosts", AllowedHosts::default()),
             socket_admins: self.get("auth.socket_admins", SocketAdmins::default()),
             log_format: self.get("log.format", LogFormat::Text),
+            log_file: self.log_file(),
+            idle: self.idle(),
             trace_dir: self.optional_path("trace.dir"),
             local_dirs: self.local_dirs(),
             publish_uri: self.publish_uri(&origins),

@@ -114,6 +114,15 @@ pub(super) const SETTINGS: &[Setting] = &[
         socket
     ),
     setting!(
+        "idle",
+        "idle",
+        "TIME",
+        "After how long the server ends by itself if nobody uses it: no request, no mount, no open epoch; \
+            `off`: never",
+        |f| text(&f.idle),
+        "off"
+    ),
+    setting!(
         "cache.dir",
         "cache-dir",
         "DIR",
@@ -220,6 +229,22 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Format of log lines: text or json",
         |f| text(&f.log.format),
         "text"
+    ),
+    setting!(
+        "log.file",
+        "log-file",
+        "FILE",
+        "File for log lines, without colours; empty: stderr",
+        |f| text(&f.log.file),
+        ""
+    ),
+    setting!(
+        "log.file_bytes_max",
+        "log-file-bytes-max",
+        "SIZE",
+        "Bytes of the log file, at least 4KiB; a full one becomes FILE.1, in place of the older one",
+        |f| text(&f.log.file_bytes_max),
+        "16MiB"
     ),
     setting!(
         "trace.dir",
@@ -391,6 +416,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Calls to origins at once",
         |f| text(&f.limits.origin_requests),
         "64"
+    ),
+    setting!(
+        "limits.origin_requests_per_origin",
+        "limits-origin-requests-per-origin",
+        "N|PERCENT",
+        "Calls to one origin at once, or a part of limits.origin_requests; what is left is for other origins",
+        |f| text(&f.limits.origin_requests_per_origin),
+        "75%"
     ),
     setting!(
         "limits.root_lookups",

@@ -174,6 +174,25 @@ fn a_server_may_listen_on_its_socket_only() {
     assert!(told.contains("auth.hosts (flag --auth-hosts)") && told.lines().count() == 2, "{told}");
 }
 
+#[test]
+fn idle_and_the_log_file_are_off_by_default_and_an_origin_has_three_quarters_of_the_calls() {
+    let c = config(&[], &user()).expect("valid");
+    assert_eq!((c.idle, c.log_file), (None, None));
+    assert_eq!((c.limits.origin_requests, c.limits.origin_requests_per_origin), (64, 48));
+    let c = config(&["--idle", "10m", "--log-file", "/l", "--limits-origin-requests", "1"], &user());
+    let c = c.expect("valid");
+    assert_eq!(c.idle, Some(std::time::Duration::from_secs(600)));
+    assert_eq!(c.log_file.map(|f| (f.path, f.bytes_max)), Some(("/l".into(), 16 << 20)));
+    assert_eq!(c.limits.origin_requests_per_origin, 1);
+    let c = config(&["--limits-origin-requests-per-origin", "5"], &user()).expect("valid");
+    assert_eq!(c.limits.origin_requests_per_origin, 5);
+    for bad in ["0", "65", "0%"] {
+        let told = faults(&["--limits-origin-requests-per-origin", bad]);
+        assert!(told.contains("within 1 and limits.origin_requests"), "{bad}: {told}");
+    }
+    assert!(faults(&["--idle", "soon"]).contains("idle (flag --idle)"));
+}
+
 /// Returns a value of a setting that is not its default.
 fn other_value(s: &Setting) -> String {
     let value = match s.key {
@@ -195,7 +214,10 @@ fn other_value(s: &Setting) -> String {
             "SIZE" => "48MiB",
             "TIME" => "1h 3m",
             "SIZE|PERCENT" => "7%",
+            "N|PERCENT" => "50%",
+            "FILE" => "/var/log/it's # \\ here",
             "DIR" => "/srv/it's # \\ here",
+            "URI" => "file:///srv/tables",
             value => panic!("{}: a value for {value}", s.key),
         },
     };

@@ -40,7 +40,9 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     if UNAUTHENTICATED_ROUTES.contains(&path) {
         return Ok(());
     }
-    let principal = authenticate(server, request.headers(), peer_of(request.extensions()))?;
+    let peer = peer_of(request.extensions());
+    let principal = authenticate(server, request.headers(), peer)?;
+    server.credentials.check_reader(peer)?;
     let allowed = match path {
         routes::METRICS => principal.role.may_read_metrics(),
         // The page shows the bytes of every tenant.

@@ -100,8 +100,8 @@ pub async fn read_located_chunk(
     let (key, len) = (key(sources, hash), located.len);
     let fetch = ChunkFetch::fetch(&server.versions, (sources, &payer.costs), hash, located);
     let chunk = (&*server.store, &key, len);
-    let fetch =
-        server.tenants.with_origin_permit(&payer.tenant, chunk, fetch).await.map_err(ReadError::from)?;
+    let permitted = server.tenants.with_origin_permit(&payer.tenant, chunk, located.origin(), fetch).await;
+    let fetch = permitted.map_err(ReadError::from)?;
     Ok(server.store.read(key, len, dataset, fetch).await?)
 }
 

@@ -10,6 +10,7 @@ mod browser;
 mod chunk_read;
 mod chunks;
 mod cluster;
+mod credentials;
 mod datasets;
 mod entry_read;
 mod epochs;
@@ -88,6 +89,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))
+        .routes(documented!(credentials::list, credentials::give))
         .routes(documented!(health::livez))
         .routes(documented!(health::readyz))
         .routes(documented!(health::metrics))
@@ -161,6 +163,9 @@ fn is_encoded(request: &Request) -> bool {
 /// time until the head of its reply, and counts it.
 async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
+    if !is_probe(request.uri().path()) {
+        server.touch();
+    }
     let route = request.extensions().get::<MatchedPath>().map(|m| m.as_str().to_owned());
     let header: usize = request.headers().iter().map(|(n, v)| n.as_str().len() + v.len() + 4).sum();
     let header = header + request.uri().path().len() + request.uri().query().map_or(0, str::len);

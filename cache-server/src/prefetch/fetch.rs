@@ -60,7 +60,7 @@ impl Prefetcher {
         let fetch = self
             .context
             .tenants
-            .with_origin_permit(&self.tenant, (store, &key, located.len), fetch)
+            .with_origin_permit(&self.tenant, (store, &key, located.len), located.origin(), fetch)
             .await
             .map_err(ReadError::from)?;
         let hit = store.read(key.clone(), located.len, self.sources.dataset_id(), fetch).await?;

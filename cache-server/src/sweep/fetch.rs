@@ -39,11 +39,11 @@ impl Sweep {
             match &mut held {
                 Some(held) => {
                     let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());
-                    let fetch = self.with_permit(&key, c.len, fetch()).await?;
+                    let fetch = self.with_permit((&key, c.len), &located, fetch()).await?;
                     let hit = store.read(key.clone(), c.len, number, fetch).await;
                     held.push(store.pin(key, hit.map_err(|e| e.to_string())?.chunk));
                 }
-                None => self.keep_on_disk(unit, c.hash, c.len, fetch).await?,
+                None => self.keep_on_disk(unit, c.hash, &located, fetch).await?,
             }
         }
         Ok(held)
@@ -55,14 +55,14 @@ impl Sweep {
         self: &Arc<Self>,
         unit: u32,
         hash: fletch_core::Hash,
-        len: u32,
+        located: &LocatedChunk,
         fetch: impl Fn() -> Fetch,
     ) -> Result<(), String> {
-        let (key, number) = (self.key(hash), self.kept_sources.dataset_id());
+        let (key, len, number) = (self.key(hash), located.len, self.kept_sources.dataset_id());
         let began = Instant::now();
         let mut made_room = began;
         loop {
-            let fetch = self.with_permit(&key, len, fetch()).await?;
+            let fetch = self.with_permit((&key, len), located, fetch()).await?;
             let warmed = self.context.store.warm(&key, len, number, fetch).await;
             if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
                 return Ok(());
@@ -83,10 +83,16 @@ impl Sweep {
 
     /// Waits for a permit for a fetch. A sweep may serve several tenants; it takes the permits of the tenant
     /// that registered the dataset.
-    async fn with_permit(&self, key: &StoreKey, len: u32, fetch: Fetch) -> Result<Fetch, String> {
+    async fn with_permit(
+        &self,
+        (key, len): (&StoreKey, u32),
+        located: &LocatedChunk,
+        fetch: Fetch,
+    ) -> Result<Fetch, String> {
         let (tenants, tenant) = (&self.context.tenants, &self.source.registered.tenant);
         let chunk = (&*self.context.store, key, len);
-        tenants.with_origin_permit(tenant, chunk, fetch).await.map_err(|e| e.to_string())
+        let permitted = tenants.with_origin_permit(tenant, chunk, located.origin(), fetch).await;
+        permitted.map_err(|e| e.to_string())
     }
 
     /// Evicts recently evicted units once more; returns whether there were any.

@@ -115,6 +115,12 @@ impl FairPermits {
         self.lock().share.used()
     }
 
+    /// Returns the most that a tenant may use while every other tenant keeps its guaranteed part.
+    #[must_use]
+    pub fn reach(&self, tenant: &Tenant) -> u64 {
+        self.lock().share.reach(tenant)
+    }
+
     /// Returns what a tenant uses and may use.
     #[must_use]
     pub fn of(&self, tenant: &Tenant) -> ShareUse {

@@ -147,6 +147,14 @@ impl FairShare {
         self.used
     }
 
+    /// Returns the most that a tenant may use while every other tenant keeps its guaranteed part.
+    #[must_use]
+    pub fn reach(&self, tenant: &Tenant) -> u64 {
+        let others = self.tenants.iter().filter(|(name, _)| *name != tenant);
+        let kept: u64 = others.map(|(_, part)| part.guaranteed).sum();
+        self.part(tenant).max.min(self.all.saturating_sub(kept))
+    }
+
     /// Returns what a tenant uses and may use.
     #[must_use]
     pub fn of(&self, tenant: &Tenant) -> ShareUse {
@@ -176,6 +184,7 @@ mod tests {
         (0..1024).for_each(|_| one.take(&tenant(0), 1).expect("alone"));
         assert_eq!(one.take(&tenant(0), 1), Err(Refused::OwnLimit));
         let mut four = share(1024, 1, 4, None);
+        assert_eq!(four.reach(&tenant(0)), 1024 - 3 * 128);
         let taken = (0..2000).filter(|_| four.take(&tenant(0), 1).is_ok()).count();
         assert_eq!((taken, four.of(&tenant(1)).guaranteed), (1024 - 3 * 128, 128));
         assert_eq!(four.take(&tenant(0), 1), Err(Refused::Shared));

@@ -18,6 +18,7 @@ pub use fair_permits::{FairPermit, FairPermits};
 pub use fair_share::{Refused, ShareUse};
 pub use memory::{ChunkMemory, HeldMemory, NoChunkMemory, bind_memory};
 pub use origin::NoOriginPermit;
+use origin::OriginShares;
 pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
 use crate::{
@@ -87,6 +88,7 @@ pub struct Tenants {
     pub declared_jobs: Arc<FairPermits>,
     /// Permits for chunks that are being read from origins.
     pub origin_requests: Arc<FairPermits>,
+    origin_shares: OriginShares,
     /// Memory for chunks that reads fetch and replies hold.
     pub memory: Arc<ChunkMemory>,
     /// Bytes of job records and ledgers.
@@ -114,6 +116,7 @@ impl Tenants {
             requests: FairPermits::new(to_u64(limits.requests), 1),
             declared_jobs: FairPermits::new(to_u64(DECLARED_MAX), 1),
             origin_requests: FairPermits::new(to_u64(limits.origin_requests), 1),
+            origin_shares: OriginShares::default(),
             memory: ChunkMemory::new(limits.chunk_bytes()),
             state_bytes: StateBytes::default(),
             mount_bytes: FairPermits::new(MOUNTS_BYTES, MOUNT_BYTES_MAX),

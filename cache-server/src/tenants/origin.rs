@@ -1,19 +1,45 @@
 //! Permits for chunks that are read from origins, so that one tenant's cold reads leave room for others.
+//!
+//! Each origin has a share of what its tenant may read at once. So the calls that wait for an origin that hangs
+//! leave room for those to other origins.
 
-use super::{NoChunkMemory, TenantLimit, Tenants};
+use super::{NoChunkMemory, TenantLimit, Tenants, to_usize};
 use fletch_core::{Kind, StoreKey, Tenant};
+use fletch_origin::OriginUri;
 use fletch_store::{Fetch, FetchError, ReadError, Store};
-use std::{sync::Arc, time::Duration};
-use tokio::time::timeout;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+use tokio::{sync::Semaphore, time::timeout};
 
 /// Why a tenant may not read a chunk from an origin now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoOriginPermit {
     /// The tenant waited too long for a permit.
-    #[error("this tenant reads {used} chunks from origins, and the request waited {waited:?} for its turn")]
+    #[error(
+        "the request waited {waited:?} for its turn at {origin}: this tenant reads {used} chunks from all \
+         origins, the most that limits.origin_requests allows"
+    )]
     Requests {
+        /// What the request would have read.
+        origin: OriginUri,
         /// What the tenant uses now.
         used: u64,
+        /// How long the request waited.
+        waited: Duration,
+    },
+    /// The tenant waited too long for its share of the origin.
+    #[error(
+        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from there, \
+         the most that limits.origin_requests_per_origin allows"
+    )]
+    Share {
+        /// What the request would have read.
+        origin: OriginUri,
+        /// The most chunks that the tenant reads at once from the origin.
+        share: usize,
         /// How long the request waited.
         waited: Duration,
     },
@@ -31,6 +57,10 @@ impl NoOriginPermit {
                 "wait and send the request again; if this lasts, raise the tenant's quota `origin_requests` \
                  or limits.origin_requests"
             }
+            NoOriginPermit::Share { .. } => {
+                "check whether the origin answers (`fletch status` names the origins that fail); if it does, \
+                 raise limits.origin_requests_per_origin"
+            }
             NoOriginPermit::Memory(_) => NoChunkMemory::HINT,
         }
     }
@@ -42,9 +72,41 @@ impl From<NoOriginPermit> for ReadError {
     }
 }
 
+/// The permits of each tenant at each origin that it reads now.
+#[derive(Debug, Default)]
+pub(super) struct OriginShares(Mutex<HashMap<(Tenant, OriginUri), Weak<Semaphore>>>);
+
+impl OriginShares {
+    /// Returns the permits of a tenant at a bucket, a container, a server or a directory.
+    ///
+    /// `most` is how many there are, if the tenant reads nothing there now.
+    fn of(&self, tenant: &Tenant, origin: &OriginUri, most: usize) -> Arc<Semaphore> {
+        let key = (tenant.clone(), origin.top().unwrap_or_else(|| origin.clone()));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(permits) = all.get(&key).and_then(Weak::upgrade) {
+            return permits;
+        }
+        all.retain(|_, permits| permits.strong_count() > 0);
+        let permits = Arc::new(Semaphore::new(most));
+        all.insert(key, Arc::downgrade(&permits));
+        permits
+    }
+}
+
 impl Tenants {
+    /// Returns the most chunks that a tenant reads at once from one origin.
+    ///
+    /// That is the same part of what the tenant may read as `limits.origin_requests_per_origin` is of
+    /// `limits.origin_requests`.
+    #[must_use]
+    pub fn origin_share(&self, tenant: &Tenant) -> usize {
+        let (own, all) = (self.limits.origin_requests_per_origin, self.limits.origin_requests.max(1));
+        let reach = to_usize(self.origin_requests.reach(tenant));
+        (reach.saturating_mul(own) / all).clamp(1, own.max(1))
+    }
+
     /// Waits for a permit and for memory, if a read of the chunk would begin a fetch. Returns the fetch with
-    /// both, which are given back when the last clone of the fetch is dropped.
+    /// both, which are given back when the last clone of the fetch is dropped. `origin` has the chunk.
     ///
     /// Call it before the read: a flight that waited for a permit would keep other tenants from fetching the
     /// same chunk.
@@ -55,20 +117,30 @@ impl Tenants {
         &self,
         tenant: &Tenant,
         (store, key, len): (&Store, &StoreKey, u32),
+        origin: &OriginUri,
         fetch: Fetch,
     ) -> Result<Fetch, NoOriginPermit> {
         if !store.needs_fetch(key, len) {
             return Ok(fetch);
         }
-        // First the memory: who has a permit waits for nothing else here.
-        let memory = self.hold_memory(tenant, key.hash, len.into()).await?;
         let waited = self.limits.io_timeout / 2;
+        // First the share: who waits for an origin that hangs holds nothing that readers of others need.
+        let share = self.origin_share(tenant);
+        let permits = self.origin_shares.of(tenant, origin, share);
+        // The semaphore is never closed.
+        let Ok(Ok(own)) = timeout(waited, permits.acquire_owned()).await else {
+            self.count_refusal(tenant, TenantLimit::OriginRequests);
+            return Err(NoOriginPermit::Share { origin: origin.clone(), share, waited });
+        };
+        // Then the memory: who has a permit of all origins waits for nothing else here.
+        let memory = self.hold_memory(tenant, key.hash, len.into()).await?;
         let Ok(permit) = timeout(waited, self.origin_requests.acquire(tenant, 1)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
-            return Err(NoOriginPermit::Requests { used: self.origin_requests.of(tenant).used, waited });
+            let used = self.origin_requests.of(tenant).used;
+            return Err(NoOriginPermit::Requests { origin: origin.clone(), used, waited });
         };
         Ok(Arc::new(move |attempt| {
-            let _held = (&permit, &memory);
+            let _held = (&own, &permit, &memory);
             fetch(attempt)
         }))
     }

@@ -48,20 +48,31 @@ pub enum UriNotAllowed {
     /// A store that this domain may not read.
     #[error("{0} is not under an [[origin]] that is configured for this domain")]
     Store(OriginUri),
+    /// A store for which nobody handed over credentials since this server started.
+    #[error(
+        "the server has no credentials for {0}: it keeps them in memory only, and nobody handed them over since \
+         it started"
+    )]
+    NoCredentials(OriginUri),
     /// A directory that this domain may not read.
     #[error("{0} is not a directory under one of local.dirs")]
     Directory(OriginUri),
 }
 
 impl UriNotAllowed {
+    /// What to do about [`UriNotAllowed::NoCredentials`].
+    pub const HAND_OVER: &'static str =
+        "run `fletch mount` again to hand over credentials, or add an [[origin]] to the server's settings";
+
     /// Returns the stable code.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
             UriNotAllowed::Relative(_) | UriNotAllowed::Invalid(_) => Code::BadRequest,
-            UriNotAllowed::Metadata(_) | UriNotAllowed::Store(_) | UriNotAllowed::Directory(_) => {
-                Code::UriNotAllowed
-            }
+            UriNotAllowed::Metadata(_)
+            | UriNotAllowed::Store(_)
+            | UriNotAllowed::NoCredentials(_)
+            | UriNotAllowed::Directory(_) => Code::UriNotAllowed,
         }
     }
 
@@ -74,6 +85,7 @@ impl UriNotAllowed {
             UriNotAllowed::Store(uri) => {
                 format!("add an [[origin]] with a prefix of {uri} to the server's settings")
             }
+            UriNotAllowed::NoCredentials(_) => Self::HAND_OVER.to_owned(),
             UriNotAllowed::Directory(_) => "add it to local.dirs in the server's settings".to_owned(),
         }
     }
@@ -85,6 +97,7 @@ pub struct Allowlist {
     origins: Origins,
     dirs: Arc<[LocalDir]>,
     local_only: bool,
+    takes_credentials: bool,
 }
 
 impl Allowlist {
@@ -94,7 +107,13 @@ impl Allowlist {
     /// then for every domain, and without `dirs` every directory is allowed. Otherwise it is for none.
     #[must_use]
     pub fn new(origins: Origins, dirs: &[LocalDir], local_only: bool) -> Self {
-        Allowlist { origins, dirs: dirs.into(), local_only }
+        Allowlist { origins, dirs: dirs.into(), local_only, takes_credentials: false }
+    }
+
+    /// Returns the same rules for a server that may take credentials from its user, which errors then say.
+    #[must_use]
+    pub fn taking_credentials(self, takes_credentials: bool) -> Self {
+        Allowlist { takes_credentials, ..self }
     }
 
     /// Returns the configured origins.
@@ -167,8 +186,11 @@ impl Allowlist {
         let listed = |domains: &[String]| lists(domains, domain, self.local_only);
         let configured = self.origins.domains(uri);
         let Some(dir) = uri.as_local() else {
-            let open = configured.is_some_and(listed);
-            return if open { Ok(()) } else { Err(UriNotAllowed::Store(uri.clone())) };
+            return match configured {
+                Some(domains) if listed(domains) => Ok(()),
+                None if self.takes_credentials => Err(UriNotAllowed::NoCredentials(uri.clone())),
+                _ => Err(UriNotAllowed::Store(uri.clone())),
+            };
         };
         // `local.dirs` opens nothing that an [[origin]] closes, and the longest of its directories decides.
         let above = self.dirs.iter().filter(|d| dir.starts_with(&d.real));

@@ -61,9 +61,11 @@ impl VersionError {
             VersionError::Lost => Code::Internal,
             VersionError::Homes(_) => Code::OriginUnavailable,
             VersionError::TooManyLookups => Code::Overloaded,
+            // An origin's error: the reader may read it, and the server lost what it needs for that.
+            VersionError::UriNotAllowed(UriNotAllowed::NoCredentials(_)) => Code::OriginDenied,
             VersionError::UriNotAllowed(e) => e.code(),
             VersionError::Origin(e) => match e {
-                OriginError::Denied { .. } => Code::OriginDenied,
+                OriginError::Denied { .. } | OriginError::Expired { .. } => Code::OriginDenied,
                 OriginError::NotFound { .. } => Code::OriginMissing,
                 OriginError::Changed { .. } => Code::OriginChanged,
                 // Also a rejected request, and an address that the `[[origin]]` does not allow.
@@ -138,6 +140,13 @@ impl VersionError {
     /// Returns what to do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
+        match self {
+            VersionError::UriNotAllowed(UriNotAllowed::NoCredentials(_)) => return UriNotAllowed::HAND_OVER,
+            VersionError::Origin(OriginError::Expired { .. }) => {
+                return "run `fletch mount` again to hand over new credentials; open mounts then go on";
+            }
+            _ => {}
+        }
         match self.code() {
             Code::NotFound => "check the root, hash, path or tag, and that its dataset is registered here",
             Code::OriginChanged | Code::OriginMissing => {

@@ -6,8 +6,8 @@ use super::{
     source::{ObjectLocation, PartRow, Source},
 };
 use bytes::{Bytes, BytesMut};
-use fletch_origin::{Meter, ObjectMeta, OriginError};
-use fletch_tables::ChunkRow;
+use fletch_origin::{Meter, ObjectMeta, OriginError, OriginUri};
+use fletch_tables::{ChunkRow, ObjectRef};
 use std::{ops::Range, sync::Arc};
 
 /// The most bytes that a probe reads.
@@ -30,6 +30,16 @@ impl LocatedChunk {
     #[must_use]
     pub fn from_row(source: &Arc<Source>, part: usize, row: ChunkRow) -> Self {
         LocatedChunk::new(source, PartRow { part, row })
+    }
+
+    /// Returns the origin that has the chunk.
+    #[must_use]
+    pub fn origin(&self) -> &OriginUri {
+        match self.row.row.object {
+            // Packs lie beside the tables, wherever the data is.
+            ObjectRef::Key(_) => self.source.tables.uri(),
+            ObjectRef::Entry { .. } => self.source.data.uri(),
+        }
     }
 
     /// Returns the bytes of all chunks of the chunk's layout, as the layout says.

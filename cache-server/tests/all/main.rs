@@ -11,6 +11,7 @@ mod bytes;
 mod checkpoints;
 mod connections;
 mod contract;
+mod credentials;
 mod crowded;
 mod datasets;
 mod domains;

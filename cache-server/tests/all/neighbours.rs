@@ -8,6 +8,7 @@ use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use reqwest::StatusCode;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio_util::task::TaskTracker;
 
 const FILES: usize = 24;
 const NAMES: [&str; FILES] = [
@@ -292,5 +293,38 @@ async fn tables_at_a_plain_server_are_read_after_a_restart() {
     body(node.get(&url).send().await.expect("answer"), StatusCode::OK).await;
     let unknown = Root(Hash::of(b"unknown"));
     problem(node.get(&routes::manifest(unknown)).send().await.expect("answer"), Code::NotFound).await;
+    node.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_hangs_leaves_permits_for_other_origins() {
+    let twins = Twins::new().await;
+    let other = Tree::new([("x", content(900, 30_000)), ("y", content(901, 30_000))]);
+    let root = other.index_plain(other.dir.path()).root();
+    let limits = ["--limits-origin-requests=4", "--limits-origin-requests-per-origin=2", "--io-timeout=6s"];
+    let node = twins.node(&limits).await;
+    twins.register(&node, "far").await;
+    node.register("other", &other.uri(), None).await;
+    node.resolve("far", "latest").await;
+    let chunk = |name: &str| routes::chunk(root, Hash::of(&other.files[name]));
+    body(node.get(&chunk("x")).send().await.expect("answer"), StatusCode::OK).await;
+    twins.read(&node, None, NAMES[0]).await;
+    twins.bucket().set_fault("", Fault::Stall, None);
+    let hang = NAMES[1..13].iter().map(|name| {
+        let chunk = routes::chunk(twins.root, Hash::of(&twins.near.files[*name]));
+        TaskTracker::new().spawn(node.get(&chunk).send())
+    });
+    let hang: Vec<_> = hang.collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let begun = Instant::now();
+    body(node.get(&chunk("y")).send().await.expect("answer"), StatusCode::OK).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let mut told = Vec::new();
+    for asked in hang {
+        told.push(asked.await.expect("task").expect("answer").text().await.expect("text"));
+    }
+    let waited = told.iter().find(|text| text.contains("for its turn at")).expect("more than the share");
+    let names = waited.contains(&twins.uri) && waited.contains("limits.origin_requests_per_origin");
+    assert!(names, "{waited}");
     node.running.shutdown().await;
 }

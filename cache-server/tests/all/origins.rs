@@ -8,6 +8,7 @@ use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use reqwest::StatusCode;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio_util::task::TaskTracker;
 
 struct Bucket {
     tree: Tree,
@@ -128,4 +129,31 @@ async fn i7_only_admins_see_which_origin_fails() {
     assert!(text(&node, "/readyz?verbose").await.contains("origin s3://"), "an admin sees it");
     drop(bucket.settings);
     node.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_whose_tables_alone_fail_shows_within_ten_seconds() {
+    for fault in [Fault::Stall, Fault::Error { rate: 1.0, status: 403 }] {
+        let (bucket, node) = bucket(false).await;
+        bucket.emulator.set_fault("fletch/", fault.clone(), None);
+        let begun = Instant::now();
+        let chunk = routes::chunk(bucket.root, Hash::of(&bucket.tree.files["a"]));
+        let asked = TaskTracker::new().spawn(node.get(&chunk).send());
+        loop {
+            let ready = text(&node, "/readyz?verbose").await;
+            if ready.contains("origins 1 of 1 failing\norigin s3://") {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(10), "{fault:?}: {ready}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(text(&node, "/").await.contains("Failing origins"), "{fault:?}");
+        assert_eq!(node.metric("fletch_origin_failing{dataset=\"set\"}").await, 1, "{fault:?}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{fault:?}: {:?}", begun.elapsed());
+        assert_ne!(asked.await.expect("task").expect("answer").status(), StatusCode::OK);
+        bucket.emulator.clear_faults();
+        until_state(&node, OriginState::Ok).await;
+        assert_eq!(bucket.read(&node, "a").await, 200);
+        node.running.shutdown().await;
+    }
 }

@@ -303,3 +303,47 @@ async fn what_config_show_prints_starts_a_server_with_the_same_settings() {
     }
     assert_eq!(stop(child, Signal::SIGTERM).0, Some(0));
 }
+
+#[tokio::test]
+async fn an_idle_server_ends_by_itself_and_logs_to_its_file_without_colours() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let log = dir.path().join("server.log");
+    let log_flag = log.to_str().expect("utf-8");
+    let (mut child, url) = start(dir.path(), &["--idle", "2s", "--log-file", log_flag]);
+    let http = reqwest::Client::new();
+    let root = fletch_core::Hash::of(b"root").to_string();
+    let mount = serde_json::json!({"dataset": "d", "root": root, "dir": "/m", "host": "h", "pid": 7, "job": "j",
+        "version": "latest"});
+    let put = http.put(format!("{url}/v1/mounts/m1")).header("content-type", "application/json");
+    assert_eq!(put.body(mount.to_string()).send().await.expect("answer").status(), 204);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(child.try_wait().expect("wait").is_none(), "a mount is announced");
+    assert_eq!(http.delete(format!("{url}/v1/mounts/m1")).send().await.expect("answer").status(), 204);
+    let gone = Instant::now();
+    let ended = loop {
+        // Probes keep no server alive.
+        drop(http.get(format!("{url}/livez")).send().await);
+        match child.try_wait().expect("wait") {
+            Some(status) => break status,
+            None if gone.elapsed() < Duration::from_secs(20) => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            None => {
+                drop(child.kill());
+                panic!("it never ended: {:?}", child.wait());
+            }
+        }
+    };
+    assert_eq!(ended.code(), Some(0));
+    assert!(gone.elapsed() >= Duration::from_millis(1_900), "{:?}", gone.elapsed());
+    let mut told = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut told).expect("stderr");
+    assert!(told.contains("listening on") && !told.contains("INFO"), "{told}");
+    let text = std::fs::read_to_string(&log).expect("the log");
+    assert!(text.contains("nobody uses this server") && text.contains("INFO"), "{text}");
+    assert!(text.trim_end().ends_with("stopped") && !text.contains('\x1b'), "{text}");
+    let (code, _, err) = run(dir.path(), &["--log-file", "/no/such/directory/log"]);
+    assert!(code == 1 && err.contains("/no/such/directory/log"), "{err}");
+    let (code, _, err) = run(dir.path(), &["--idle", "0s", "--log-file-bytes-max", "1KiB"]);
+    assert!(code == 2 && err.contains("idle (flag --idle)") && err.contains("log.file_bytes_max"), "{err}");
+}

@@ -24,6 +24,7 @@ mod error;
 pub mod fallback;
 #[cfg(feature = "selection")]
 pub mod selection;
+pub mod server_choice;
 mod tables;
 mod token;
 

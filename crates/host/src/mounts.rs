@@ -30,6 +30,33 @@ pub struct MountEntry {
     pub source: String,
 }
 
+/// File systems of other machines.
+const NETWORK: &[&str] = &[
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "orangefs",
+    "smb3",
+    "smbfs",
+    "virtiofs",
+    "vboxsf",
+    "wekafs",
+];
+
+/// Returns whether a file system type is one of a network, or of a program that may use one.
+#[must_use]
+pub fn is_network(fs_type: &str) -> bool {
+    NETWORK.contains(&fs_type) || fs_type == "fuse" || fs_type.starts_with("fuse.")
+}
+
 /// The file system type of a mount of Fletch.
 pub const FS_TYPE: &str = "fuse.fletch";
 /// How the source of a mount of Fletch begins. The name of the dataset follows.

@@ -245,6 +245,10 @@ impl fmt::Debug for Credentials {
 pub struct OriginLimits {
     /// The most calls in flight. Remote and local calls are counted separately.
     pub requests_max: usize,
+    /// The most calls in flight to one origin. `None`: as many as to all.
+    ///
+    /// `concurrency` of an `[[origin]]` takes its place.
+    pub requests_per_origin: Option<usize>,
     /// The longest time for a call, including the wait for a permit and all retries.
     pub io_timeout: Duration,
     /// The most bytes that one read may return.
@@ -253,10 +257,18 @@ pub struct OriginLimits {
     pub attempts_max: u32,
 }
 
+impl OriginLimits {
+    /// Returns the most calls in flight to one origin.
+    pub(crate) fn requests_per_origin(&self) -> usize {
+        self.requests_per_origin.map_or(self.requests_max, |n| n.clamp(1, self.requests_max))
+    }
+}
+
 impl Default for OriginLimits {
     fn default() -> Self {
         OriginLimits {
             requests_max: 64,
+            requests_per_origin: None,
             io_timeout: Duration::from_secs(30),
             get_bytes_max: 256 << 20,
             attempts_max: 8,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The longest credentials file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -19,6 +20,8 @@ pub(crate) enum Source {
     Env,
     /// A file and, in the format of `~/.aws/credentials`, the profile in it.
     File { path: PathBuf, profile: String },
+    /// Credentials that a user handed over. They are in memory only.
+    Given(Arc<Profile>),
     /// No credentials: requests are not signed.
     Anonymous,
 }
@@ -92,6 +95,11 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
+    /// Returns the profile with these values. Its keys must be in lower case.
+    pub fn of(values: BTreeMap<String, String>) -> Profile {
+        Profile { values }
+    }
+
     /// Reads the profile `[name]` of a file. The lines before any profile belong to `default`.
     pub fn load(path: &Path, name: &str) -> Result<Profile, OriginError> {
         Ok(Profile { values: parse(&text(path)?, name) })

@@ -36,6 +36,17 @@ pub enum OriginError {
         /// The origin's reason.
         why: String,
     },
+    /// The credentials that a user handed over have expired. No request was sent.
+    #[error(
+        "{what}: the credentials for this origin expired {ago:?} ago; run `fletch mount` again with new ones, \
+         which hands them to the running server"
+    )]
+    Expired {
+        /// The object.
+        what: String,
+        /// How long ago they expired.
+        ago: Duration,
+    },
     /// The store has no such bucket or container.
     #[error(
         "{what}: the store has no such bucket or container ({why}); check the name, and the endpoint or the \
@@ -88,8 +99,8 @@ pub enum OriginError {
 impl OriginError {
     /// Returns who can act on the error.
     ///
-    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied`, `NoBucket` and `WrongAnswer`
-    /// are `Unavailable`: the operator can act, the reader cannot.
+    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied`, `Expired`, `NoBucket` and
+    /// `WrongAnswer` are `Unavailable`: the operator can act, the reader cannot.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -97,6 +108,7 @@ impl OriginError {
             OriginError::AlreadyExists { .. } | OriginError::Invalid { .. } => Kind::Invalid,
             OriginError::Changed { .. } => Kind::Corrupt,
             OriginError::Denied { .. }
+            | OriginError::Expired { .. }
             | OriginError::NoBucket { .. }
             | OriginError::Unavailable { .. }
             | OriginError::WrongAnswer { .. } => Kind::Unavailable,

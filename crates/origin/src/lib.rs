@@ -16,6 +16,7 @@ mod address;
 mod config;
 mod credentials;
 mod error;
+mod given;
 pub mod local;
 mod meter;
 mod object;
@@ -30,6 +31,7 @@ mod uri;
 
 pub use config::{Credentials, KEYS, OriginConfig, OriginLimits};
 pub use error::OriginError;
+pub use given::{GiveError, Given};
 pub use meter::Meter;
 pub use object::{ObjectBytes, ObjectMeta, Pin, PutMode};
 pub use origin::{Origin, Origins};

@@ -1,10 +1,11 @@
 //! The origins of a process: opens them, checks every call, and routes it to the file system or to a store.
 
+use crate::given::{GiveError, Given};
 use crate::local::Confinement;
 use crate::meter::Meter;
-use crate::remote::{Remote, RemotePrefix};
+use crate::remote::{ALL_SETTING, OWN_SETTING, Remote, RemotePrefix, waited_in_vain};
 use crate::stats::Counters;
-use crate::uri::{Address, check_path};
+use crate::uri::{Address, Scheme, check_path};
 use crate::{
     ObjectBytes, ObjectMeta, OriginConfig, OriginError, OriginLimits, OriginStats, OriginUri, Pin, PutMode,
     local,
@@ -12,10 +13,10 @@ use crate::{
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
@@ -32,6 +33,10 @@ struct Shared {
     remote_permits: Arc<Semaphore>,
     /// One client for each index in `configs` and each bucket.
     remotes: Mutex<HashMap<(usize, String), Arc<Remote>>>,
+    /// One client for each bucket for which a user handed over credentials.
+    given: Mutex<BTreeMap<OriginUri, Arc<Remote>>>,
+    /// The permits of each directory that is open.
+    dir_permits: Mutex<HashMap<OriginUri, Weak<Semaphore>>>,
 }
 
 impl Origins {
@@ -71,21 +76,74 @@ impl Origins {
             local_permits: Arc::new(Semaphore::new(limits.requests_max)),
             remote_permits: Arc::new(Semaphore::new(limits.requests_max)),
             remotes: Mutex::default(),
+            given: Mutex::default(),
+            dir_permits: Mutex::default(),
         })))
     }
 
     /// Returns whether `uri` lies under a configured prefix. Does not resolve links.
     #[must_use]
     pub fn is_configured(&self, uri: &OriginUri) -> bool {
-        self.find(uri).is_some()
+        self.find(uri).is_some() || self.given_remote(uri).is_some()
+    }
+
+    /// Uses credentials that a user hands over from now on, in place of older ones of the same origin.
+    ///
+    /// Origins that are open use them at once. At most `origins_max` origins have given credentials.
+    ///
+    /// # Errors
+    /// [`GiveError`]; older credentials then stay in use.
+    pub fn give(&self, given: Given, origins_max: usize) -> Result<(), GiveError> {
+        let meets = |prefix: &OriginUri| prefix.contains(&given.uri) || given.uri.contains(prefix);
+        if let Some((prefix, _)) = self.0.configs.iter().find(|(prefix, _)| meets(prefix)) {
+            return Err(GiveError::Configured(prefix.clone()));
+        }
+        let given = Arc::new(given);
+        let mut remotes = self.0.given.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(remote) = remotes.get(&given.uri) {
+            return Ok(remote.replace(&given)?);
+        }
+        if remotes.len() >= origins_max {
+            return Err(GiveError::TooMany(remotes.len()));
+        }
+        let Address::Store { scheme, host, .. } = given.uri.address() else {
+            return Err(OriginError::invalid("origin", "is a directory, which needs no credentials").into());
+        };
+        let made = (&given.config, Some(&given));
+        let (limits, counters, permits) = (self.0.limits, &self.0.counters, &self.0.remote_permits);
+        let remote = Remote::new(made, (*scheme, host), limits, counters, permits)?;
+        remotes.insert(given.uri.clone(), Arc::new(remote));
+        Ok(())
+    }
+
+    fn given_remote(&self, uri: &OriginUri) -> Option<Arc<Remote>> {
+        let top = uri.top()?;
+        self.0.given.lock().unwrap_or_else(PoisonError::into_inner).get(&top).map(Arc::clone)
+    }
+
+    /// Returns the permits of a directory: those of its `[[origin]]`, if it has one.
+    fn dir_permits(&self, uri: &OriginUri) -> Arc<Semaphore> {
+        let key = self.find(uri).map_or(uri, |index| &self.0.configs[index].0);
+        let mut all = self.0.dir_permits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(permits) = all.get(key).and_then(Weak::upgrade) {
+            return permits;
+        }
+        all.retain(|_, permits| permits.strong_count() > 0);
+        let permits = Arc::new(Semaphore::new(self.0.limits.requests_per_origin()));
+        all.insert(key.clone(), Arc::downgrade(&permits));
+        permits
     }
 
     /// Returns the domains of the longest configured prefix of `uri`, as they are configured.
     ///
-    /// Returns `None` if no prefix matches. Does not resolve links.
+    /// Returns `None` if no prefix matches, and none for an origin for which a user handed over credentials.
+    /// Does not resolve links.
     #[must_use]
     pub fn domains(&self, uri: &OriginUri) -> Option<&[String]> {
-        self.find(uri).map(|index| self.0.configs[index].1.domains.as_slice())
+        match self.find(uri) {
+            Some(index) => Some(self.0.configs[index].1.domains.as_slice()),
+            None => self.given_remote(uri).map(|_| &[][..]),
+        }
     }
 
     /// Opens the origin at `uri`. Sends no request.
@@ -96,39 +154,42 @@ impl Origins {
     /// # Errors
     /// [`OriginError::Invalid`] for a store that is not configured, or if the credentials cannot be read.
     pub fn open(&self, uri: &OriginUri) -> Result<Origin, OriginError> {
-        let remote = match uri.address() {
-            Address::Local(_) => None,
+        let (remote, dir_permits) = match uri.address() {
+            Address::Local(_) => (None, Some(self.dir_permits(uri))),
             Address::Store { scheme, host, path } => {
-                let index = self.find(uri).ok_or_else(|| {
-                    OriginError::invalid(
-                        uri,
-                        "no [[origin]] has a prefix of this URI; add one to the configuration",
-                    )
-                })?;
-                let key = (index, host.clone());
-                let mut remotes = self.0.remotes.lock().unwrap_or_else(PoisonError::into_inner);
-                let remote = match remotes.get(&key) {
-                    Some(remote) => Arc::clone(remote),
-                    None => {
-                        let config = &self.0.configs[index].1;
-                        let permits = &self.0.remote_permits;
-                        let remote =
-                            Remote::new(config, *scheme, host, self.0.limits, &self.0.counters, permits)?;
-                        let remote = Arc::new(remote);
-                        remotes.insert(key, Arc::clone(&remote));
-                        remote
-                    }
-                };
-                Some(RemotePrefix { remote, prefix: path.clone(), meter: Meter::default() })
+                let remote = self.remote(uri, (*scheme, host))?;
+                (Some(RemotePrefix { remote, prefix: path.clone(), meter: Meter::default() }), None)
             }
         };
         Ok(Origin {
             uri: Arc::new(uri.clone()),
             shared: Arc::clone(&self.0),
             remote,
+            dir_permits,
             confinement: Confinement::default(),
             meter: Meter::default(),
         })
+    }
+
+    /// Returns the client of a store: that of its `[[origin]]`, else that of what a user handed over.
+    fn remote(&self, uri: &OriginUri, (scheme, host): (Scheme, &str)) -> Result<Arc<Remote>, OriginError> {
+        let Some(index) = self.find(uri) else {
+            return self.given_remote(uri).ok_or_else(|| {
+                let why = "no [[origin]] has a prefix of this URI; add one to the configuration";
+                OriginError::invalid(uri, why)
+            });
+        };
+        let key = (index, host.to_owned());
+        let mut remotes = self.0.remotes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(remote) = remotes.get(&key) {
+            return Ok(Arc::clone(remote));
+        }
+        let (config, permits) = (&self.0.configs[index].1, &self.0.remote_permits);
+        let at = (scheme, host);
+        let remote = Remote::new((config, None), at, self.0.limits, &self.0.counters, permits)?;
+        let remote = Arc::new(remote);
+        remotes.insert(key, Arc::clone(&remote));
+        Ok(remote)
     }
 
     /// Returns the counters over all origins.
@@ -152,6 +213,8 @@ pub struct Origin {
     uri: Arc<OriginUri>,
     shared: Arc<Shared>,
     remote: Option<RemotePrefix>,
+    /// The permits of this directory. `None` for a store, which has its own.
+    dir_permits: Option<Arc<Semaphore>>,
     confinement: Confinement,
     /// Counts what is read from a local directory; a store has the same meter in `remote`.
     meter: Meter,
@@ -401,20 +464,18 @@ impl Origin {
     async fn permit(
         &self,
         what: &str,
-        permits: &Arc<Semaphore>,
+        (permits, max, setting): (&Arc<Semaphore>, usize, &str),
         deadline: Instant,
     ) -> Result<OwnedSemaphorePermit, OriginError> {
+        let begun = Instant::now();
         let waited = || OriginError::Unavailable {
             what: what.to_owned(),
-            why: format!(
-                "{} other calls are in flight and none ended within io_timeout",
-                self.shared.limits.requests_max
-            ),
+            why: waited_in_vain(&self.uri, begun, max, setting),
         };
-        timeout_at(deadline, Arc::clone(permits).acquire_owned())
-            .await
-            .map_err(|_| waited())?
-            .map_err(|_| waited())
+        let permit = timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
+        let permit = permit.map_err(|_| waited())?.map_err(|_| waited())?;
+        // A permit that comes at the last moment is of no use.
+        if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
     }
 
     async fn local<T: Send + 'static>(
@@ -435,11 +496,20 @@ impl Origin {
         deadline: Instant,
         work: impl FnOnce(&Path) -> Result<T, OriginError> + Send + 'static,
     ) -> Result<T, OriginError> {
-        let permit = self.permit(what, &self.shared.local_permits, deadline).await?;
+        let limits = self.shared.limits;
+        let own = match &self.dir_permits {
+            Some(own) => {
+                let own = (own, limits.requests_per_origin(), OWN_SETTING);
+                Some(self.permit(what, own, deadline).await?)
+            }
+            None => None,
+        };
+        let all = (&self.shared.local_permits, limits.requests_max, ALL_SETTING);
+        let permit = self.permit(what, all, deadline).await?;
         self.shared.counters.request();
         let dir = self.local_dir().map(Path::to_owned).unwrap_or_default();
         let running = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
+            let _permits = (own, permit);
             work(&dir)
         });
         let unavailable = |why: &str| OriginError::Unavailable { what: what.to_owned(), why: why.to_owned() };

@@ -7,6 +7,7 @@
 //! stay in use.
 
 use crate::credentials::{self, FileStamp, Source};
+use crate::given::Given;
 use crate::meter::Meter;
 use crate::object::{ObjectBytes, ObjectMeta, Pin};
 use crate::pace::Pace;
@@ -25,7 +26,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+pub(crate) use store::azure_key;
 use store::{Recipe, Store};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -39,6 +41,26 @@ mod write;
 
 /// How often a credentials file is checked for changes.
 const CREDENTIALS_CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// The setting of a server that limits the calls to all origins.
+pub(crate) const ALL_SETTING: &str = "limits.origin_requests";
+/// The setting of a server that limits the calls to one origin.
+pub(crate) const OWN_SETTING: &str = "limits.origin_requests_per_origin";
+
+/// Returns the text of a call that got no permit until its deadline.
+pub(crate) fn waited_in_vain(
+    origin: &impl fmt::Display,
+    begun: Instant,
+    max: usize,
+    setting: &str,
+) -> String {
+    let seconds = begun.elapsed().as_secs_f64();
+    let whose = if setting == ALL_SETTING { "all origins" } else { "this origin" };
+    format!(
+        "the call waited {seconds:.1} s for its turn at {origin}: {max} other calls to {whose} are in \
+         flight, the most that {setting} allows"
+    )
+}
 
 /// The longest object that is read whole to return a part of it, at a server without ranges.
 const WHOLE_BYTES_MAX: u64 = 16 << 20;
@@ -68,9 +90,11 @@ pub(super) struct Current {
     generation: u64,
 }
 
-/// The client in use, and the state of its credentials file.
+/// The client in use, and the state of its credentials.
 struct ClientState {
     current: Arc<Current>,
+    /// What a user handed over. `None` for an origin of the settings.
+    given: Option<Arc<Given>>,
     file: Option<PathBuf>,
     /// The state of the file when it was read last, even if its credentials were not valid.
     stamp: Option<FileStamp>,
@@ -95,10 +119,10 @@ pub(crate) struct RemotePrefix {
 }
 
 impl Remote {
+    /// Creates the remote of an `[[origin]]`, or of what a user handed over.
     pub fn new(
-        config: &OriginConfig,
-        scheme: Scheme,
-        host: &str,
+        (config, given): (&OriginConfig, Option<&Arc<Given>>),
+        (scheme, host): (Scheme, &str),
         limits: OriginLimits,
         counters: &Arc<Counters>,
         permits: &Arc<Semaphore>,
@@ -106,23 +130,7 @@ impl Remote {
         if config.proxy.is_none() {
             warn_of_ignored_proxy();
         }
-        let source = credentials::source(config.credentials.as_ref(), scheme);
-        let file = match &source {
-            Source::File { path, .. } => Some(path.clone()),
-            _ => None,
-        };
-        // Taken before the read, so that a change during the read is noticed later.
-        let stamp = file.as_deref().and_then(FileStamp::of);
-        let own = config.concurrency.map_or(limits.requests_max, |n| n as usize);
-        let recipe = Recipe {
-            config,
-            scheme,
-            host,
-            source: &source,
-            connect_timeout: connect_timeout(limits),
-            counters,
-        };
-        let current = Arc::new(Current { store: Store::make(&recipe)?, generation: 0 });
+        let state = ClientState::make((config, given), (scheme, host), limits, (counters, 0))?;
         Ok(Remote {
             config: config.clone(),
             scheme,
@@ -130,12 +138,52 @@ impl Remote {
             limits,
             counters: Arc::clone(counters),
             permits: Arc::clone(permits),
-            own_permits: Semaphore::new(own),
+            own_permits: Semaphore::new(own_max(config, limits)),
             pace: Pace::new(config.requests_per_second, config.bytes_per_second, Instant::now()),
             conditional_create: OnceCell::new(),
-            state: Mutex::new(ClientState { current, file, stamp, checked: Instant::now() }),
+            state: Mutex::new(state),
             whole_only: AtomicBool::new(false),
         })
+    }
+
+    /// Uses other credentials from now on, also for calls that wait or are repeated.
+    ///
+    /// After an error the older ones stay in use.
+    pub fn replace(&self, given: &Arc<Given>) -> Result<(), OriginError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = state.current.generation + 1;
+        let at = (self.scheme, self.host.as_str());
+        let made = (&given.config, Some(given));
+        *state = ClientState::make(made, at, self.limits, (&self.counters, generation))?;
+        Ok(())
+    }
+
+    /// Checks that credentials with a known end have not expired.
+    fn check_expiry(&self, what: &str) -> Result<(), OriginError> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let expires = state.given.as_ref().and_then(|given| given.expires);
+        match expires.and_then(|at| SystemTime::now().duration_since(at).ok()) {
+            None => Ok(()),
+            Some(ago) => {
+                let ago = Duration::from_secs(ago.as_secs());
+                Err(OriginError::Expired { what: what.to_owned(), ago })
+            }
+        }
+    }
+
+    /// Adds to a rejection who has to act, if a user handed over the credentials.
+    fn explained(&self, error: OriginError) -> OriginError {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match error {
+            OriginError::Denied { what, why } if state.given.is_some() => OriginError::Denied {
+                what,
+                why: format!(
+                    "{why}; the credentials were handed over by `fletch mount`: run it again with others, \
+                     which replace them at once"
+                ),
+            },
+            error => error,
+        }
     }
 
     /// Returns the client to use now. Makes a new one if the credentials file changed.
@@ -165,9 +213,10 @@ impl Remote {
             return;
         }
         state.stamp = Some(stamp);
-        let source = credentials::source(self.config.credentials.as_ref(), self.scheme);
+        let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
+        let source = credentials::source(config.credentials.as_ref(), self.scheme);
         let recipe = Recipe {
-            config: &self.config,
+            config,
             scheme: self.scheme,
             host: &self.host,
             source: &source,
@@ -205,15 +254,27 @@ impl Remote {
         }
     }
 
+    /// Waits for a permit. `max` is the number of all permits, and `setting` what limits it.
     async fn permit<'a>(
         &self,
         what: &str,
-        permits: &'a Semaphore,
+        (permits, max, setting): (&'a Semaphore, usize, &str),
         deadline: Instant,
     ) -> Result<SemaphorePermit<'a>, OriginError> {
-        let waited =
-            || unavailable(what, "all permitted calls are in flight and none ended within io_timeout");
-        timeout_at(deadline, permits.acquire()).await.map_err(|_| waited())?.map_err(|_| waited())
+        let begun = Instant::now();
+        let waited = || unavailable(what, &waited_in_vain(&self.config.prefix, begun, max, setting));
+        let permit = timeout_at(deadline, permits.acquire()).await;
+        let permit = permit.map_err(|_| waited())?.map_err(|_| waited())?;
+        // A permit that comes at the last moment is of no use.
+        if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
+    }
+
+    fn own_max(&self) -> usize {
+        own_max(&self.config, self.limits)
+    }
+
+    fn own_setting(&self) -> &'static str {
+        if self.config.concurrency.is_some() { "concurrency of its [[origin]]" } else { OWN_SETTING }
     }
 
     /// Runs one call: waits for permits and for the pace, retries, and repeats once after new credentials.
@@ -226,11 +287,14 @@ impl Remote {
         once: impl Fn(u32, Arc<Current>) -> F,
     ) -> Result<T, OriginError> {
         let deadline = Instant::now() + self.limits.io_timeout;
-        let _own = self.permit(what, &self.own_permits, deadline).await?;
+        let own = (&self.own_permits, self.own_max(), self.own_setting());
+        let _own = self.permit(what, own, deadline).await?;
         let once = &once;
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
             let ticket = self.pace.admit(what, bytes, deadline).await?;
-            let _permit = self.permit(what, &self.permits, deadline).await?;
+            let all = (&*self.permits, self.limits.requests_max, ALL_SETTING);
+            let _permit = self.permit(what, all, deadline).await?;
+            self.check_expiry(what)?;
             let current = self.current();
             let used = current.generation;
             let result = match once(attempt, current).await {
@@ -252,7 +316,7 @@ impl Remote {
                 Err(OriginError::Unavailable { .. }) => {}
                 _ => self.pace.answered(ticket),
             }
-            result
+            result.map_err(|e| self.explained(e))
         })
         .await
     }
@@ -272,6 +336,36 @@ impl Remote {
             etag,
         }
     }
+}
+
+impl ClientState {
+    /// Makes a client from an origin's configuration, or from what a user handed over.
+    fn make(
+        (config, given): (&OriginConfig, Option<&Arc<Given>>),
+        (scheme, host): (Scheme, &str),
+        limits: OriginLimits,
+        (counters, generation): (&Arc<Counters>, u64),
+    ) -> Result<Self, OriginError> {
+        let source = match given.and_then(|given| given.secrets.as_ref()) {
+            Some(secrets) => Source::Given(Arc::clone(secrets)),
+            None => credentials::source(config.credentials.as_ref(), scheme),
+        };
+        let file = match &source {
+            Source::File { path, .. } => Some(path.clone()),
+            _ => None,
+        };
+        // Taken before the read, so that a change during the read is noticed later.
+        let stamp = file.as_deref().and_then(FileStamp::of);
+        let connect_timeout = connect_timeout(limits);
+        let recipe = Recipe { config, scheme, host, source: &source, connect_timeout, counters };
+        let current = Arc::new(Current { store: Store::make(&recipe)?, generation });
+        Ok(ClientState { current, given: given.cloned(), file, stamp, checked: Instant::now() })
+    }
+}
+
+/// Returns the most calls at once to one origin.
+fn own_max(config: &OriginConfig, limits: OriginLimits) -> usize {
+    config.concurrency.map_or(limits.requests_per_origin(), |n| n as usize)
 }
 
 fn connect_timeout(limits: OriginLimits) -> Duration {

@@ -83,7 +83,7 @@ impl Counters {
             OriginError::NotFound { .. } | OriginError::NoBucket { .. } => 0,
             OriginError::AlreadyExists { .. } => 1,
             OriginError::Changed { .. } => 2,
-            OriginError::Denied { .. } => 3,
+            OriginError::Denied { .. } | OriginError::Expired { .. } => 3,
             OriginError::Invalid { .. } => 4,
             OriginError::Throttled { .. } => 5,
             OriginError::Unavailable { .. } => 6,

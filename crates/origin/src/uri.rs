@@ -209,6 +209,18 @@ impl OriginUri {
         }
     }
 
+    /// Returns the URI of the bucket, the container or the server. `None` for a directory.
+    #[must_use]
+    pub fn top(&self) -> Option<OriginUri> {
+        match &self.0 {
+            Address::Local(_) => None,
+            Address::Store { scheme, host, .. } => {
+                let (scheme, host) = (*scheme, host.clone());
+                Some(OriginUri(Address::Store { scheme, host, path: String::new() }))
+            }
+        }
+    }
+
     pub(crate) fn scheme(&self) -> Option<Scheme> {
         match &self.0 {
             Address::Local(_) => None,

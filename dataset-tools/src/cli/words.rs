@@ -8,10 +8,15 @@ use std::ffi::OsString;
 
 /// Words that people try, and what to run instead.
 const WORDS: &[(&[&str], &str)] = &[
-    (&["serve", "server", "daemon"], "the server is the program `fletch-server`; see `fletch-server --help`"),
+    (
+        &["serve", "server", "daemon", "up", "start"],
+        "`fletch mount` starts a server of your own; for a shared one see `fletch-server --help`",
+    ),
+    (&["stop", "shutdown", "quit"], "`fletch down` unmounts what you mounted and stops your server"),
+    (&["update", "sync", "reindex"], "`fletch refresh NAME` reads what is new or changed"),
     (
         &["umount", "unmount", "fusermount"],
-        "unmount with `fusermount3 -u DIR`, or end the `fletch-mount` of that directory",
+        "unmount with `fusermount3 -u DIR`; `fletch down` ends all mounts of yours, and your server",
     ),
     (
         &["list", "dir", "find"],

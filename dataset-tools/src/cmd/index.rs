@@ -66,8 +66,8 @@ fn run<O, R: Serialize>(
 ) -> Exit {
     let done = options.and_then(|options| Ok((options, stop_on_signal(ctx)?))).map_err(RunFailure::from);
     let done = done.and_then(|(options, stop)| {
-        let (origins, rt, out) = (&ctx.origins, ctx.rt.handle(), ctx.out);
-        command(&options, RunContext { origins, rt, out, stop: &stop })
+        let (origins, rt, out) = (ctx.origins(), ctx.rt.handle(), ctx.out);
+        command(&options, RunContext { origins: &origins, rt, out, stop: &stop })
     });
     let report = match done {
         Ok(report) => report,
@@ -97,11 +97,11 @@ fn reads(report: &RunReport) -> String {
     )
 }
 
-fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
+pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
     let source::Source { uri, tables } = source::find(ctx, &args.uri)?;
     let to = match args.tables.as_deref() {
         Some(to) => ctx.uri(to)?,
-        None => tables.unwrap_or_else(|| uri.clone()),
+        None => tables.map_or_else(|| source::default_tables(ctx, &uri), Ok)?,
     };
     let list = match &args.list {
         Some(_) if uri.as_local().is_some() => {
@@ -121,7 +121,7 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
     }
     let shard_dirs = match args.sample_rule {
         Some(RuleArg::File) => BTreeSet::new(),
-        _ => listing::shard_directories(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())?,
+        _ => listing::shard_directories(ctx.rt.handle(), &ctx.origins(), &uri, list.as_ref())?,
     };
     let key = match args.sample_rule {
         Some(RuleArg::File) => KeyRule::File,
@@ -166,7 +166,7 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
     })
 }
 
-fn pack_options(ctx: &Context, args: PackArgs) -> Result<PackOptions, Failure> {
+pub(super) fn pack_options(ctx: &Context, args: PackArgs) -> Result<PackOptions, Failure> {
     let mut group = PackParams::DEFAULT;
     if let Some(ByteSize(size)) = args.chunk_size {
         group.group_bytes = u32::try_from(size).unwrap_or(u32::MAX);
@@ -180,7 +180,7 @@ fn pack_options(ctx: &Context, args: PackArgs) -> Result<PackOptions, Failure> {
 }
 
 /// Returns a flag that the first Ctrl-C or SIGTERM sets. The second ends the process.
-fn stop_on_signal(ctx: &Context) -> Result<Arc<AtomicBool>, Failure> {
+pub(super) fn stop_on_signal(ctx: &Context) -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let cannot = |e: std::io::Error| Failure::io("cannot watch for Ctrl-C", &e);

@@ -1,12 +1,17 @@
 //! The commands of `fletch`. Each calls the code that does the work, and prints the result.
 
 mod absent;
+mod cost;
 mod diff;
 pub mod doctor;
+mod down;
 mod index;
 mod jobs;
 mod list;
+mod mount;
+mod prepare;
 mod receipt;
+mod refresh;
 mod server;
 mod simulate;
 mod source;
@@ -16,18 +21,22 @@ mod verify;
 mod warmup;
 
 use crate::cli::{Cli, Command, Global, help};
+use crate::environment;
 use crate::failure::{Exit, Failure};
 use crate::out::{Out, stdout_failed};
+use crate::own_server::OwnPaths;
 use crate::run::written::{self, WrittenTables};
 use crate::tables_location::{TablesLocation, in_the_way};
 use crate::target::{Select, Target};
 use fletch_client::fallback::{RememberedVersion, RememberedVersionError};
+use fletch_client::server_choice::{ServerChoice, choose};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
-use fletch_core::DatasetName;
+use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -48,9 +57,18 @@ struct Settings {
 /// The state that every command uses.
 struct Context {
     rt: Runtime,
-    origins: Origins,
+    /// The origins that can be opened so far.
+    reach: Mutex<Reach>,
     out: Out,
     global: Global,
+    /// The server that is asked, or why none can be chosen.
+    chosen: Mutex<Result<Option<ServerChoice>, Failure>>,
+}
+
+/// The origins that can be opened: those of the settings, and those that the environment's credentials reach.
+struct Reach {
+    configs: Vec<OriginConfig>,
+    origins: Origins,
 }
 
 /// A version that a command reads, and where it comes from.
@@ -140,6 +158,9 @@ pub fn run(cli: Cli) -> Exit {
         Command::Register { name, uri, tables, replace } => {
             server::register(&ctx, name, &uri, tables, replace).map(|()| Exit::Ok)
         }
+        Command::Mount(args) => mount::run(&ctx, &args),
+        Command::Refresh { source } => refresh::run(&ctx, &source),
+        Command::Down => down::run(&ctx),
         Command::Jobs { what } => jobs::run(&ctx, what),
         Command::Warmup(args) => warmup::run(&ctx, &args),
         Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
@@ -166,25 +187,65 @@ impl Context {
             .enable_all()
             .build()
             .map_err(|e| Failure::io("cannot start the runtime", &e))?;
-        let limits = OriginLimits { io_timeout: IO_TIMEOUT, ..OriginLimits::default() };
-        let origins = Origins::new(settings.origin, limits)?;
-        Ok(Context { rt, origins, out, global })
+        let origins = opened(&settings.origin)?;
+        let reach = Mutex::new(Reach { configs: settings.origin, origins });
+        let chosen = Mutex::new(chosen(&rt, global.server.as_deref()));
+        Ok(Context { rt, reach, out, global, chosen })
     }
 
+    /// Parses a path or a URI. A store that the settings do not name is opened as the environment says.
     fn uri(&self, text: &str) -> Result<OriginUri, Failure> {
-        OriginUri::from_arg(text).map_err(|e| Failure::usage(e.to_string()))
+        let uri = OriginUri::from_arg(text).map_err(|e| Failure::usage(e.to_string()))?;
+        let mut reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
+        if !reach.origins.is_configured(&uri)
+            && let Some(config) = environment::config_of(&uri, &environment::of_process)
+        {
+            let mut configs = reach.configs.clone();
+            configs.push(config);
+            reach.origins = opened(&configs)?;
+            reach.configs = configs;
+        }
+        Ok(uri)
+    }
+
+    /// Returns the origins that can be opened: those of the settings, and those of URIs that were parsed.
+    fn origins(&self) -> Origins {
+        self.reach.lock().unwrap_or_else(PoisonError::into_inner).origins.clone()
+    }
+
+    /// Returns how an origin is reached; `None` for a directory.
+    fn origin_config(&self, uri: &OriginUri) -> Option<OriginConfig> {
+        let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = |config: &&OriginConfig| {
+            OriginUri::parse(&config.prefix).is_ok_and(|prefix| prefix.contains(uri))
+        };
+        let longest = reach.configs.iter().filter(holds).max_by_key(|config| config.prefix.len());
+        longest.filter(|_| uri.as_local().is_none()).cloned()
     }
 
     fn location(&self, text: &str) -> Result<TablesLocation, Failure> {
-        TablesLocation::open(&self.origins, &self.uri(text)?)
+        let uri = self.uri(text)?;
+        TablesLocation::open(&self.origins(), &uri)
+    }
+
+    /// Returns the server that is asked, if there is one.
+    fn chosen(&self) -> Result<Option<ServerChoice>, Failure> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks this server from now on.
+    fn ask(&self, server: ServerChoice) {
+        *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = Ok(Some(server));
     }
 
     fn endpoint(&self) -> Result<Endpoint, Failure> {
-        let server = self.global.server.as_deref().ok_or_else(|| {
-            Failure::usage("no server was given")
-                .hint("give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER")
+        let chosen = self.chosen()?.ok_or_else(|| {
+            Failure::usage("no server was given, and none runs on this machine").hint(
+                "give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts one of \
+                 yours",
+            )
         })?;
-        server.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))
+        Ok(chosen.endpoint().clone())
     }
 
     fn client(&self) -> Result<Client, Failure> {
@@ -199,10 +260,11 @@ impl Context {
     }
 
     /// Returns the registered name of a target. With `--server`, a target without a slash is a registered
-    /// name.
+    /// name. With a server that was only found, a directory of that name comes first.
     fn name(&self, target: &Target) -> Option<DatasetName> {
-        self.global.server.as_ref()?;
-        DatasetName::new(&target.base).ok()
+        let chosen = self.chosen().ok()??;
+        let is_dir = !chosen.is_named() && Path::new(&target.base).exists();
+        DatasetName::new(&target.base).ok().filter(|_| !is_dir)
     }
 
     /// Opens the version that a target names.
@@ -288,7 +350,7 @@ impl Context {
     async fn unresolved(&self, target: &Target, location: &TablesLocation, error: Failure) -> Failure {
         let source = &target.base;
         let is_gone = location.origin().local_dir().is_some_and(|dir| !dir.exists());
-        if is_gone && self.global.server.is_none() && DatasetName::new(source).is_ok() {
+        if is_gone && matches!(self.chosen(), Ok(None)) && DatasetName::new(source).is_ok() {
             return Failure::new(format!("there is no directory {source}"))
                 .hint("for a registered name give --server URL, or set FLETCH_SERVER");
         }
@@ -311,14 +373,60 @@ impl Context {
 
     async fn open_at_location(&self, target: &Target) -> Result<OpenVersion, Failure> {
         let select = target.select();
-        let location = self.location(&target.base)?;
+        let mut location = self.location(&target.base)?;
         let (root, layout) = match location.resolve(&select).await {
             Ok(found) => found,
-            Err(e) => return Err(self.unresolved(target, &location, e).await),
+            // This account may have written the tables elsewhere.
+            Err(e) => match self.resolve_written(&location, &select).await {
+                Some((place, found)) => {
+                    location = place;
+                    found?
+                }
+                None => return Err(self.unresolved(target, &location, e).await),
+            },
         };
         let version = location.version(root, layout).await?;
         Ok(OpenVersion { version, base: location.uri(), location: Some(location) })
     }
+}
+
+impl Context {
+    /// Finds a version where this account wrote the tables of a dataset, if no tables are at the dataset.
+    async fn resolve_written(
+        &self,
+        dataset: &TablesLocation,
+        select: &Select,
+    ) -> Option<(TablesLocation, Result<(Root, LayoutId), Failure>)> {
+        if !dataset.has_no_tags().await {
+            return None;
+        }
+        let places = self.written(dataset.origin().uri());
+        let place = written::best(&places)?;
+        let location = self.location(&place.tables).ok()?;
+        if location.has_no_tags().await {
+            return None;
+        }
+        let found = location.resolve(select).await;
+        Some((location, found))
+    }
+}
+
+/// Chooses the server that is asked.
+fn chosen(rt: &Runtime, named: Option<&str>) -> Result<Option<ServerChoice>, Failure> {
+    match (OwnPaths::of_process(), named) {
+        (Ok(own), _) => Ok(rt.block_on(choose(named, &own.socket, own.uid))?),
+        // A named server needs no home directory.
+        (Err(_), Some(named)) => {
+            let at = named.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))?;
+            Ok(Some(ServerChoice::Named(at)))
+        }
+        (Err(_), None) => Ok(None),
+    }
+}
+
+fn opened(configs: &[OriginConfig]) -> Result<Origins, Failure> {
+    let limits = OriginLimits { io_timeout: IO_TIMEOUT, ..OriginLimits::default() };
+    Ok(Origins::new(configs.to_vec(), limits)?)
 }
 
 /// Returns the state directory of commands without `--state-dir`.

@@ -2,7 +2,9 @@
 
 use super::Context;
 use super::absent;
+use crate::default_tables;
 use crate::failure::Failure;
+use crate::own_server::OwnPaths;
 use fletch_api::Dataset;
 use fletch_core::DatasetName;
 use fletch_origin::OriginUri;
@@ -21,12 +23,36 @@ pub fn name_of(text: &str) -> Option<DatasetName> {
     if Path::new(text).exists() { None } else { DatasetName::new(text).ok() }
 }
 
+/// Returns where the tables of a dataset go when no place was named: never into the dataset.
+///
+/// # Errors
+/// The server does not answer, or is elsewhere and names no place.
+pub fn default_tables(ctx: &Context, uri: &OriginUri) -> Result<OriginUri, Failure> {
+    let own = || {
+        let place = OwnPaths::of_process()?.tables();
+        default_tables::below(&place.display().to_string(), uri)
+    };
+    let Some(server) = ctx.chosen()? else { return own() };
+    let info = ctx.rt.block_on(ctx.client()?.info())?;
+    let to = match info.publish {
+        Some(place) => default_tables::below(&place.uri, uri)?,
+        // A server of this machine that another user runs can read what this user lets it read.
+        None if server.endpoint().is_local() => own()?,
+        None => return Err(default_tables::unknown(&server.endpoint().to_string())),
+    };
+    // A store is opened as the environment says.
+    ctx.uri(&to.to_string())
+}
+
 /// Finds the dataset that a text names.
 ///
 /// # Errors
 /// [`Failure`] when the text is no URI, or the server has no dataset of this name.
 pub fn find(ctx: &Context, text: &str) -> Result<Source, Failure> {
-    let name = name_of(text).filter(|_| ctx.global.server.is_some());
+    let name = match name_of(text) {
+        Some(name) if ctx.chosen()?.is_some() => Some(name),
+        _ => None,
+    };
     let Some(name) = name else { return Ok(Source { uri: ctx.uri(text)?, tables: None }) };
     let client = ctx.client()?;
     let datasets = ctx.rt.block_on(client.datasets())?;

@@ -2,8 +2,10 @@
 
 use super::Context;
 use crate::failure::{Exit, Failure};
-use crate::status::{Health, Snapshot, health, screen};
+use crate::status::{CredentialRow, Health, MountRow, Snapshot, health, screen};
+use fletch_api::{Dataset, Mount};
 use fletch_client::{Client, ClientError};
+use fletch_core::Kind;
 use fletch_settings::Span;
 use serde::Serialize;
 use std::io::{IsTerminal as _, Write as _};
@@ -36,11 +38,61 @@ fn for_admins<T: Default>(answer: Result<T, ClientError>) -> Result<T, ClientErr
     }
 }
 
+/// Returns an answer of a route that an older server does not have; nothing from such a server.
+fn if_known<T: Default>(answer: Result<T, ClientError>) -> Result<T, ClientError> {
+    match answer {
+        Err(e) if e.kind() == Kind::NotFound => Ok(T::default()),
+        answer => answer,
+    }
+}
+
+/// Returns the mounts that announced themselves, and the dead ones of this machine, by directory.
+///
+/// A dead mount announces nothing, so only this machine's mount table names it.
+async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>) -> Vec<MountRow> {
+    let mut rows: Vec<MountRow> = announced
+        .into_iter()
+        .map(|mount| {
+            let Mount { announced: a, .. } = mount;
+            MountRow {
+                dir: a.dir,
+                host: a.host,
+                dataset: a.dataset.to_string(),
+                job: a.job.to_string(),
+                dead: false,
+            }
+        })
+        .collect();
+    if !client.endpoint().is_local() {
+        return rows;
+    }
+    let dead = tokio::task::spawn_blocking(fletch_host::mounts::dead_mounts).await;
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    for mount in dead.ok().and_then(Result::ok).unwrap_or_default() {
+        let Some(dataset) = mount.dataset().filter(|name| datasets.iter().any(|d| d.name.as_str() == *name))
+        else {
+            continue;
+        };
+        let (dir, dataset) = (mount.dir.display().to_string(), dataset.to_owned());
+        match rows.iter_mut().find(|row| row.dir == dir && row.host == host) {
+            Some(row) => row.dead = true,
+            None => {
+                rows.push(MountRow { dir, host: host.clone(), dataset, job: "-".to_owned(), dead: true });
+            }
+        }
+    }
+    rows
+}
+
 async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
     let (info, datasets, accounts, jobs, origins) =
         tokio::try_join!(client.info(), client.datasets(), client.accounts(), client.jobs(), async {
             for_admins(client.origins().await)
         },)?;
+    let (mounts, credentials) = tokio::try_join!(async { if_known(client.mounts().await) }, async {
+        if_known(for_admins(client.credentials().await))
+    })?;
+    let mounts = mount_rows(client, &datasets, mounts).await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Snapshot {
         server: server.to_owned(),
@@ -50,8 +102,11 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         accounts,
         jobs,
         origins,
-        mounts: Vec::new(),
-        credentials: Vec::new(),
+        mounts,
+        credentials: credentials
+            .into_iter()
+            .map(|c| CredentialRow { origin: c.origin, identity: c.identity, expires_ns: c.expires_ns })
+            .collect(),
     })
 }
 

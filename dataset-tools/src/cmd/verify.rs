@@ -78,7 +78,10 @@ pub fn run(
     let version = &opened.version;
     // The objects are where the layout says, or beside the tables.
     let origin = match (&version.layout_doc().origin, &opened.location) {
-        (Some(uri), _) => ctx.origins.open(&ctx.uri(uri)?)?,
+        (Some(uri), _) => {
+            let uri = ctx.uri(uri)?;
+            ctx.origins().open(&uri)?
+        }
         (None, Some(location)) => location.origin().clone(),
         (None, None) => registered(ctx, target, |d| d.uri)?,
     };
@@ -139,7 +142,8 @@ fn registered(
     let name =
         ctx.name(target).ok_or_else(|| Failure::new("the version does not say where its objects are"))?;
     let dataset = ctx.rt.block_on(ctx.client()?.dataset(&name))?;
-    Ok(ctx.origins.open(&ctx.uri(&which(dataset))?)?)
+    let uri = ctx.uri(&which(dataset))?;
+    Ok(ctx.origins().open(&uri)?)
 }
 
 /// An entry to check, and where its bytes are.

@@ -43,9 +43,24 @@ impl Fixture {
         fs::write(path, bytes).expect("write");
     }
 
+    /// Returns a command without the caller's settings. `index` and `pack` write their tables into the
+    /// dataset, where tests look for them, unless the words name a place.
     pub fn command(&self, args: &[&str]) -> Command {
+        let mut c = self.command_as_written(args);
+        let names_a_place = args.iter().any(|word| ["--to", "--tables"].contains(word));
+        if let ["index" | "pack", dataset, ..] = args
+            && !names_a_place
+        {
+            c.args(["--tables", dataset]);
+        }
+        c
+    }
+
+    /// Returns a command with exactly these words.
+    pub fn command_as_written(&self, args: &[&str]) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_fletch"));
         c.args(args).current_dir(self.dir.path());
+        c.env("XDG_RUNTIME_DIR", self.dir.path());
         for var in ["FLETCH_SERVER", "FLETCH_TOKEN", "FLETCH_TOKEN_FILE", "FLETCH_CONFIG"] {
             c.env_remove(var);
         }

@@ -94,7 +94,7 @@ fn verify_finds_lost_added_and_changed_objects_of_a_bucket() {
 fn an_origin_that_refuses_is_denied() {
     let b = bucket();
     b.origin.set_fault("set/fletch/", Fault::Error { status: 403, rate: 1.0 }, None);
-    b.run(&["index", &b.uri]).code(5).says("--to");
+    b.run(&["index", &b.uri]).code(5).says("--tables");
     b.origin.clear_faults();
     // What was read is remembered.
     let report = b.run(&["index", &b.uri, "--json"]).ok().says("resuming").json();
@@ -131,7 +131,7 @@ fn a_plain_server_is_indexed_by_a_list_of_names() {
         .chain([names[0].clone()])
         .collect();
     fs::write(b.w.path("list"), lines.join("\n")).expect("write");
-    b.run(&["index", &url, "--list", "list"]).code(2).says("--to URI");
+    b.run(&["index", &url, "--list", "list"]).code(2).says("--tables URI");
     let report = b.run(&["index", &url, "--list", "list", "--to", "to", "--json"]).ok().json();
     assert_eq!(report["root"].as_str(), Some(b.w.full_root(&[]).as_str()));
     assert_eq!(report["bytes_read"], report["bytes"]);

@@ -61,7 +61,7 @@ fn resumes(w: &Fixture) {
     assert!(reused.as_u64().expect("number") > 0 && read.as_u64().expect("number") < total, "{report}");
     assert_eq!(read.as_u64().expect("number") + reused.as_u64().expect("number"), total);
     assert_eq!(report["root"].as_str(), Some(w.full_root(&[]).as_str()));
-    assert_eq!(crate::common::files(&w.path("state")), Vec::<String>::new(), "nothing is left");
+    assert_eq!(crate::common::files(&w.path("state/index")), Vec::<String>::new(), "nothing is left");
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn entries_that_cannot_be_packed_are_reported_like_by_index() {
     assert_eq!(index.stdout.trim(), root);
     assert_eq!(w.json(&["show", "data"])["skipped"][0]["path"], "a-pipe");
     w.run(&["pack", "data", "--chunk-size", "1GiB"]).code(2).says("--chunk-size");
-    w.run(&["pack", "data", "--skip-failed", "--to", "/proc/fletch-packs"]).says("--to");
+    w.run(&["pack", "data", "--skip-failed", "--to", "/proc/fletch-packs"]).says("--tables");
 }
 
 #[test]

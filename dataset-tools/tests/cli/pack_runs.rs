@@ -82,7 +82,7 @@ fn resumes(w: &Fixture, before: usize) {
     let all = chunks(w, "data").len() as u64;
     assert_eq!(n(&report["chunks_written"]) + n(&report["chunks_found"]), all, "{report}");
     assert_eq!((report["root"].clone(), report["layout"].clone()), canonical(w));
-    assert_eq!(files(&w.path("state")), Vec::<String>::new(), "nothing is left");
+    assert_eq!(files(&w.path("state/index")), Vec::<String>::new(), "nothing is left");
     assert_eq!(w.json(&["verify", "data"])["summary"]["faults"], 0);
 }
 

@@ -22,7 +22,6 @@ use object_store::http::{HttpBuilder, HttpStore};
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,7 +89,10 @@ impl Store {
 
 impl Recipe<'_> {
     fn what(&self) -> String {
-        format!("[[origin]] {}", self.config.prefix)
+        match self.source {
+            Source::Given(_) => format!("the credentials of {}", self.config.prefix),
+            _ => format!("[[origin]] {}", self.config.prefix),
+        }
     }
 
     fn failed(&self, error: &object_store::Error) -> OriginError {
@@ -99,6 +101,7 @@ impl Recipe<'_> {
             Source::File { path, .. } => {
                 format!("the credentials in {} are not valid for this origin", path.display())
             }
+            Source::Given(_) => "the credentials are not valid for this origin".to_owned(),
             _ => error.to_string(),
         };
         OriginError::invalid(self.what(), why)
@@ -143,24 +146,41 @@ impl Recipe<'_> {
         self.config.endpoint.as_deref().map(|e| e.trim_end_matches('/'))
     }
 
-    fn lacks(&self, path: &Path, what: &str) -> OriginError {
-        OriginError::invalid(path.display(), format!("the credentials file has no {what}"))
+    fn lacks(&self, what: &str) -> OriginError {
+        match self.source {
+            Source::File { path, .. } => {
+                OriginError::invalid(path.display(), format!("the credentials file has no {what}"))
+            }
+            _ => OriginError::invalid(self.what(), format!("the credentials have no {what}")),
+        }
+    }
+
+    /// Returns the keys and values of the source. `None` if it has none.
+    fn profile(&self) -> Result<Option<Arc<Profile>>, OriginError> {
+        match self.source {
+            Source::Env | Source::Anonymous => Ok(None),
+            Source::File { path, profile } => Profile::load(path, profile).map(|p| Some(Arc::new(p))),
+            Source::Given(given) => Ok(Some(Arc::clone(given))),
+        }
     }
 
     fn s3(&self) -> Result<AmazonS3, OriginError> {
         let builder = match self.source {
             Source::Env => AmazonS3Builder::from_env(),
             Source::Anonymous => AmazonS3Builder::new().with_skip_signature(true),
-            Source::File { path, profile } => {
-                let found = Profile::load(path, profile)?;
-                let (Some(id), Some(secret)) =
-                    (found.value(&["aws_access_key_id"]), found.value(&["aws_secret_access_key"]))
+            Source::File { .. } | Source::Given(_) => {
+                let found = self.profile()?;
+                let value = |key: &str| found.as_ref().and_then(|found| found.value(&[key]));
+                let (Some(id), Some(secret)) = (value("aws_access_key_id"), value("aws_secret_access_key"))
                 else {
-                    let what = format!("aws_access_key_id and aws_secret_access_key under [{profile}]");
-                    return Err(self.lacks(path, &what));
+                    let mut what = "aws_access_key_id and aws_secret_access_key".to_owned();
+                    if let Source::File { profile, .. } = self.source {
+                        what += &format!(" under [{profile}]");
+                    }
+                    return Err(self.lacks(&what));
                 };
                 let builder = AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret);
-                match found.value(&["aws_session_token"]) {
+                match value("aws_session_token") {
                     Some(token) => builder.with_token(token),
                     None => builder,
                 }
@@ -182,7 +202,7 @@ impl Recipe<'_> {
                 let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
                 builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
             }
-            Source::Env | Source::File { .. } => {
+            Source::Env | Source::File { .. } | Source::Given(_) => {
                 let first = builder.clone().with_http_connector(self.credentials_connector()).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
                 builder.with_credentials(Arc::new(Named(credentials)))
@@ -195,32 +215,21 @@ impl Recipe<'_> {
         let mut builder = match self.source {
             Source::Env => MicrosoftAzureBuilder::from_env(),
             Source::Anonymous => MicrosoftAzureBuilder::new().with_skip_signature(true),
-            Source::File { path, profile } => {
+            Source::File { .. } | Source::Given(_) => {
                 let mut builder = MicrosoftAzureBuilder::new();
                 let mut any = false;
-                for (key, value) in Profile::load(path, profile)?.iter() {
+                let found = self.profile()?;
+                for (key, value) in found.iter().flat_map(|found| found.iter()) {
                     // Credentials only: the configuration says where the store is.
-                    if let Ok(
-                        known @ (AzureConfigKey::AccountName
-                        | AzureConfigKey::AccessKey
-                        | AzureConfigKey::SasKey
-                        | AzureConfigKey::Token
-                        | AzureConfigKey::ClientId
-                        | AzureConfigKey::ClientSecret
-                        | AzureConfigKey::AuthorityId
-                        | AzureConfigKey::AuthorityHost
-                        | AzureConfigKey::FederatedTokenFile),
-                    ) = key.parse()
-                    {
+                    if let Some(known) = azure_key(key) {
                         any |= known != AzureConfigKey::AccountName;
                         builder = builder.with_config(known, value);
                     }
                 }
                 if !any {
-                    return Err(self.lacks(
-                        path,
-                        "azure_storage_account_key, azure_storage_sas_token or other credentials",
-                    ));
+                    return Err(
+                        self.lacks("azure_storage_account_key, azure_storage_sas_token or other credentials")
+                    );
                 }
                 builder
             }
@@ -242,7 +251,7 @@ impl Recipe<'_> {
                 let none = AzureCredential::BearerToken(String::new());
                 builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
             }
-            Source::Env | Source::File { .. } => {
+            Source::Env | Source::File { .. } | Source::Given(_) => {
                 let first = builder.clone().with_http_connector(self.credentials_connector()).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
                 builder.with_credentials(Arc::new(Named(credentials)))
@@ -259,6 +268,12 @@ impl Recipe<'_> {
                 // Read here, to tell a file that cannot be read from one that is not valid.
                 GoogleCloudStorageBuilder::new().with_service_account_key(credentials::text(path)?)
             }
+            Source::Given(given) => {
+                let Some(key) = given.value(&["google_service_account_key"]) else {
+                    return Err(self.lacks("google_service_account_key"));
+                };
+                GoogleCloudStorageBuilder::new().with_service_account_key(key)
+            }
         };
         let mut builder = builder
             .with_bucket_name(self.host)
@@ -272,7 +287,7 @@ impl Recipe<'_> {
                 let none = GcpCredential { bearer: String::new() };
                 builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
             }
-            Source::Env | Source::File { .. } => {
+            Source::Env | Source::File { .. } | Source::Given(_) => {
                 let first = builder.clone().with_http_connector(self.credentials_connector()).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
                 builder.with_credentials(Arc::new(Named(credentials)))
@@ -284,16 +299,16 @@ impl Recipe<'_> {
     fn plain(&self) -> Result<HttpStore, OriginError> {
         let authorization = match self.source {
             Source::Env | Source::Anonymous => None,
-            Source::File { path, profile } => {
-                let found = Profile::load(path, profile)?;
-                let text = match (found.value(&["token"]), found.value(&["user"]), found.value(&["password"]))
-                {
+            Source::File { .. } | Source::Given(_) => {
+                let found = self.profile()?;
+                let value = |key: &str| found.as_ref().and_then(|found| found.value(&[key]));
+                let text = match (value("token"), value("user"), value("password")) {
                     (Some(token), _, _) => format!("Bearer {token}"),
                     (None, Some(user), Some(password)) => basic(user, password),
-                    _ => return Err(self.lacks(path, "token, or user and password")),
+                    _ => return Err(self.lacks("token, or user and password")),
                 };
                 let mut value = HeaderValue::from_str(&text)
-                    .map_err(|_| self.lacks(path, "value that an HTTP header can carry"))?;
+                    .map_err(|_| self.lacks("value that an HTTP header can carry"))?;
                 value.set_sensitive(true);
                 Some((AUTHORIZATION, value))
             }
@@ -307,6 +322,24 @@ impl Recipe<'_> {
             .build()
             .map_err(|e| self.failed(&e))
     }
+}
+
+/// Returns the setting of Azure's client that a key of credentials stands for. `None` if it is none.
+pub(crate) fn azure_key(key: &str) -> Option<AzureConfigKey> {
+    let known = key.parse().ok()?;
+    let is_credential = matches!(
+        known,
+        AzureConfigKey::AccountName
+            | AzureConfigKey::AccessKey
+            | AzureConfigKey::SasKey
+            | AzureConfigKey::Token
+            | AzureConfigKey::ClientId
+            | AzureConfigKey::ClientSecret
+            | AzureConfigKey::AuthorityId
+            | AzureConfigKey::AuthorityHost
+            | AzureConfigKey::FederatedTokenFile
+    );
+    is_credential.then_some(known)
 }
 
 /// Returns the value of a Basic authorization header (RFC 7617).

@@ -6,8 +6,8 @@ use crate::serve::{Body, cut_off};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use http::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH, LAST_MODIFIED,
-    RANGE, RETRY_AFTER,
+    ACCEPT_RANGES, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH,
+    LAST_MODIFIED, RANGE, RETRY_AFTER,
 };
 use http::{HeaderName, Method, Request, Response, StatusCode, response};
 use http_body_util::{BodyExt as _, Empty, Full, Limited, StreamBody};
@@ -24,6 +24,8 @@ const PUT_BYTES_MAX: usize = 1 << 30;
 
 pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Option<Response<Body>> {
     let call = S3Request::parse(&request);
+    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let authorization = authorization.unwrap_or_default().to_owned();
     shared.count_request(&call);
     let key = call.key.as_deref().unwrap_or_default();
     let about = if key.is_empty() { call.query("prefix") } else { key };
@@ -42,6 +44,8 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
         slow_down(&shared, Some(shared.config.retry_after_s))
     } else if let Some(error) = fault_error(&shared, &faults) {
         error
+    } else if !shared.is_signed(&authorization) {
+        error(StatusCode::FORBIDDEN, "InvalidAccessKeyId")
     } else if call.bucket != shared.config.bucket {
         error(StatusCode::NOT_FOUND, "NoSuchBucket")
     } else if key.is_empty() {

@@ -179,6 +179,8 @@ struct Shared {
     throttle: Arc<Throttle>,
     faults: Rules<Fault>,
     counts: Mutex<Counts>,
+    /// The key id that each request must be signed with. The signature itself is not checked.
+    key_id: Mutex<Option<String>>,
     /// The period in which a `Retry-After` forbids requests.
     quiet: Mutex<Option<(Instant, Instant)>>,
 }
@@ -189,6 +191,12 @@ const IN_FLIGHT: Duration = Duration::from_millis(250);
 impl Shared {
     fn count(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request with this `Authorization` is signed with the required key id.
+    fn is_signed(&self, authorization: &str) -> bool {
+        let required = self.key_id.lock().unwrap_or_else(PoisonError::into_inner);
+        required.as_ref().is_none_or(|id| authorization.contains(&format!("Credential={id}/")))
     }
 
     /// Whether a `Retry-After` forbids a request now.
@@ -217,6 +225,7 @@ impl OriginEmulator {
             objects: Objects::new(backing),
             faults: Rules::new(),
             counts: Mutex::default(),
+            key_id: Mutex::new(None),
             quiet: Mutex::new(None),
             config,
         });
@@ -251,6 +260,12 @@ impl OriginEmulator {
     /// For a listing, its own prefix takes the place of the key.
     pub fn set_fault(&self, prefix: &str, fault: Fault, times: Option<u32>) {
         self.shared.faults.add(prefix, fault, times);
+    }
+
+    /// Answers 403 to every request that is not signed with this key id. `None`: to none.
+    pub fn require_key(&self, key_id: Option<&str>) {
+        let mut required = self.shared.key_id.lock().unwrap_or_else(PoisonError::into_inner);
+        *required = key_id.map(str::to_owned);
     }
 
     /// Removes all faults.

@@ -23,25 +23,6 @@ const FREE_FLOOR: Amount = Amount::Percent(5);
 /// A smaller cache hardly helps.
 const ROOM_MIN: u64 = 1 << 30;
 
-const NETWORK: &[&str] = &[
-    "9p",
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "gfs2",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "nfs",
-    "nfs4",
-    "orangefs",
-    "smb3",
-    "smbfs",
-    "virtiofs",
-    "vboxsf",
-    "wekafs",
-];
 const OVERLAY: &[&str] = &["overlay", "aufs", "fuse.fuse-overlayfs"];
 const MEMORY: &[&str] = &["tmpfs", "ramfs"];
 
@@ -60,7 +41,7 @@ impl Place {
             Place::Overlay
         } else if MEMORY.contains(&fs_type) {
             Place::Memory
-        } else if NETWORK.contains(&fs_type) || fs_type == "fuse" || fs_type.starts_with("fuse.") {
+        } else if mounts::is_network(fs_type) {
             Place::Network
         } else {
             Place::Local

@@ -64,8 +64,8 @@ impl Facts {
     pub async fn gather(ctx: &Context, args: &DoctorArgs) -> Result<Self, Failure> {
         let mut facts =
             Facts { server: None, ahead_s: None, listen: None, own_version: env!("CARGO_PKG_VERSION") };
-        if ctx.global.server.is_some() {
-            let endpoint = ctx.endpoint()?;
+        if let Some(chosen) = ctx.chosen()? {
+            let endpoint = chosen.endpoint().clone();
             let token = TokenSource::of(ctx.global.token.clone(), ctx.global.token_file.clone())
                 .map_err(|e| Failure::usage(e.to_string()))?;
             let client = Client::new(ClientConfig { token, ..ClientConfig::new(endpoint.clone(), "cli") })?;

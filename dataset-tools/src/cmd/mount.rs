@@ -1,0 +1,371 @@
+//! `fletch mount`: from a source to files in a directory, with all that is missing on the way.
+
+use super::cost::Cost;
+use super::prepare::{self, Connected, Wanted, connect, earlier};
+use super::{Context, absent, source};
+use crate::cli::MountArgs;
+use crate::default_tables::name_in;
+use crate::environment;
+use crate::failure::{Exit, Failure};
+use crate::out::{bytes, count};
+use crate::own_server::records::{self, MadeMount};
+use crate::own_server::{OwnPaths, program};
+use crate::run::now_ns;
+use crate::run::written;
+use crate::source::listing::NameList;
+use crate::status::span;
+use crate::target::Target;
+use fletch_api::{Code, Dataset, RegisterDataset};
+use fletch_client::ClientError;
+use fletch_core::DatasetName;
+use fletch_core::manifest::LayoutKind;
+use fletch_host::mounts::{self, Health};
+use fletch_origin::OriginUri;
+use serde::Serialize;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// How long a mount that is in the way may take to say that it lives.
+const HEALTH_WITHIN: Duration = Duration::from_secs(2);
+
+/// What was mounted, and where everything lives.
+#[derive(Serialize)]
+struct Mounted<'a> {
+    name: &'a DatasetName,
+    dir: &'a Path,
+    source: String,
+    server: String,
+    files: u64,
+    bytes: u64,
+    /// When the dataset was read last.
+    as_of_ns: u64,
+    started_server: bool,
+    #[serde(flatten)]
+    own: Option<OwnPlaces>,
+}
+
+/// The places of the own server.
+#[derive(Serialize)]
+struct OwnPlaces {
+    cache: PathBuf,
+    state: PathBuf,
+    logs: [PathBuf; 2],
+}
+
+pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
+    let target: Target = args.source.parse()?;
+    check_source(ctx, args, &target)?;
+    let mount = program("fletch-mount").ok_or_else(|| {
+        Failure::new("there is no program fletch-mount beside fletch or on the PATH")
+            .hint("install it beside fletch")
+    })?;
+    check_directory(&args.dir)?;
+    let connected = connect(ctx)?;
+    let dataset = dataset(ctx, args, &target, &connected)?;
+    let dir = directory(ctx, &args.dir)?;
+    let (uri, tables) = (ctx.uri(&dataset.uri)?, ctx.uri(&dataset.tables)?);
+    connected.give_credentials(ctx, &[&uri, &tables])?;
+    let version = prepare::version_of(target.select.as_ref());
+    let resolved = match ctx.rt.block_on(connected.client.resolve(&dataset.name, &version)) {
+        Ok(resolved) => resolved,
+        Err(e) => {
+            let (client, select) = (&connected.client, target.select());
+            return Err(ctx.rt.block_on(absent::at_server(ctx, client, &dataset.name, &select, e)));
+        }
+    };
+    let as_of_ns = earlier(ctx, &tables).map_or(resolved.created_ns, |earlier| earlier.at_ns);
+    let own = connected.own.as_ref().map(|own| OwnPlaces {
+        cache: own.cache.clone(),
+        state: own.state.clone(),
+        logs: [own.server_log(), own.mount_log()],
+    });
+    let source = uri.as_local().map_or_else(|| dataset.uri.clone(), |dir| dir.display().to_string());
+    let mounted = Mounted {
+        name: &dataset.name,
+        dir: &dir,
+        source,
+        server: connected.server.endpoint().to_string(),
+        files: resolved.entries,
+        bytes: resolved.bytes,
+        as_of_ns,
+        started_server: connected.started,
+        own,
+    };
+    let mut command = Command::new(mount);
+    command.args(words(&format!("{}@{version}", dataset.name), &dir, &connected));
+    if let Some(token) = &ctx.global.token {
+        command.env("FLETCH_TOKEN", token);
+    }
+    if let Some(own) = &connected.own {
+        let made = MadeMount { dir: dir.clone(), dataset: dataset.name.to_string() };
+        if let Err(e) = records::remember(own, &made) {
+            let shown = dir.display();
+            ctx.out.warn(format_args!("`fletch down` will not find a killed mount at {shown}: {e}"));
+        }
+    }
+    if args.foreground {
+        ctx.out.result(&mounted, |w| told(w, &mounted))?;
+        let failed = command.arg("--foreground").exec();
+        return Err(Failure::io("cannot start fletch-mount", &failed));
+    }
+    let log = connected.own.as_ref().map(OwnPaths::mount_log);
+    if let Err(e) = background(command, log.as_deref()) {
+        if let Some(own) = &connected.own {
+            records::forget(own, &dir);
+        }
+        return Err(e);
+    }
+    ctx.out.result(&mounted, |w| told(w, &mounted))?;
+    Ok(Exit::Ok)
+}
+
+/// Checks what can be checked before a server is started for it.
+fn check_source(ctx: &Context, args: &MountArgs, target: &Target) -> Result<(), Failure> {
+    if source::name_of(&target.base).is_some() {
+        return Ok(());
+    }
+    let uri = ctx.uri(&target.base)?;
+    if uri.as_local().is_some_and(|dir| !dir.is_dir()) {
+        return Err(Failure::new(format!("there is no directory {}", target.base))
+            .hint("give an existing directory, s3://…, az://…, gs://…, https://… with --list, or a name"));
+    }
+    if uri.as_local().is_none() && ctx.origin_config(&uri).is_none() {
+        return Err(Failure::usage(format!("this terminal has no credentials for {uri}"))
+            .hint(environment::what_to_set(&uri)));
+    }
+    if matches!(args.pack, Some(None)) && uri.as_local().is_none() {
+        let name = name_in(&uri);
+        return Err(Failure::usage("--pack needs a place for the copies of a dataset in a store")
+            .hint(format!("name one that you may write, such as --pack s3://your-bucket/{name}-packed")));
+    }
+    if uri.is_plain_http() && args.list.is_none() && !is_registered(ctx, &uri) {
+        return Err(Failure::usage(format!("{uri} is a plain HTTP server, which has no listing"))
+            .hint("give the names of its files with --list FILE, one on each line"));
+    }
+    Ok(())
+}
+
+/// Whether a server that runs already knows a dataset.
+fn is_registered(ctx: &Context, uri: &OriginUri) -> bool {
+    let datasets = ctx.client().and_then(|client| Ok(ctx.rt.block_on(client.datasets())?));
+    datasets.is_ok_and(|datasets| datasets.iter().any(|d| d.uri == uri.to_string()))
+}
+
+/// Returns the directory to mount at, without links. Creates it if it does not exist.
+fn directory(ctx: &Context, dir: &Path) -> Result<PathBuf, Failure> {
+    let shown = dir.display();
+    let cannot = |e: &io::Error| Failure::io(format_args!("cannot mount at {shown}"), e);
+    let dir = std::path::absolute(dir).map_err(|e| cannot(&e))?;
+    if dir.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        std::fs::create_dir_all(&dir).map_err(|e| cannot(&e).hint("give a directory that you may create"))?;
+        ctx.out.note(format_args!("created {shown}"));
+    }
+    real_path(&dir).map_err(|e| cannot(&e))
+}
+
+/// Checks that no mount that lives is in the way, before anything is read for this one.
+fn check_directory(dir: &Path) -> Result<(), Failure> {
+    // A directory that does not exist yet has no mount.
+    let Ok(real) = std::path::absolute(dir).and_then(|dir| real_path(&dir)) else { return Ok(()) };
+    let mount = mounts::at(&real).map_err(|e| Failure::io("cannot read the mount table", &e))?;
+    if let Some(name) = mount.as_ref().and_then(|mount| mount.dataset())
+        && mounts::health(&real, HEALTH_WITHIN) != Health::Dead
+    {
+        let real = real.display();
+        return Err(Failure::new(format!("{real} shows {name} already"))
+            .hint(format!("unmount it first: fusermount3 -u {real}")));
+    }
+    Ok(())
+}
+
+/// Returns the path of a directory without links. Does not touch the directory itself: a mount of a dead
+/// process there fails or hangs.
+fn real_path(dir: &Path) -> io::Result<PathBuf> {
+    let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(dir.to_owned()) };
+    let here = std::fs::canonicalize(above)?.join(name);
+    match std::fs::read_link(&here) {
+        Ok(_) => std::fs::canonicalize(&here),
+        Err(_) => Ok(here),
+    }
+}
+
+/// Returns the dataset, indexed and registered, and brought up to date if that was asked for.
+fn dataset(
+    ctx: &Context,
+    args: &MountArgs,
+    target: &Target,
+    connected: &Connected,
+) -> Result<Dataset, Failure> {
+    let datasets = ctx.rt.block_on(connected.client.datasets())?;
+    let known = prepare::registered(ctx, &target.base, &datasets)?;
+    if known.is_none()
+        && let Some(name) = source::name_of(&target.base)
+    {
+        let server = connected.server.endpoint().to_string();
+        return Err(absent::unregistered(&name, &datasets, &server)
+            .hint(format!("there is no directory {name} here either; give a directory, a URI or a name")));
+    }
+    let uri = match &known {
+        Some(known) => ctx.uri(&known.uri)?,
+        None => ctx.uri(&target.base)?,
+    };
+    let names = || taken(args.name.as_ref(), &uri, &datasets);
+    let packed_at = match &args.pack {
+        Some(Some(place)) => Some(ctx.uri(place)?),
+        Some(None) | None => None,
+    };
+    let place = match (&packed_at, &known) {
+        (Some(place), _) => place.clone(),
+        (None, Some(known)) => ctx.uri(&known.tables)?,
+        (None, None) => match written_place(ctx, &uri) {
+            Some(place) => place,
+            None => source::default_tables(ctx, &uri)?,
+        },
+    };
+    let before = earlier(ctx, &place);
+    let is_packed = before.as_ref().is_some_and(|b| b.params.kind == LayoutKind::Pack);
+    let pack = args.pack.is_some() || is_packed;
+    if before.is_none() || args.refresh || (pack && !is_packed) {
+        if before.is_none() || (pack && !is_packed) {
+            let names = args.list.as_deref().map(|file| NameList::read(file, &uri)).transpose()?;
+            let cost = Cost::of(ctx, &uri, names.as_ref())?;
+            ctx.out.note(cost.text(&place_for_people(connected, &place), pack));
+        }
+        // A version that the server alone can read is not indexed again from here.
+        if known.is_none() || before.is_some() || packed_at.is_some() {
+            let list = args.list.clone();
+            prepare::prepare(ctx, &Wanted { uri: &uri, to: &place, list, pack, earlier: before.as_ref() })?;
+        } else if args.refresh {
+            return Err(Failure::new(format!("what was indexed of {uri} cannot be read from here"))
+                .hint("run `fletch index` where its tables can be written"));
+        }
+    }
+    let is_same =
+        |d: &Dataset| d.tables == place.to_string() && args.name.as_ref().is_none_or(|name| d.name == *name);
+    if let Some(known) = known.filter(is_same) {
+        return Ok(known);
+    }
+    register(ctx, connected, &names()?, &uri, &place)
+}
+
+/// Returns where this account wrote what it indexed of a dataset, if it is there.
+fn written_place(ctx: &Context, uri: &OriginUri) -> Option<OriginUri> {
+    let places = ctx.written(uri);
+    let place = ctx.uri(&written::best(&places)?.tables).ok()?;
+    earlier(ctx, &place).map(|_| place)
+}
+
+/// Returns a place in the words of this command: the state directory for what lies below it.
+fn place_for_people(connected: &Connected, place: &OriginUri) -> String {
+    match (&connected.own, place.as_local()) {
+        (Some(own), Some(dir)) if dir.starts_with(&own.state) => own.state.display().to_string(),
+        _ => place.to_string(),
+    }
+}
+
+/// Returns the name to register a dataset under: the given one, else one from its URI that is free.
+fn taken(given: Option<&DatasetName>, uri: &OriginUri, datasets: &[Dataset]) -> Result<DatasetName, Failure> {
+    let of = |name: &str| datasets.iter().find(|d| d.name.as_str() == name).map(|d| d.uri.as_str());
+    let text = uri.to_string();
+    if let Some(name) = given {
+        return match of(name.as_str()) {
+            Some(other) if other != text => Err(Failure::usage(format!("{name} is the name of {other}"))
+                .hint("give another --name, or leave it out")),
+            _ => Ok(name.clone()),
+        };
+    }
+    let word = name_in(uri);
+    let free = |name: &String| of(name).is_none_or(|other| other == text);
+    let names = std::iter::once(word.clone()).chain((2..1000).map(|n| format!("{word}-{n}")));
+    let name = names.into_iter().find(free).unwrap_or(word);
+    DatasetName::new(&name).map_err(|e| Failure::usage(e.to_string()).hint("give one with --name"))
+}
+
+fn register(
+    ctx: &Context,
+    connected: &Connected,
+    name: &DatasetName,
+    uri: &OriginUri,
+    place: &OriginUri,
+) -> Result<Dataset, Failure> {
+    connected.give_credentials(ctx, &[uri, place])?;
+    let request = RegisterDataset {
+        name: name.clone(),
+        uri: uri.to_string(),
+        tables: (place != uri).then(|| place.to_string()),
+        replace: false,
+        check: true,
+    };
+    let registered: Result<Dataset, ClientError> = ctx.rt.block_on(connected.client.register(&request));
+    registered.map_err(|e| {
+        let refused = e.code() == Some(Code::UriNotAllowed);
+        let failure = Failure::from(e);
+        if refused && !connected.server.is_own() {
+            return failure.hint("ask who runs that server for an [[origin]] of it, or unset FLETCH_SERVER");
+        }
+        failure
+    })
+}
+
+/// Returns the words of `fletch-mount`.
+fn words(version: &str, dir: &Path, connected: &Connected) -> Vec<OsString> {
+    let server = connected.server.endpoint().to_string();
+    let mut words: Vec<OsString> = vec![version.into(), dir.into(), "--server".into(), server.into()];
+    if let Some(own) = &connected.own {
+        words.extend(["--state-dir".into(), own.state.join("mount").into()]);
+    }
+    words
+}
+
+/// Starts the mount in the background, and waits until it is usable.
+fn background(mut command: Command, log: Option<&Path>) -> Result<(), Failure> {
+    command.arg("--daemon");
+    if let Some(log) = log {
+        command.arg("--log-file").arg(log);
+    }
+    let done = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).output();
+    let done = done.map_err(|e| Failure::io("cannot start fletch-mount", &e))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    let said = said.trim();
+    let said = said.strip_prefix("error: ").unwrap_or(said);
+    let exit = match done.status.code() {
+        Some(2) => Exit::Usage,
+        Some(4) => Exit::Unreachable,
+        Some(5) => Exit::Denied,
+        _ => Exit::Failed,
+    };
+    Err(Failure::new(format!("the mount failed: {said}")).exit(exit))
+}
+
+/// Says what was mounted, where everything lives, and how to stop it.
+fn told(w: &mut dyn Write, mounted: &Mounted<'_>) -> io::Result<()> {
+    let age = span(Duration::from_nanos(now_ns().saturating_sub(mounted.as_of_ns)));
+    let (name, dir) = (mounted.name, mounted.dir.display());
+    writeln!(
+        w,
+        "{name} is at {dir}: {}, {}, as it was {age} ago",
+        count(mounted.files, "file"),
+        bytes(mounted.bytes)
+    )?;
+    writeln!(w, "  source   {}", mounted.source)?;
+    match &mounted.own {
+        None => writeln!(w, "  server   {}", mounted.server)?,
+        Some(own) => {
+            writeln!(w, "  server   {} (yours; it ends 10 minutes after its last mount)", mounted.server)?;
+            writeln!(w, "  cache    {}", own.cache.display())?;
+            writeln!(w, "  state    {}", own.state.display())?;
+            let [server, mount] = &own.logs;
+            writeln!(w, "  logs     {}, {}", server.display(), mount.display())?;
+        }
+    }
+    writeln!(w, "update: fletch refresh {name}, then mount again")?;
+    let all = if mounted.own.is_some() { "; or all of yours: fletch down" } else { "" };
+    writeln!(w, "stop:   fusermount3 -u {dir}{all}")
+}

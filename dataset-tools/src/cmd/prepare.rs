@@ -1,0 +1,248 @@
+//! What `mount` and `refresh` share: a server that answers, credentials that it has, and a version that is
+//! up to date.
+
+use super::{Context, index, source, state_dir};
+use crate::cli::{IndexArgs, PackArgs};
+use crate::environment;
+use crate::failure::{Exit, Failure};
+use crate::own_server::{OwnPaths, ends_with_the_session, start};
+use crate::run::RunContext;
+use crate::run::options::{RunOptions, RunReport};
+use crate::source::walk::Symlinks;
+use crate::tables_location::TablesLocation;
+use crate::target::Select;
+use fletch_api::Code;
+use fletch_client::server_choice::ServerChoice;
+use fletch_client::{Client, Endpoint};
+use fletch_core::TagName;
+use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
+use fletch_origin::OriginUri;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// A server that answered.
+pub struct Connected {
+    /// Calls it.
+    pub client: Client,
+    /// Which one it is.
+    pub server: ServerChoice,
+    /// Where the own server keeps its files; `None` for another server.
+    pub own: Option<OwnPaths>,
+    /// Whether this command started it.
+    pub started: bool,
+}
+
+/// The version that was indexed last.
+pub struct Earlier {
+    rule: SampleRule,
+    /// How it is laid out.
+    pub params: LayoutParams,
+    /// When it was indexed last, in nanoseconds since 1970.
+    pub at_ns: u64,
+}
+
+/// What is to be indexed or packed.
+pub struct Wanted<'a> {
+    /// The dataset.
+    pub uri: &'a OriginUri,
+    /// Where its tables go.
+    pub to: &'a OriginUri,
+    /// The file with the names of its objects.
+    pub list: Option<PathBuf>,
+    /// Whether small files are packed.
+    pub pack: bool,
+    /// The version to go on from.
+    pub earlier: Option<&'a Earlier>,
+}
+
+/// Finds the server, and starts the user's own if none runs.
+///
+/// # Errors
+/// The server does not start or answer, or the own one is older than this program.
+pub fn connect(ctx: &Context) -> Result<Connected, Failure> {
+    let (server, started) = match ctx.chosen()? {
+        Some(server) => (server, false),
+        None => {
+            let paths = OwnPaths::of_process()?;
+            let started = ctx.rt.block_on(start::ensure(&paths))?;
+            let server = ServerChoice::Own(Endpoint::Unix(paths.socket.clone()));
+            ctx.ask(server.clone());
+            if started {
+                ctx.out
+                    .note(format_args!("started your server; its log is {}", paths.server_log().display()));
+            }
+            if let Some(user) = ends_with_the_session(&paths).filter(|_| started) {
+                ctx.out.note(format_args!(
+                    "your server and its mounts end when you log out; to keep them: loginctl enable-linger \
+                     {user} && systemctl --user enable --now fletch-server.service"
+                ));
+            }
+            (server, started)
+        }
+    };
+    let again = "run `fletch down`, then this command again";
+    let client = ctx.client().map_err(|e| match e.exit {
+        Exit::Failed if server.is_own() => e.hint(again),
+        _ => e,
+    })?;
+    let own = if server.is_own() { Some(OwnPaths::of_process()?) } else { None };
+    if own.is_some() {
+        let theirs = ctx.rt.block_on(client.info())?.version;
+        let ours = env!("CARGO_PKG_VERSION");
+        if is_older(&theirs, ours) {
+            return Err(Failure::new(format!(
+                "your server is fletch-server {theirs}, and this is fletch {ours}"
+            ))
+            .hint(again));
+        }
+    }
+    Ok(Connected { client, server, own, started })
+}
+
+/// Whether a version is older than another. Text that is no version is not.
+fn is_older(theirs: &str, ours: &str) -> bool {
+    let numbers = |text: &str| -> Option<Vec<u64>> {
+        let plain = text.split(['-', '+']).next().unwrap_or(text);
+        plain.split('.').map(|part| part.parse().ok()).collect()
+    };
+    matches!((numbers(theirs), numbers(ours)), (Some(a), Some(b)) if a < b)
+}
+
+impl Connected {
+    /// Gives the own server the credentials of this terminal for the stores of a dataset.
+    ///
+    /// # Errors
+    /// A file with credentials cannot be read, or the server refuses them.
+    pub fn give_credentials(&self, ctx: &Context, uris: &[&OriginUri]) -> Result<(), Failure> {
+        let mut stores: BTreeMap<String, &OriginUri> = BTreeMap::new();
+        for uri in uris {
+            if let Some(origin) = environment::origin_of(uri) {
+                stores.entry(origin).or_insert(uri);
+            }
+        }
+        if self.own.is_none() {
+            for origin in stores.keys() {
+                ctx.out.note(format_args!(
+                    "{} reads {origin} with its own credentials; those of this terminal do not count there",
+                    self.server.endpoint()
+                ));
+            }
+            return Ok(());
+        }
+        for uri in stores.into_values() {
+            let Some(config) = ctx.origin_config(uri) else { continue };
+            let Some(given) = environment::to_give(&config, uri, &environment::of_process)? else { continue };
+            match ctx.rt.block_on(self.client.give_credentials(&given)) {
+                // The settings of the server name this store: those count.
+                Err(e) if e.code() == Some(Code::Conflict) => {}
+                Err(e) => return Err(e.into()),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads the version that the tag `latest` names; `None` if there is none, or it cannot be read from here.
+pub fn earlier(ctx: &Context, tables: &OriginUri) -> Option<Earlier> {
+    let location = TablesLocation::open(&ctx.origins(), tables).ok()?;
+    ctx.rt.block_on(async {
+        let doc = location.tag(&TagName::latest()).await.ok()??;
+        let version = location.version(doc.root, doc.layout).await.ok()?;
+        let at_ns = fletch_tables::documents::unix_ns(&doc.created).unwrap_or(0);
+        let rule = version.manifest().sample_rule.clone();
+        Some(Earlier { rule, params: version.layout_doc().params, at_ns })
+    })
+}
+
+/// Indexes or packs a dataset, and moves its tag.
+///
+/// # Errors
+/// As `fletch index`.
+pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure> {
+    let args = IndexArgs {
+        uri: wanted.uri.to_string(),
+        tables: Some(wanted.to.to_string()),
+        list: wanted.list.clone(),
+        parent: wanted.earlier.map(|_| "auto".to_owned()),
+        tag: TagName::latest(),
+        no_tag: false,
+        samples: Vec::new(),
+        sample_rule: None,
+        symlinks: Symlinks::Keep,
+        one_file_system: false,
+        keep_going: false,
+        skip_failed: false,
+        allow_empty: false,
+        threads: None,
+        state_dir: state_dir(),
+    };
+    let as_before = |options: &mut RunOptions| {
+        if let Some(earlier) = wanted.earlier {
+            options.rule = earlier.rule.clone();
+            if options.rule.key == KeyRule::File {
+                options.shard_dirs = BTreeSet::new();
+            }
+        }
+    };
+    let (origins, stop) = (ctx.origins(), index::stop_on_signal(ctx)?);
+    let run = RunContext { origins: &origins, rt: ctx.rt.handle(), out: ctx.out, stop: &stop };
+    let again = |mut failure: Failure| {
+        if failure.exit == Exit::Interrupted {
+            failure.hint = Some("give the same command again: it goes on where it stopped".to_owned());
+        }
+        failure
+    };
+    if wanted.pack {
+        let mut options =
+            index::pack_options(ctx, PackArgs { index: args, compact: false, chunk_size: None })?;
+        as_before(&mut options.run);
+        if let Some(earlier) = wanted.earlier.filter(|earlier| earlier.params.kind == LayoutKind::Pack) {
+            options.params = earlier.params;
+        }
+        return crate::pack::run(&options, run).map(|report| report.run).map_err(|e| again(e.failure));
+    }
+    let mut options = index::run_options(ctx, args)?;
+    as_before(&mut options);
+    crate::index::run(&options, run).map_err(|e| again(e.failure))
+}
+
+/// Returns the registered dataset that a text names: a name, or the place of its objects.
+///
+/// # Errors
+/// The text is neither a registered name nor a path or URI.
+pub fn registered(
+    ctx: &Context,
+    text: &str,
+    datasets: &[fletch_api::Dataset],
+) -> Result<Option<fletch_api::Dataset>, Failure> {
+    if let Some(name) = source::name_of(text) {
+        return Ok(datasets.iter().find(|d| d.name == name).cloned());
+    }
+    let uri = ctx.uri(text)?.to_string();
+    Ok(datasets.iter().find(|d| d.uri == uri).cloned())
+}
+
+/// Returns the version of a mount on the command line.
+#[must_use]
+pub fn version_of(select: Option<&Select>) -> String {
+    select.map_or_else(|| TagName::latest().to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        for (theirs, ours, older) in [
+            ("0.9.0", "0.10.0", true),
+            ("0.10.0", "0.10.0", false),
+            ("0.10.1", "0.10.0", false),
+            ("1.0.0-rc.1", "1.0.0", false),
+            ("?", "1.0.0", false),
+        ] {
+            assert_eq!(is_older(theirs, ours), older, "{theirs} {ours}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `fletch refresh`: indexes what is new or changed of a registered dataset, as it was indexed before.
+
+use super::prepare::{Wanted, connect, earlier, prepare, registered};
+use super::{Context, absent, source};
+use crate::failure::{Exit, Failure};
+use crate::out::{bytes, count};
+use fletch_core::manifest::LayoutKind;
+
+pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
+    let connected = connect(ctx)?;
+    let datasets = ctx.rt.block_on(connected.client.datasets())?;
+    let Some(dataset) = registered(ctx, text, &datasets)? else {
+        let server = connected.server.endpoint().to_string();
+        return Err(match source::name_of(text) {
+            Some(name) => absent::unregistered(&name, &datasets, &server),
+            None => Failure::new(format!("{text} was never mounted or registered at {server}"))
+                .hint(format!("run `fletch mount {text} DIR`")),
+        });
+    };
+    let (uri, tables) = (ctx.uri(&dataset.uri)?, ctx.uri(&dataset.tables)?);
+    connected.give_credentials(ctx, &[&uri, &tables])?;
+    let before = earlier(ctx, &tables);
+    let before = before.ok_or_else(|| {
+        Failure::new(format!("what was indexed of {} cannot be read from here", dataset.name))
+            .hint(format!("run `fletch index {uri}` as the user that indexed it"))
+    })?;
+    let pack = before.params.kind == LayoutKind::Pack;
+    let report = prepare(ctx, &Wanted { uri: &uri, to: &tables, list: None, pack, earlier: Some(&before) })?;
+    ctx.out.result(&report, |w| {
+        writeln!(
+            w,
+            "{}: {}, {}; read {}, {}; {:.1} s",
+            dataset.name,
+            count(report.entries, "file"),
+            bytes(report.bytes),
+            count(report.files_read, "file"),
+            bytes(report.bytes_read),
+            report.seconds
+        )?;
+        writeln!(w, "mounts that exist show what they showed: mount again to see the result")
+    })?;
+    Ok(Exit::Ok)
+}

@@ -57,7 +57,8 @@ pub struct OriginOptions {
 /// Credentials by key: the lower-case name of the environment variable, or the key of a credentials file.
 ///
 /// S3: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Azure: `azure_storage_account_key`,
-/// `azure_storage_sas_token` and the others. GCS: `google_service_account_key`, the JSON of a service account.
+/// `azure_storage_sas_token` and the others. GCS: `google_service_account_key`, the JSON of a service
+/// account.
 /// Plain servers: `token`, or `user` and `password`. No `Debug` output shows a value.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]

@@ -259,8 +259,8 @@ impl JobError {
                  limits.ledger_bytes"
             }
             JobError::StateFull(_) => {
-                "delete jobs that have ended (`fletch jobs delete NAME`), or ask the administrator for a larger \
-                 quota `state`; nothing that was acknowledged is lost, and the epoch then goes on"
+                "delete jobs that have ended (`fletch jobs delete NAME`), or ask the administrator for a \
+                 larger quota `state`; nothing that was acknowledged is lost, and the epoch then goes on"
             }
             JobError::AtLimit(_) => "delete jobs that have ended (`fletch jobs delete NAME`)",
             JobError::Version(e) => e.hint(),

@@ -1,7 +1,7 @@
 //! Mounts: which mounts read through a server, as each mount announces itself.
 //!
-//! A mount announces itself every [`ANNOUNCE_INTERVAL`]. The server forgets a mount [`FORGET_AFTER`] after its
-//! last announcement, so that a killed mount disappears by itself.
+//! A mount announces itself every [`ANNOUNCE_INTERVAL`]. The server forgets a mount [`FORGET_AFTER`] after
+//! its last announcement, so that a killed mount disappears by itself.
 
 use fletch_core::{DatasetName, JobName, MountId, Root};
 use serde::{Deserialize, Serialize};

@@ -122,8 +122,8 @@ impl Client {
     /// Gives the server credentials for an origin, in place of older ones. It keeps them in memory only.
     ///
     /// # Errors
-    /// [`ClientError`]; `forbidden` unless the server is the caller's own and is asked on its socket, `conflict`
-    /// if its settings name the origin, `not_found` from a server that is older than this route.
+    /// [`ClientError`]; `forbidden` unless the server is the caller's own and is asked on its socket,
+    /// `conflict` if its settings name the origin, `not_found` from a server that is older than this route.
     pub async fn give_credentials(&self, given: &GiveCredentials) -> Result<GivenCredentials, ClientError> {
         self.send_json(Method::PUT, routes::CREDENTIALS, given, &[StatusCode::OK]).await
     }

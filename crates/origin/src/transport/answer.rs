@@ -34,7 +34,8 @@ pub(crate) enum BadAnswer {
     )]
     Redirected { answered: Answered, code: ErrorCode },
     #[error(
-        "status {status}{code}; the bucket is in region {region}: set `region` in its [[origin]], or AWS_REGION"
+        "status {status}{code}; the bucket is in region {region}: set `region` in its [[origin]], or \
+         AWS_REGION"
     )]
     OtherRegion { status: u16, code: ErrorCode, region: Region },
     #[error("status {status}{code}")]
@@ -349,8 +350,8 @@ impl ErrorCode {
             | "AuthorizationPermissionMismatch"
             | "Forbidden"
             | "InsufficientAccountPermissions" => {
-                "the credentials are known, and may not do this: ask the bucket's owner for the permission to \
-                 list and read it"
+                "the credentials are known, and may not do this: ask the bucket's owner for the permission \
+                 to list and read it"
             }
             "AuthenticationFailed" | "SignatureDoesNotMatch" => "the secret key does not fit the access key",
             "AuthenticationRequired" | "NoAuthenticationInformation" | "PublicAccessNotPermitted" => {

@@ -4,8 +4,8 @@
 //! 1. A change is confirmed after its record was fsynced. A crash loses no confirmed change.
 //! 2. At start, a torn last record is cut off. Damage before it stops the server, because a log that is cut
 //!    there would silently forget datasets.
-//! 3. When an unregistration or a replacement is confirmed, access through the registration ends. The holder of
-//!    a [`RegistrationHandle`] checks [`RegistrationHandle::is_registered`] before each read.
+//! 3. When an unregistration or a replacement is confirmed, access through the registration ends. The holder
+//!    of a [`RegistrationHandle`] checks [`RegistrationHandle::is_registered`] before each read.
 //! 4. Records of unknown kinds are skipped, because a newer server wrote them.
 
 use super::{StateDir, StateError};

@@ -75,7 +75,7 @@ impl fmt::Debug for Secrets {
 pub struct GivenCredentials {
     /// The origin.
     pub origin: String,
-    /// Whose credentials they are, as far as that is no secret: a shortened key id, an account, or the source.
+    /// Whose credentials they are, as far as that is no secret: a shortened key id, an account, or a source.
     pub identity: String,
     /// The time when the server got them, in nanoseconds since 1970.
     pub given_ns: u64,

@@ -36,8 +36,8 @@ impl NotYours {
     pub fn hint(&self) -> &'static str {
         match self {
             NotYours::ManyUsers => {
-                "here credentials come from an [[origin]] of the server's settings; or let `fletch mount` start \
-                 a server of your own"
+                "here credentials come from an [[origin]] of the server's settings; or let `fletch mount` \
+                 start a server of your own"
             }
             NotYours::NoUser => "use the unix socket of the server: --server unix:PATH",
             NotYours::OtherUser(_) => "let `fletch mount` start a server of your own",
@@ -93,7 +93,8 @@ impl HeldCredentials {
         if !self.is_personal || self.lock().is_empty() { Ok(()) } else { self.check_user(peer) }
     }
 
-    /// Uses credentials from now on, in place of older ones of the same origin. Returns what is shown of them.
+    /// Uses credentials from now on, in place of older ones of the same origin. Returns what is shown of
+    /// them.
     ///
     /// # Errors
     /// [`GiveError`]; older credentials then stay in use.

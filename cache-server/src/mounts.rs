@@ -1,7 +1,8 @@
 //! The mounts that read through this server, as they announce themselves.
 //!
 //! 1. (I7) An owner lists, replaces and forgets its own mounts only. An id of another owner is unknown to it.
-//! 2. (I6) The announcements of all tenants take at most [`MOUNTS_BYTES`]; each tenant has a guaranteed part.
+//! 2. (I6) The announcements of all tenants occupy at most [`MOUNTS_BYTES`]; each tenant has a guaranteed
+//!    part.
 //! 3. A mount is forgotten [`FORGET_AFTER`] after its last announcement.
 
 use crate::{

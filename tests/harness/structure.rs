@@ -95,10 +95,10 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["epochs"],
     &["sweep", "prefetch"],
     &["versions"],
-    &["tenants"],
+    &["tenants", "credentials"],
     &["config"],
     &["accounting", "state", "auth", "connections"],
-    &["limits", "telemetry", "read_ahead", "request_metrics"],
+    &["limits", "telemetry", "read_ahead", "request_metrics", "idle"],
 ];
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.

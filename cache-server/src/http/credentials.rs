@@ -92,7 +92,7 @@ pub async fn give(
 #[utoipa::path(
     get, path = "/v1/origins/credentials", tag = "server",
     responses(
-        (status = 200, description = "The credentials, in the order of their origins", body = CredentialsList),
+        (status = 200, description = "The credentials, by the order of origins", body = CredentialsList),
         (status = 403, description = "The server is not the caller's own", body = Problem,
             content_type = "application/problem+json"),
     )

@@ -1,7 +1,7 @@
 //! Permits for chunks that are read from origins, so that one tenant's cold reads leave room for others.
 //!
-//! Each origin has a share of what its tenant may read at once. So the calls that wait for an origin that hangs
-//! leave room for those to other origins.
+//! Each origin has a share of what its tenant may read at once. So the calls that wait for an origin that
+//! hangs leave room for those to other origins.
 
 use super::{NoChunkMemory, TenantLimit, Tenants, to_usize};
 use fletch_core::{Kind, StoreKey, Tenant};
@@ -32,8 +32,8 @@ pub enum NoOriginPermit {
     },
     /// The tenant waited too long for its share of the origin.
     #[error(
-        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from there, \
-         the most that limits.origin_requests_per_origin allows"
+        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from \
+         there, the most that limits.origin_requests_per_origin allows"
     )]
     Share {
         /// What the request would have read.

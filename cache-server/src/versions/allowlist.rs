@@ -50,8 +50,8 @@ pub enum UriNotAllowed {
     Store(OriginUri),
     /// A store for which nobody handed over credentials since this server started.
     #[error(
-        "the server has no credentials for {0}: it keeps them in memory only, and nobody handed them over since \
-         it started"
+        "the server has no credentials for {0}: it keeps them in memory only, and nobody handed them over \
+         since it started"
     )]
     NoCredentials(OriginUri),
     /// A directory that this domain may not read.

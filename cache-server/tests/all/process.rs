@@ -312,8 +312,8 @@ async fn an_idle_server_ends_by_itself_and_logs_to_its_file_without_colours() {
     let (mut child, url) = start(dir.path(), &["--idle", "2s", "--log-file", log_flag]);
     let http = reqwest::Client::new();
     let root = fletch_core::Hash::of(b"root").to_string();
-    let mount = serde_json::json!({"dataset": "d", "root": root, "dir": "/m", "host": "h", "pid": 7, "job": "j",
-        "version": "latest"});
+    let mount = serde_json::json!({"dataset": "d", "root": root, "dir": "/m", "host": "h", "pid": 7,
+        "job": "j", "version": "latest"});
     let put = http.put(format!("{url}/v1/mounts/m1")).header("content-type", "application/json");
     assert_eq!(put.body(mount.to_string()).send().await.expect("answer").status(), 204);
     tokio::time::sleep(Duration::from_secs(4)).await;

@@ -427,6 +427,7 @@ async fn silent() -> (TcpListener, String) {
 /// One tenant's cold reads of a store that hangs wait for each other, and another tenant's cold reads go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn i6_cold_reads_of_one_tenant_leave_the_others_their_origin_requests() {
+    const ALL_TO_ONE: &str = "--limits-origin-requests-per-origin=100%";
     let (_listener, hanging) = silent().await;
     let files = |seed: u64| (0..20u64).map(move |i| (format!("f{i}"), content(seed + i, 5_000)));
     let tree_of = |seed| {
@@ -453,7 +454,8 @@ async fn i6_cold_reads_of_one_tenant_leave_the_others_their_origin_requests() {
     fs::write(&file, origin("s3://silent", &hanging) + &origin(&emulator.uri(), &emulator.endpoint()))
         .expect("write");
     let config = format!("--config={}", file.display());
-    let shared = Shared::new("", &[&config, "--limits-origin-requests=12", "--io-timeout=30s"]).await;
+    let shared =
+        Shared::new("", &[&config, "--limits-origin-requests=12", "--io-timeout=30s", ALL_TO_ONE]).await;
     let tables = shared.data().join("slow");
     let copied = std::process::Command::new("cp").arg("-r").arg(slow.dir.path()).arg(&tables).status();
     assert!(copied.expect("cp").success());

@@ -57,7 +57,8 @@ pub struct OriginOptions {
 /// Credentials by key: the lower-case name of the environment variable, or the key of a credentials file.
 ///
 /// S3: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Azure: `azure_storage_account_key`,
-/// `azure_storage_sas_token` and the others. GCS: `google_service_account_key`, the JSON of an account.
+/// `azure_storage_sas_token` and the others. GCS: `google_service_account_key`, the JSON of a service
+/// account.
 /// Plain servers: `token`, or `user` and `password`. No `Debug` output shows a value.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
@@ -74,7 +75,7 @@ impl fmt::Debug for Secrets {
 pub struct GivenCredentials {
     /// The origin.
     pub origin: String,
-    /// Whose credentials they are, without a secret: a shortened key id, an account, or the source.
+    /// Whose credentials they are, as far as that is no secret: a shortened key id, an account, or a source.
     pub identity: String,
     /// The time when the server got them, in nanoseconds since 1970.
     pub given_ns: u64,

@@ -38,8 +38,8 @@ pub enum OriginError {
     },
     /// The credentials that a user handed over have expired. No request was sent.
     #[error(
-        "{what}: the credentials for this origin expired {ago:?} ago; run `fletch mount` again with new ones, \
-         which hands them to the running server"
+        "{what}: the credentials for this origin expired {ago:?} ago; run `fletch mount` again with new \
+         ones, which hands them to the running server"
     )]
     Expired {
         /// The object.

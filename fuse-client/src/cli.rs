@@ -114,10 +114,12 @@ pub struct Cli {
     #[arg(long, env = "FLETCH_THREADS", value_name = "N", hide_env = true, help_heading = TUNING)]
     pub threads: Option<usize>,
     /// Put the rest of a small file into the page cache with its first block [default: on]
-    #[arg(long, env = "FLETCH_PUSH", hide_env = true, help_heading = TUNING)]
+    #[arg(long, env = "FLETCH_PUSH", value_name = "on|off", hide_env = true, hide_possible_values = true,
+        help_heading = TUNING)]
     pub push: Option<Switch>,
     /// Format of log lines [default: text]
-    #[arg(long, env = "FLETCH_LOG_FORMAT", value_name = "FORMAT", hide_env = true, help_heading = WATCHING)]
+    #[arg(long, env = "FLETCH_LOG_FORMAT", value_name = "text|json", hide_env = true,
+        hide_possible_values = true, help_heading = WATCHING)]
     pub log_format: Option<LogFormat>,
     /// Log file of --daemon [default: fletch-mount.log in the state directory]
     #[arg(long, env = "FLETCH_LOG_FILE", value_name = "FILE", hide_env = true, help_heading = WATCHING)]
@@ -411,7 +413,8 @@ mod tests {
     #[test]
     fn help_begins_with_examples_and_gives_each_option_a_line() {
         use clap::CommandFactory;
-        let help = Cli::command().term_width(110).render_long_help().to_string();
+        let asked = Cli::try_parse_from(["fletch-mount", "--help"]).expect_err("the help is no mount");
+        let help = asked.to_string();
         let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text:?} is not in\n{help}"));
         assert!(at("Examples:") < at("Usage:") && at("Usage:") < at("Options:"), "{help}");
         let options = Cli::command().get_arguments().count();

@@ -86,15 +86,17 @@ pub fn prepare(dir: &Path, wanted: &DatasetName) -> Result<PathBuf> {
 fn real_path(dir: &Path) -> Result<PathBuf> {
     let mut dir = std::path::absolute(dir).with_context(|| format!("{}", dir.display()))?;
     for _ in 0..LINKS_MAX {
-        let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok("/".into()) };
+        // The root, and a path that ends in `..`, have no name.
+        let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else {
+            return std::fs::canonicalize(&dir).map_err(|e| unusable(&dir, e));
+        };
         let above = std::fs::canonicalize(above).map_err(|e| unusable(&dir, e))?;
         let here = above.join(name);
         match std::fs::read_link(&here) {
             Ok(to) => dir = above.join(to),
             // Not a link: EINVAL from a directory, and ENOTCONN or nothing at all from a dead mount.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(unusable(dir.as_path(), e)),
-            Err(_) if name != ".." => return Ok(here),
-            Err(_) => return std::fs::canonicalize(&dir).map_err(|e| unusable(&dir, e)),
+            Err(_) => return Ok(here),
         }
     }
     Err(anyhow!("{} has more than {LINKS_MAX} links on its way", dir.display()))

@@ -48,7 +48,7 @@ pub enum Change {
         longest: Duration,
     },
     /// Calls are refused from now on.
-    Opened,
+    Refusing,
     /// The server answers again.
     Back {
         /// How long it was known to be silent.
@@ -142,7 +142,7 @@ impl ServerBreaker {
             Phase::Open { .. } => None,
             Phase::Suspected => {
                 self.phase = Phase::Open { since: now };
-                Some(Change::Opened)
+                Some(Change::Refusing)
             }
             Phase::Closed => {
                 let first = self.waiting.values().min().copied()?;
@@ -221,7 +221,7 @@ mod tests {
         let (mut b, t) = (ServerBreaker::new(MAX), Instant::now());
         let (first, second) = (b.begin(t).expect("closed"), b.begin(after(t, 20_000)).expect("closed"));
         b.end(first, Outcome::Silent, after(t, 30_000));
-        assert_eq!(b.probed(false, after(t, 30_100)), Some(Change::Opened));
+        assert_eq!(b.probed(false, after(t, 30_100)), Some(Change::Refusing));
         assert_eq!(b.begin(after(t, 31_000)), Err(Duration::from_secs(31)));
         assert!(!b.probe_due(after(t, 31_000)) && b.probe_due(after(t, 31_100)));
         assert_eq!(b.probed(false, after(t, 31_100)), None, "said already");

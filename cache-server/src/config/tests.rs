@@ -199,6 +199,8 @@ fn other_value(s: &Setting) -> String {
         "listen" => "127.0.0.2:7",
         "socket" => "/run/other \"1\"/s.sock",
         "cache.dir" => "/srv/cache",
+        "publish.uri" => "/srv/tables",
+        "log.file" => "/var/log/fletch.log",
         "cache.size" => "37%",
         "cache.policy" => "pin",
         "auth.tokens" => "/etc/tokens.toml",

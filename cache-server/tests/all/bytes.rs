@@ -107,8 +107,11 @@ async fn i7_foreign_absent_and_unregistered_give_the_same_answer() {
     assert_eq!(answer(routes::chunk(Root(nobodys), mine)).await, absent);
     assert_eq!(answer(routes::manifest(Root(nobodys))).await, absent);
     assert_eq!(answer(format!("/v1/versions/{root}/files/nothing")).await, absent);
-    assert_eq!(answer("/v1/datasets/nobodys".into()).await, absent);
-    assert_eq!(answer("/v1/datasets/d/versions/no-such-tag".into()).await, absent);
+    // Names are those of the caller's own domain, so these answers repeat the name.
+    let unknown = answer("/v1/datasets/nobodys".into()).await;
+    assert_eq!(unknown.detail, "no dataset nobodys is registered here");
+    let untagged = answer("/v1/datasets/d/versions/no-such-tag".into()).await;
+    assert_eq!(untagged.detail, "dataset d has no tag no-such-tag");
     // In memory, and still not to be had once the dataset is forgotten.
     body(node.get(&routes::chunk(root, mine)).send().await.expect("answer"), StatusCode::OK).await;
     let r = node.ask(Method::DELETE, "/v1/datasets/d").send().await.expect("answer");

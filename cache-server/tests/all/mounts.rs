@@ -84,7 +84,7 @@ async fn a_server_says_where_tables_go_and_takes_them_from_there() {
     assert_eq!(publish.uri, "file:///shared/tables");
     node.running.shutdown().await;
 
-    for (uri, says) in [("s3://b/tables", "below no [[origin]]"), ("tables", "relative path")] {
+    for (uri, says) in [("s3://bucket/tables", "below no [[origin]]"), ("tables", "relative path")] {
         let told = settings(dir.path(), &[&format!("--publish-uri={uri}")]).expect_err("a fault");
         assert!(told.contains(says), "{told}");
     }

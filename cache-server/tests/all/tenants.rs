@@ -357,7 +357,10 @@ async fn i2_an_epoch_whose_tenant_is_full_goes_on_after_the_quota_was_raised() {
                 let path = routes::epoch(&job.info().id, 1, "leases");
                 let r = shared.ask("a", Method::POST, &path).body(body).send().await.expect("answer");
                 let p = problem(r, Code::StateFull).await;
-                assert!(p.detail.contains(&bytes.to_string()) && p.hint.contains("DELETE"), "{p}");
+                assert!(
+                    p.detail.contains(&bytes.to_string()) && p.hint.contains("fletch jobs delete"),
+                    "{p}"
+                );
                 assert_eq!(job.current().await.expect("job").epochs.len(), 1);
                 let other = b.declare(&strict("other")).await.expect("declared");
                 assert!(matches!(other.reader(0, 0, 0).next(4).await, Ok(Next::Batch(_))));

@@ -453,7 +453,8 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
         }
     }
     assert_eq!(ways_in, [("access.rs".to_owned(), 1)]);
-    assert_eq!(answers, [("error.rs".to_owned(), 1)]);
+    // `datasets.rs` gives the error of a version of one's own dataset a name and a next step.
+    assert_eq!(answers, [("datasets.rs".to_owned(), 2), ("error.rs".to_owned(), 1)]);
 }
 
 fn walk(dir: &Path) -> Vec<PathBuf> {

@@ -4,7 +4,7 @@
 
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
-use fletch_tests::bins::{bin, bin_dir, command, stdout};
+use fletch_tests::bins::{bin, bin_dir, command, repo, stdout};
 use fletch_tests::fixture::{files, is_mounted};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
@@ -628,4 +628,38 @@ fn the_help_of_the_first_commands_is_in_plain_words() {
         let lines = help.stdout.lines().count();
         assert!(lines <= 40, "{verb}: {lines} lines");
     }
+}
+
+/// The user unit starts a server where `fletch mount` looks for it. systemd's specifiers are replaced here.
+#[test]
+fn the_server_of_the_user_unit_is_the_one_that_mount_uses() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let user = User::new("lingering");
+    let unit = fs::read_to_string(repo().join("packaging/systemd/user/fletch-server.service")).expect("unit");
+    let start = unit.replace("\\\n", " ");
+    let start = start.lines().find_map(|l| l.strip_prefix("ExecStart=fletch-server ")).expect("ExecStart");
+    let start = start
+        .replace("%h/.local/state/fletch", &user.text("state"))
+        .replace("%h/.cache/fletch", &user.text("cache"))
+        .replace("%t", &user.text("run"))
+        .replace("%m", &user.machine)
+        .replace("%%", "%");
+    assert!(unit.contains("RuntimeDirectory=fletch\nRuntimeDirectoryMode=0700"), "{unit}");
+    fs::create_dir(user.path("run/fletch")).expect("mkdir");
+    fs::set_permissions(user.path("run/fletch"), fs::Permissions::from_mode(0o700)).expect("chmod");
+    let log = fs::File::create(user.path("log")).expect("log");
+    let mut server = command("fletch-server");
+    let mut server = server.args(start.split_whitespace()).stderr(log).spawn().expect("start");
+    until("the server answers", Duration::from_secs(20), || user.socket().exists());
+
+    user.dataset("photos", 3);
+    let mounted = user.mount("photos", "mnt", &[]);
+    assert_eq!(mounted["started_server"], Value::Bool(false), "{mounted}");
+    assert!(mounted["server"].as_str().expect("text").ends_with("run/fletch/server.sock"), "{mounted}");
+    assert_eq!(mounted["state"], user.text("state/machines/lingering"));
+    assert_eq!(mounted["cache"], user.text("cache/machines/lingering"));
+    user.say(&["down"]).ok();
+    assert!(server.wait().expect("ended").success());
 }

@@ -74,7 +74,8 @@ pub fn connect(ctx: &Context) -> Result<Connected, Failure> {
             if let Some(user) = ends_with_the_session(&paths).filter(|_| started) {
                 ctx.out.note(format_args!(
                     "your server and its mounts end when you log out; to keep them: loginctl enable-linger \
-                     {user} && systemctl --user enable --now fletch-server.service"
+                     {user}, copy packaging/systemd/user/fletch-server.service to ~/.config/systemd/user, \
+                     and systemctl --user enable --now fletch-server.service"
                 ));
             }
             (server, started)

@@ -36,7 +36,6 @@ const EXAMPLES: &str = "\
 Examples:
   fletch-mount photos /mnt/photos --server http://cache.example:7380
   fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
-      (the first such mount of a node owns the cache on disk and serves the other mounts of the node)
   fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml
 
 ";
@@ -83,17 +82,17 @@ pub struct Cli {
     #[arg(long)]
     pub daemon: bool,
     /// Stay in the foreground (the default)
-    #[arg(long, conflicts_with = "daemon")]
+    #[arg(long, conflicts_with = "daemon", hide = true)]
     pub foreground: bool,
     /// Settings file (TOML)
     #[arg(long, env = "FLETCH_CONFIG", value_name = "FILE", hide_env = true)]
     pub config: Option<PathBuf>,
-    /// State: answers of servers, log of --daemon [default: /var/lib/fletch, or ~/.local/state/fletch]
+    /// State and logs [default: /var/lib/fletch, or ~/.local/state/fletch]
     #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR", hide_env = true)]
     pub state_dir: Option<PathBuf>,
-    /// Read the origin while the server is gone (a store needs [[origin]] in --config)
+    /// Read the origin while the server is gone; a store needs [[origin]]
     #[arg(long, env = "FLETCH_ORIGIN_FALLBACK", value_name = "BOOL", num_args = 0..=1,
-        default_missing_value = "true", hide_env = true, help_heading = WITHOUT)]
+        default_missing_value = "true", hide_env = true, hide_possible_values = true, help_heading = WITHOUT)]
     pub origin_fallback: Option<bool>,
     /// Tables of the version, to mount without a server
     #[arg(long, env = "FLETCH_TABLES", value_name = "URI", hide_env = true, help_heading = WITHOUT)]
@@ -104,7 +103,7 @@ pub struct Cli {
     /// The flags of the node store.
     #[command(flatten)]
     pub cache: CacheFlags,
-    /// Memory for chunks: cached, being fetched and being read [default: 256MiB, 64MiB over unix:]
+    /// Memory for chunks, idle and in use [default: 256MiB, over unix: 64MiB]
     #[arg(long, env = "FLETCH_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
     pub memory: Option<ByteSize>,
     /// Memory for the tables of the version [default: 64MiB]
@@ -113,7 +112,7 @@ pub struct Cli {
     /// Number of FUSE threads, 1 to 16 [default: 2 to 4, by cores]
     #[arg(long, env = "FLETCH_THREADS", value_name = "N", hide_env = true, help_heading = TUNING)]
     pub threads: Option<usize>,
-    /// Put the rest of a small file into the page cache with its first block [default: on]
+    /// Put small files into the page cache at their first read [default: on]
     #[arg(long, env = "FLETCH_PUSH", value_name = "on|off", hide_env = true, hide_possible_values = true,
         help_heading = TUNING)]
     pub push: Option<Switch>,
@@ -420,7 +419,7 @@ mod tests {
         let options = Cli::command().get_arguments().count();
         let lines = help.lines().count();
         // The examples, the headings with a blank line before each, and the end take the rest.
-        assert!(lines <= options + 32, "{lines} lines for {options} options\n{help}");
+        assert!(lines <= options + 24, "{lines} lines for {options} options\n{help}");
         assert!(help.lines().all(|l| l.chars().count() <= 110), "{help}");
     }
 

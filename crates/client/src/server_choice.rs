@@ -67,6 +67,15 @@ pub enum ServerChoiceError {
         /// The user of the process that listens there.
         uid: u32,
     },
+    /// Other users can change what is in the directory of the socket.
+    #[error(
+        "other users can replace the socket {}, because its directory is not yours alone: nothing was sent \
+         to it; remove that directory, or set XDG_RUNTIME_DIR to one of yours", socket.display()
+    )]
+    OpenDirectory {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// The socket cannot be used.
     #[error("cannot connect to {}: {error}; name a server with --server or FLETCH_SERVER", socket.display())]
     Socket {
@@ -127,8 +136,8 @@ pub async fn listener_of(socket: &Path) -> io::Result<Option<SocketPeer>> {
 /// Returns the process of a user's own server; `None` if it does not run.
 ///
 /// # Errors
-/// [`ServerChoiceError::Stranger`] if the process is neither the user's nor root's, or the socket cannot be
-/// used.
+/// [`ServerChoiceError::Stranger`] if the process is neither the user's nor root's;
+/// [`ServerChoiceError::OpenDirectory`] if other users can replace the socket; or the socket cannot be used.
 pub async fn own_listener(socket: &Path, uid: u32) -> Result<Option<SocketPeer>, ServerChoiceError> {
     let peer = listener_of(socket).await;
     let peer = peer.map_err(|error| ServerChoiceError::Socket { socket: socket.to_owned(), error })?;
@@ -136,8 +145,18 @@ pub async fn own_listener(socket: &Path, uid: u32) -> Result<Option<SocketPeer>,
         Some(peer) if peer.uid != uid && peer.uid != 0 => {
             Err(ServerChoiceError::Stranger { socket: socket.to_owned(), uid: peer.uid })
         }
+        // The caller connects once more. Between the two connections nobody else may replace the socket.
+        Some(_) if !is_kept(socket, uid) => {
+            Err(ServerChoiceError::OpenDirectory { socket: socket.to_owned() })
+        }
         peer => Ok(peer),
     }
+}
+
+/// Returns whether only a user and root can change what is in the directory of a socket.
+fn is_kept(socket: &Path, uid: u32) -> bool {
+    let meta = socket.parent().and_then(|dir| std::fs::symlink_metadata(dir).ok());
+    meta.is_some_and(|m| m.is_dir() && (m.uid() == uid || m.uid() == 0) && m.mode() & 0o022 == 0)
 }
 
 /// Chooses the server: `named`, else the one at the socket `own`, else the one of the machine.
@@ -210,6 +229,22 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_others_can_replace_is_an_error() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let dir = tempfile::tempdir().expect("tempdir");
+        let own = own_socket(dir.path());
+        let _listener = UnixListener::bind(&own).expect("bind");
+        assert!(own_listener(&own, own_uid()).await.expect("kept").is_some());
+        let link = dir.path().join("link");
+        symlink(dir.path(), &link).expect("symlink");
+        let through = own_listener(&own_socket(&link), own_uid()).await;
+        assert!(matches!(through, Err(ServerChoiceError::OpenDirectory { .. })), "{through:?}");
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).expect("chmod");
+        let open = own_listener(&own, own_uid()).await;
+        assert!(matches!(open, Err(ServerChoiceError::OpenDirectory { .. })), "{open:?}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl From<ServerChoiceError> for Failure {
     fn from(e: ServerChoiceError) -> Self {
         let exit = match &e {
             ServerChoiceError::Bad(_) => Exit::Usage,
-            ServerChoiceError::Stranger { .. } => Exit::Denied,
+            ServerChoiceError::Stranger { .. } | ServerChoiceError::OpenDirectory { .. } => Exit::Denied,
             ServerChoiceError::Socket { .. } => Exit::Unreachable,
         };
         let text = e.to_string();

@@ -21,7 +21,7 @@ const CACHE: &str = "Cache on this node";
 /// The flags of the node store.
 #[derive(Debug, Clone, Default, Args)]
 pub struct CacheFlags {
-    /// Keep chunks on disk, up to this size or part of the free space, for all mounts of this node
+    /// Keep chunks on disk: a size or a part of the free space
     /// [default: 0]
     #[arg(
         long,
@@ -31,7 +31,7 @@ pub struct CacheFlags {
         help_heading = CACHE
     )]
     pub cache_size: Option<Amount>,
-    /// Directory for these chunks, which may vanish [default: /var/cache/fletch, or ~/.cache/fletch]
+    /// Directory for them [default: /var/cache/fletch, or ~/.cache/fletch]
     #[arg(long, env = "FLETCH_CACHE_DIR", value_name = "DIR", hide_env = true, help_heading = CACHE)]
     pub cache_dir: Option<PathBuf>,
     /// Space that the cache leaves free on that file system [default: 5%]

@@ -18,7 +18,8 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
-    fuzz bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
+    fuzz bench deny clean accept accept-allocator \
+    accept-attacks accept-check-time accept-code-size accept-comments \
     accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
     accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs \
     accept-queries accept-questions \
@@ -160,6 +161,10 @@ accept-comments: ## comments have no fewer invariants and sources than at BASE
 
 accept-code-size: ## product code has at most CODE_LINES_MAX lines
 	python3 tests/audit/code_lines.py --most $(CODE_LINES_MAX)
+
+accept-allocator: export FLETCH_ALLOCATOR_CASES := 2000
+accept-allocator: ## the allocator against brute force (2,000 cases), and decisions under noise
+	$(CARGO) nextest run --release -p fletch-core --lib -E 'test(capacity::)' --no-capture
 
 accept-attacks: programs ## attacks on connections, heads, bodies and replies shut nobody else out
 	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1

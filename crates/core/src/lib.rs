@@ -6,6 +6,7 @@
 //!
 //! The glossary in `docs/ARCHITECTURE.md` defines the words; `docs/FORMATS.md` describes the formats.
 
+pub mod capacity;
 pub mod cluster;
 pub mod delivery;
 pub mod error;

@@ -140,7 +140,7 @@ impl SweepPolicy {
     fn discard_void_due(&mut self, job: usize) {
         let s = &mut self.subscribers[job];
         while let Some(Reverse(d)) = s.due.peek()
-            && (self.generation[d.unit as usize] != d.generation || !s.left.get(u64::from(d.slot)))
+            && !d.is_valid(&self.generation, &s.left)
         {
             s.due.pop();
         }

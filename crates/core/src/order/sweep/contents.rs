@@ -3,6 +3,7 @@
 
 use super::{IN_RESERVE, NOT_CACHED, SweepPolicy};
 use crate::residency::{CacheAction, Residency};
+use std::cmp::Reverse;
 
 /// A reserve of fewer units joins the window (R13): it would hold less than it leaves empty.
 const RESERVE_UNITS_MIN: f64 = 2.0;
@@ -12,6 +13,8 @@ const LONG_UNIT_SAMPLES: f64 = 5.0;
 /// shortens the time in which the other units must be read, and in a nearly complete cache no unit would
 /// leave.
 const EXCHANGED_MAX: f64 = 0.1;
+/// Void entries of a job's due queue that are tolerated beside as many as its valid ones.
+const VOID_ENTRIES: u64 = 1024;
 
 impl SweepPolicy {
     /// R1, R13: splits the capacity in window and reserve.
@@ -174,6 +177,9 @@ impl SweepPolicy {
     }
 
     /// Removes a unit from the window. The jobs' due entries for it become void.
+    ///
+    /// A job that reads on discards void entries when they come due. A paused job does not, and each pass of
+    /// the others would add its samples again, so its void entries are removed when they are the most.
     fn leave_window(&mut self, unit: u32) {
         let u = unit as usize;
         let generation = std::mem::replace(&mut self.generation[u], NOT_CACHED);
@@ -183,6 +189,10 @@ impl SweepPolicy {
                 let s = &mut self.subscribers[q];
                 if s.units[u].taken == generation {
                     s.backlog -= u64::from(std::mem::take(&mut s.units[u].backlog));
+                }
+                if s.due.len() as u64 > 2 * s.backlog + VOID_ENTRIES {
+                    let (generations, left) = (&self.generation, &s.left);
+                    s.due.retain(|Reverse(d)| d.is_valid(generations, left));
                 }
                 s.lacking.put(self.ring_index[u] as usize, true);
             }

@@ -69,6 +69,13 @@ pub(super) struct Due {
     pub(super) generation: u32,
 }
 
+impl Due {
+    /// Whether the sample can be handed out: the window still has its unit, and its slot is left.
+    pub(super) fn is_valid(&self, generations: &[u32], left: &Bits) -> bool {
+        generations[self.unit as usize] == self.generation && left.get(u64::from(self.slot))
+    }
+}
+
 /// What a job needs and has taken of one unit. The three values stand together because they are read
 /// together, and those of many jobs do not fit into the processor's caches.
 #[derive(Debug, Clone, Copy, Default)]

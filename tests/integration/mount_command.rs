@@ -548,56 +548,6 @@ fn an_older_server_is_named_with_the_next_command() {
 }
 
 #[test]
-fn a_stranger_s_socket_gets_nothing() {
-    if !have(&[Need::Root, Need::Python]) {
-        return;
-    }
-    let user = User::new("one");
-    let id = 12_345_u32;
-    for dir in [user.dir.path().to_owned(), user.path("run")] {
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("chmod");
-    }
-    // The user 12345 finds a socket in its own directory on which a process of user 12346 listens.
-    let own = user.path("run-of-user");
-    fs::create_dir_all(own.join("fletch")).expect("mkdir");
-    let socket = own.join("fletch/server.sock");
-    let script = format!(
-        "import socket, time\ns = socket.socket(socket.AF_UNIX)\ns.bind({:?})\ns.listen()\n\
-         import os; os.chmod({:?}, 0o777)\ntime.sleep(60)\n",
-        socket.display().to_string(),
-        socket.display().to_string()
-    );
-    fs::set_permissions(own.join("fletch"), fs::Permissions::from_mode(0o777)).expect("chmod");
-    std::os::unix::fs::chown(&own, Some(id), Some(id)).expect("chown");
-    let mut stranger = Command::new("setpriv");
-    stranger.args([
-        "--reuid",
-        "12346",
-        "--regid",
-        "12346",
-        "--clear-groups",
-        "--",
-        "/usr/bin/python3",
-        "-c",
-        &script,
-    ]);
-    let _stranger = fletch_tests::bins::Running::spawn("stranger", &mut stranger);
-    until("the stranger listens", Duration::from_secs(10), || {
-        socket.exists() && fs::metadata(&socket).is_ok_and(|m| m.mode() & 0o777 == 0o777)
-    });
-    let copy = user.path("fletch-copy");
-    fs::copy(bin("fletch"), &copy).expect("a copy that the user may run");
-    let mut c = Command::new("setpriv");
-    c.args(["--reuid", "12345", "--regid", "12345", "--clear-groups", "--"]).arg(&copy).arg("datasets");
-    c.env("XDG_RUNTIME_DIR", &own).env("HOME", &own).current_dir("/");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FLETCH_")) {
-        c.env_remove(name);
-    }
-    let said = said(c).fails(&["12346", "nothing was sent", "FLETCH_SERVER"]);
-    assert_eq!(said.code, 5, "{said:?}");
-}
-
-#[test]
 fn mistakes_are_named_before_anything_is_started() {
     let user = User::new("one");
     user.say(&["mount", "nowhere/photos", "mnt"]).fails(&["there is no directory nowhere/photos", "s3://"]);

@@ -1,26 +1,9 @@
 //! Named cases: the main rows, odd cases, a grid, and a test of scale.
 
-use crate::case::{Case, JobSpec, Reader, Subset};
-
-/// The generator behind random speeds and starts (splitmix64).
-struct Rng(u64);
-
-impl Rng {
-    fn word(&mut self) -> u64 {
-        // One more step than usual, so that cases equal those of the reference simulation.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    fn unit(&mut self) -> f64 {
-        (self.word() >> 11) as f64 / (1u64 << 53) as f64
-    }
-    fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.word()) * n as u128) >> 64) as usize
-    }
-}
+use crate::{
+    case::{Case, JobSpec, Reader, Subset},
+    rng::Rng,
+};
 
 /// Returns the thirteen main rows, for `units` units of `size` samples.
 #[must_use]
@@ -84,7 +67,7 @@ pub fn extras() -> Vec<Case> {
         (c.jobs[0].subset, c.jobs[1].subset) = (part(false, 1), part(true, 2));
     });
     let sizes = |c: &mut Case| {
-        let mut r = Rng(5);
+        let mut r = Rng::new(5);
         let size = |r: &mut Rng| (8.0 * (1.0 / (1.0 - 0.97 * r.unit())).powf(0.8)).min(128.0) as u32;
         c.units = (0..800).map(|_| size(&mut r)).collect();
     };
@@ -125,7 +108,7 @@ pub const GRID_SPEEDS: [&str; 3] = ["equal", "5%", "mixed"];
 #[must_use]
 pub fn grid_case(cache: f64, k: usize, how: &str, speed: &str, seed: u64) -> Case {
     let n = 25_600.0;
-    let mut r = Rng(seed * 31 + k as u64);
+    let mut r = Rng::new(seed * 31 + k as u64);
     let rates: Vec<f64> = (0..k)
         .map(|j| match speed {
             "equal" => 1.0,
@@ -176,7 +159,7 @@ pub fn grid(seed: u64) -> Vec<Case> {
 #[must_use]
 pub fn scale(jobs: usize, units: usize, cache: f64, seed: u64) -> Case {
     let n = units as f64;
-    let mut r = Rng(seed);
+    let mut r = Rng::new(seed);
     let job = |r: &mut Rng| {
         let (rate, start) = (0.9 + 0.2 * r.unit(), r.unit() * n);
         // Half a sample before a third epoch would begin.

@@ -1,8 +1,11 @@
 //! The command line of `fletch simulate` and `fletch-simulate`.
 
-use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table, traces};
+use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, cluster, engine, file, table, traces};
 use clap::{Args, Parser, ValueEnum};
-use fletch_core::order::sweep::{PARAM_MAX, SweepParams};
+use fletch_core::{
+    capacity::ProblemError,
+    order::sweep::{PARAM_MAX, SweepParams},
+};
 use std::{io::Write, path::PathBuf};
 
 /// Simulates jobs that share a dataset through a cache, in virtual time.
@@ -28,12 +31,14 @@ pub enum Which {
     Grid,
     /// Many jobs over many single-sample units, two epochs each
     Scale,
+    /// Jobs that come and go on one cache, under five ways to divide it
+    Cluster,
 }
 
 /// The arguments of a simulation.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Named set of cases: rows, extras, grid or scale
+    /// Named set of cases: rows, extras, grid, scale or cluster
     #[arg(value_enum, default_value = "rows", conflicts_with = "case", hide_possible_values = true)]
     pub which: Which,
     /// Simulate the case, or cases, of a TOML (.toml) or JSON file
@@ -46,7 +51,7 @@ pub struct SimulateArgs {
     /// Set a constant of the sweep policy (an unknown name lists all)
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Seed of rows, grid and scale
+    /// Seed of rows, grid and scale; the first seed of cluster
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Units of the dataset, for rows and scale
@@ -61,6 +66,9 @@ pub struct SimulateArgs {
     /// Cache size as a part of the dataset, for scale
     #[arg(long, value_name = "PART", default_value_t = 0.1)]
     pub cache: f64,
+    /// Number of seeds, for cluster
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seeds: u64,
     /// Record the trace of the sweep, of one case and the arm fletch
     #[arg(long, value_name = "FILE", conflicts_with = "play")]
     pub record: Option<PathBuf>,
@@ -130,6 +138,9 @@ impl Cli {
             writeln!(out, "{played}")?;
             return Ok(());
         }
+        if self.args.case.is_none() && self.args.which == Which::Cluster {
+            return self.clusters(out);
+        }
         if !self.json {
             writeln!(out, "{}", table::HEADING)?;
         }
@@ -137,6 +148,16 @@ impl Cli {
             table::write(out, &run.play(&mut |_| {})?, self.json)?;
         }
         Ok(())
+    }
+
+    fn clusters(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        if !self.json {
+            writeln!(out, "{}", cluster::table::HEADING)?;
+        }
+        self.args.cluster_rows(|row| {
+            let line = if self.json { serde_json::to_string(&row)? } else { row.line() };
+            Ok(writeln!(out, "{line}")?)
+        })
     }
 }
 
@@ -172,6 +193,23 @@ impl SimulateArgs {
         Ok(runs)
     }
 
+    /// Plays the clusters, and calls `row` with each row of their table.
+    ///
+    /// # Errors
+    /// A cluster whose numbers cannot be used, or what `row` returns.
+    pub fn cluster_rows<E: From<ProblemError>>(
+        &self,
+        mut row: impl FnMut(cluster::table::Row) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let is_wanted = |name: &str| self.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+        for mix in cluster::mixes::MIXES.iter().filter(|mix| is_wanted(mix.name)) {
+            for arm in cluster::Arm::ALL {
+                row(cluster::table::Row::play(mix, arm, self.seed, self.seeds)?)?;
+            }
+        }
+        Ok(())
+    }
+
     fn cases(&self) -> Result<Vec<Case>, BadCase> {
         Ok(match (&self.case, self.which) {
             (Some(path), _) => file::read(path)?,
@@ -179,6 +217,8 @@ impl SimulateArgs {
             (None, Which::Extras) => cases::extras(),
             (None, Which::Grid) => cases::grid(self.seed),
             (None, Which::Scale) => vec![cases::scale(self.jobs, self.units, self.cache, self.seed)],
+            // Clusters are not cases: `cluster_rows` plays them.
+            (None, Which::Cluster) => Vec::new(),
         })
     }
 }

@@ -26,7 +26,11 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use allocator::{Division, divide};
+/// The part of a job's weight that counts while it reads a dataset alone and for the first time. It gains from
+/// the cache only if it reads the dataset again, which nobody knows yet.
+pub const FIRST_PASS_WEIGHT: f64 = 0.25;
+
+pub use allocator::{Division, Previous, divide};
 pub use decision::{Decision, Hysteresis, Reason};
 pub use problem::{DatasetDemand, JobDemand, Limit, Link, Problem, ProblemError};
-pub use rates::{byte_values, job_rates};
+pub use rates::{byte_values, job_rates, origin_rates};

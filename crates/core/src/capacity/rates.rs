@@ -99,6 +99,21 @@ pub fn job_rates(problem: &Problem, shares: &[f64]) -> Vec<f64> {
     rates
 }
 
+/// Returns what is fetched of every dataset under a division, in bytes a second, in the problem's order.
+///
+/// # Panics
+/// As [`job_rates`].
+#[must_use]
+pub fn origin_rates(problem: &Problem, shares: &[f64]) -> Vec<f64> {
+    assert_eq!(shares.len(), problem.datasets.len(), "one share for each dataset");
+    let datasets = DatasetStreams::of(problem);
+    let levels = evaluate(problem, &datasets, shares).levels;
+    let fetched = |(dataset, &share): (&DatasetStreams, &f64)| {
+        dataset.flows(share).map(|flow| flow.bandwidth(levels[dataset.link])).sum()
+    };
+    datasets.iter().zip(shares).map(fetched).collect()
+}
+
 /// Returns what one byte more is worth to each dataset, in units of the goal.
 ///
 /// It is the slope over the next 1/1,000 of the dataset, links and prices being as they are. A dataset that

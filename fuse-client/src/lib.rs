@@ -23,6 +23,7 @@ pub mod fuse;
 pub mod metrics;
 pub mod mount;
 pub mod mount_dir;
+pub mod mount_helper;
 pub mod node;
 pub mod open_version;
 pub mod push;

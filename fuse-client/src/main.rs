@@ -2,9 +2,10 @@
 
 use clap::Parser;
 use fletch_mount::cli::{Cli, LogFormat};
-use fletch_mount::{daemon, mount};
+use fletch_mount::{daemon, mount, mount_helper};
 use fletch_store::allocator;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
 use tracing_subscriber::EnvFilter;
 
 /// The default of `FLETCH_LOG`. The FUSE crate logs an error for every killed reader, so its log is off; its
@@ -14,6 +15,9 @@ const LOG_DEFAULT: &str = "info,fuser=off";
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::TABLES) {
         eprintln!("fletch-mount: cannot configure the allocator: memory use may exceed --memory");
+    }
+    if mount_helper::is_helper(std::env::args_os().next().as_deref()) {
+        return as_helper();
     }
     let cli = Cli::parse();
     let background = cli.daemon;
@@ -49,6 +53,20 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// Becomes `fletch-mount` with the flags that mount(8)'s words mean.
+fn as_helper() -> ExitCode {
+    let failed = match mount_helper::translate(std::env::args_os().skip(1)) {
+        Ok(call) if call.is_fake => return ExitCode::SUCCESS,
+        Ok(call) => std::env::current_exe()
+            .map_or_else(|e| e, |program| Command::new(program).arg0("fletch-mount").args(call.args).exec())
+            .to_string(),
+        Err(e) => e.to_string(),
+    };
+    eprintln!("{}: {failed}", mount_helper::HELPER);
+    // mount(8): "incorrect invocation or permissions".
+    ExitCode::from(1)
 }
 
 fn start_log(format: LogFormat) {

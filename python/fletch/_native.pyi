@@ -1,7 +1,7 @@
 """The native half of the package; import `fletch` instead."""
 
 from os import PathLike
-from typing import Any, Callable, Sequence, TypeAlias, final
+from typing import Any, Callable, Sequence, final
 
 __version__: str
 
@@ -9,13 +9,6 @@ __version__: str
 LEASE_MAX: int
 #: The most samples that a rank may hold.
 HELD_MAX: int
-
-@final
-class Buffer:
-    """Immutable received bytes, to which the views of `Version.read` refer."""
-
-    def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Client:
@@ -233,7 +226,7 @@ def _version(client: Client, what: str) -> Version: ...
 
 #: Epoch, rank, lease, entries, and the lease's lifetime in milliseconds. Any process can acknowledge the
 #: lease with it.
-_Token: TypeAlias = tuple[int, int, int, int, int]
+_Token = tuple[int, int, int, int, int]
 
 @final
 class Leased:

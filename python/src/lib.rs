@@ -31,7 +31,6 @@ use pyo3::prelude::*;
 #[pymodule]
 #[pyo3(name = "_native")]
 fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_class::<buffer::Buffer>()?;
     m.add_class::<client::Client>()?;
     m.add_class::<entry::Entry>()?;
     m.add_class::<entry::Sample>()?;

@@ -55,6 +55,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("fletch-python", &["fletch-core", "fletch-api", "fletch-tables", "fletch-client"]),
+    ("fletch-manuals", &["fletch", "fletch-mount", "fletch-server"]),
     (
         "fletch",
         &[

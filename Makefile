@@ -17,12 +17,11 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
-    fuzz bench deny clean accept accept-allocator \
-    accept-attacks accept-check-time accept-code-size accept-comments \
-    accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
-    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs \
-    accept-queries accept-questions \
+.PHONY: help build programs wheel dist install ready-and-linted demo check test lint format-check \
+    formats soak fuzz bench deny clean accept accept-allocator accept-attacks accept-check-time \
+    accept-clusters accept-code-size accept-comments accept-contributing accept-dist accept-domains \
+    accept-formats accept-fuzz accept-help accept-lines accept-lost-tests accept-mistakes accept-mount \
+    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
     accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
@@ -39,6 +38,9 @@ programs: ## the programs alone
 
 wheel: ## the Python package, release, as a wheel in the target directory's release/wheels
 	CARGO="$(CARGO)" JOBS=$(JOBS) python/build.sh release
+
+dist: programs ## what can be installed, in target/dist: a tarball, a Debian package, a wheel
+	CARGO="$(CARGO)" JOBS=$(JOBS) packaging/dist.sh
 
 demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
@@ -168,6 +170,13 @@ accept-allocator: ## the allocator against brute force (2,000 cases), and decisi
 
 accept-attacks: programs ## attacks on connections, heads, bodies and replies shut nobody else out
 	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1
+
+accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
+accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters
+	$(CARGO) nextest run --release -p fletch-sim --test capacity --no-capture
+
+accept-dist: dist ## the packages are installed, used and removed in empty roots of Debian
+	packaging/check.sh
 
 accept-domains: programs ## with tokens, an origin or a directory without domains stops the start
 	$(CARGO) nextest run --release $(TESTED) -E \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what `make dist` built in empty roots of Debian, uses it there, and removes it (`make accept-dist`).
-# Needs root, a network for Debian's packages, mmdebstrap and /dev/fuse. The roots stay in the target directory.
+# Installs what `make dist` built in empty roots of Debian, uses it there, and removes it
+# (`make accept-dist`). Needs root, a network for Debian's packages, mmdebstrap and /dev/fuse. The tarballs of
+# the roots stay in the target directory.
 #
 #   Debian package   Debian 12: the service's server as its user, a mount from fstab, purge
 #   tarball          the same root, in /usr/local: `fletch mount` with a server of one's own
@@ -11,6 +12,8 @@ cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 roots=$target/roots
 dist=$target/dist
+# More files for a root.
+more=
 
 for tool in mmdebstrap gpgv; do
     command -v "$tool" > /dev/null || apt-get install -y -qq --no-install-recommends mmdebstrap gpgv
@@ -22,9 +25,10 @@ make_root() {
     local tar=$roots/$suite.tar
     if [ ! -s "$tar" ]; then
         mkdir -p "$roots"
+        rm -f "$roots/$suite.new.tar"
         mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' \
-            --include="$packages" "$suite" "$tar.new"
-        mv "$tar.new" "$tar"
+            --include="$packages" "$suite" "$roots/$suite.new.tar"
+        mv "$roots/$suite.new.tar" "$tar"
     fi
 }
 
@@ -42,7 +46,8 @@ in_root() {
     done
     ln -s /proc/self/fd "$root/dev/fd"
     mkdir "$root/dev/shm"
-    cp "$dist"/*.deb "$dist"/*.tar.gz "$dist"/*.whl packaging/check/* python/examples/train.py "$root/pkg/"
+    # shellcheck disable=SC2086 # several files
+    cp -r $more "$dist"/*.deb "$dist"/*.tar.gz "$dist"/*.whl packaging/check/* "$root/pkg/"
     local status=0
     unshare --mount --pid --fork --kill-child --mount-proc="$root/proc" \
         chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
@@ -56,4 +61,20 @@ make_root bullseye python3-venv,python3-pip
 in_root bookworm deb.sh
 in_root bookworm tarball.sh
 in_root bookworm wheel_trains.sh
+
+# The server of the last root runs outside of it.
+work=$(mktemp -d)
+mkdir -p "$work/photos/cat"
+for i in $(seq 20); do head -c $((500 + 31 * i)) /dev/urandom > "$work/photos/cat/$i.bin"; done
+"$target/release/fletch-server" --listen 127.0.0.1:0 --socket none --state-dir "$work/state" --cache-size 0 \
+    --ready-file "$work/server" 2> "$work/log" &
+server=$!
+trap 'kill "$server"; wait "$server" || true; rm -rf "$work"' EXIT
+until [ -s "$work/server" ]; do
+    kill -0 "$server"
+    sleep 0.1
+done
+FLETCH_STATE_DIR="$work/cli" FLETCH_SERVER=$(cat "$work/server") \
+    "$target/release/fletch" register photos "$work/photos"
+more="$work/server $work/photos"
 in_root bullseye wheel_reads.sh

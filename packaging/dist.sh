@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds what can be installed into the target directory's dist/: a tarball, a Debian package, the Python wheel
-# and their checksums. `make dist` builds the programs before. docs/INSTALL.md says how each is installed.
+# Builds what can be installed into the target directory's dist/: a tarball, a Debian package, the Python
+# wheel and their checksums. `make dist` builds the programs before. docs/INSTALL.md says how each is
+# installed.
 #
 #   packaging/dist.sh            all three
 #   packaging/dist.sh tarball    one of tarball, deb, wheel
@@ -50,7 +51,8 @@ tarball() {
         LC_ALL=C sort > "$tree/files"
     mv "$tree/files" "$to/share/doc/fletch/files"
     chmod -R u=rwX,go=rX "$to"
-    tar -C "$tree" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -czf "$out/$name.tar.gz" "$name"
+    tar -C "$tree" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" \
+        -czf "$out/$name.tar.gz" "$name"
     rm -r "$tree"
     echo "$out/$name.tar.gz"
 }

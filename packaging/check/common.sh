@@ -4,8 +4,8 @@
 listing() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /pkg -o -path /tmp -o -path /run \
         -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache/apt -o -path /var/log \
-        -o -path /data -o -path /var/cache/ldconfig -o -path /usr/lib/python3 -o -path /usr/lib/python3.11 \) \
-        -prune -o \( -type f -o -type l -o -type d \) -print | LC_ALL=C sort
+        -o -path /data -o -path /var/cache/ldconfig -o -path /usr/lib/python3 \
+        -o -path /usr/lib/python3.11 \) -prune -o \( -type f -o -type l -o -type d \) -print | LC_ALL=C sort
 }
 
 # Fails if the listing differs from the one in /tmp/before, and says what was left.

@@ -14,23 +14,30 @@ cat > /tmp/train.py << 'P'
 import fletch, torch
 from fletch.torch import DataLoader, EpochDataset
 
-data = EpochDataset("photos", job="check", epochs=2)
+CLASSES = ["cat", "dog", "owl"]
+
+
+def decode(sample):
+    row = torch.frombuffer(bytearray(sample.content[:8]), dtype=torch.uint8) / 255
+    return row, CLASSES.index(sample.path.split("/")[0])
+
+
+client = fletch.Client("http://127.0.0.1:7380", job="check")
+data = EpochDataset(client, "photos", job="check", batch_size=16, transform=decode)
 model = torch.nn.Linear(8, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(2):
-    seen = 0
-    for batch in DataLoader(data, batch_size=16, num_workers=2):
-        rows = torch.stack([torch.frombuffer(bytearray(s.content[:8]), dtype=torch.uint8) / 255 for s in batch])
-        labels = torch.tensor([s.label for s in batch])
+    for rows, labels in DataLoader(data, num_workers=2):
         loss = torch.nn.functional.cross_entropy(model(rows), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        seen += len(batch)
-    assert seen == 120, seen
+    stats = data.stats()
+    assert stats["samples"] == 120, stats
+    print("epoch", epoch, "receipt", stats["receipt"])
 print("trained: torch", torch.__version__, "loss", round(float(loss), 3))
 P
 /opt/train/bin/python /tmp/train.py
-fletch receipt verify check 0
+fletch receipt show check 0
 /opt/train/bin/pip uninstall --yes --quiet fletch
 nothing_left "the wheel"

@@ -3,8 +3,8 @@
 //! This is the only file of the crate with unsafe code: a type with two slots that are C functions.
 //!
 //! The package has one binary for Python 3.9 and later, so it uses the stable ABI of 3.9. Buffers belong to
-//! the stable ABI since 3.11. CPython 3.9 and 3.10 have the same structure, the same slot numbers and the same
-//! function `PyBuffer_FillInfo`, only without that promise. Both releases get no changes any more.
+//! the stable ABI since 3.11. CPython 3.9 and 3.10 have the same structure, slot numbers and function
+//! `PyBuffer_FillInfo`, only without that promise. Both releases get no changes any more.
 //!
 //! 1. A view's memory is the `Bytes` of the object that the view names as its owner. The memory never
 //!    changes, and lives as long as that object.

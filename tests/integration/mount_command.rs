@@ -4,7 +4,7 @@
 
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
-use fletch_tests::bins::{bin, bin_dir, command, repo, stdout};
+use fletch_tests::bins::{bin_dir, command, repo, stdout};
 use fletch_tests::fixture::{files, is_mounted};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -26,8 +26,8 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-/// The part of a job's weight that counts while it reads a dataset alone and for the first time. It gains from
-/// the cache only if it reads the dataset again, which nobody knows yet.
+/// The part of a job's weight that counts while it reads a dataset alone and for the first time. Such a job
+/// gains from the cache only if it reads the dataset again, which nobody knows yet.
 pub const FIRST_PASS_WEIGHT: f64 = 0.25;
 
 pub use allocator::{Division, Previous, divide};

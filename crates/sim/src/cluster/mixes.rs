@@ -40,8 +40,8 @@ pub const MIXES: [Mix; 7] = {
 impl Mix {
     /// Returns a cluster of this kind.
     ///
-    /// Of the jobs, 35 % compute for long; the others can read more than their part of the link. The popularity of
-    /// datasets follows Zipf's law. Scans start over 8 hours.
+    /// Of the jobs, 35 % compute for long; the others can read more than their part of the link. The
+    /// popularity of datasets follows Zipf's law. Scans start over 8 hours.
     #[must_use]
     pub fn cluster(&self, seed: u64) -> Cluster {
         let mut rng = Rng::new(seed);

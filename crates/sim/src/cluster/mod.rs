@@ -5,8 +5,8 @@
 //! [`Arm::Fletch`] calls the server's own decisions.
 //!
 //! The bytes of a dataset grow only by what is fetched and shrink at once. They help a job that is alone on
-//! its dataset from its next pass on. Estimates of a job's rate have an error of 5 % that drifts. Sizes are in
-//! GB, times in seconds and rates in GB/s.
+//! its dataset from its next pass on. Estimates of a job's rate have an error of 5 % that drifts. Sizes are
+//! in GB, times in seconds and rates in GB/s.
 
 mod arm;
 mod lru;

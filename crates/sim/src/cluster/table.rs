@@ -5,8 +5,8 @@ use fletch_core::capacity::ProblemError;
 use serde::Serialize;
 
 /// The heading of the columns.
-pub const HEADING: &str = "cluster                                  arm      slowdown    p95  fairness  GPU use  \
-     origin  hours  reassigned";
+pub const HEADING: &str = "cluster                                  arm      slowdown    p95  fairness  \
+     GPU use  origin  hours  reassigned";
 
 /// One row.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -78,7 +78,7 @@ fn noise_moves_at_most_a_tenth_of_the_cache_in_an_hour() {
         }
         let worst = parts.iter().copied().fold(0.0, f64::max);
         println!(
-            "noise of 5 %, memory {memory}: {} clusters, moved in the second hour: mean {:.4}, worst {worst:.4}",
+            "noise of 5 %, memory {memory}: {} clusters, moved in an hour: mean {:.4}, worst {worst:.4}",
             parts.len(),
             parts.iter().sum::<f64>() / parts.len() as f64
         );

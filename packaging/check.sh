@@ -46,6 +46,8 @@ in_root() {
     done
     ln -s /proc/self/fd "$root/dev/fd"
     mkdir "$root/dev/shm"
+    # An init system makes this link.
+    ln -sf ../proc/self/mounts "$root/etc/mtab"
     # shellcheck disable=SC2086 # several files
     cp -r $more "$dist"/*.deb "$dist"/*.tar.gz "$dist"/*.whl packaging/check/* "$root/pkg/"
     local status=0
@@ -74,7 +76,9 @@ until [ -s "$work/server" ]; do
     kill -0 "$server"
     sleep 0.1
 done
-FLETCH_STATE_DIR="$work/cli" FLETCH_SERVER=$(cat "$work/server") \
-    "$target/release/fletch" register photos "$work/photos"
+FLETCH_SERVER=$(cat "$work/server")
+export FLETCH_SERVER FLETCH_STATE_DIR="$work/cli"
+"$target/release/fletch" index "$work/photos"
+"$target/release/fletch" register photos "$work/photos"
 more="$work/server $work/photos"
 in_root bullseye wheel_reads.sh

@@ -19,7 +19,10 @@ setpriv --reuid fletch --regid fletch --init-groups $start 2> /tmp/server.log &
 server=$!
 at=unix:/run/fletch/server.sock
 wait_for 20 fletch status --server "$at"
-fletch register photos /data/photos --server "$at"
+export FLETCH_SERVER=$at
+fletch index /data/photos
+fletch register photos /data/photos
+unset FLETCH_SERVER
 echo 'photos /srv/photos fletch allow_other,_netdev,nofail 0 0' >> /etc/fstab
 mkdir /srv/photos
 mount /srv/photos

@@ -1,18 +1,24 @@
-# The tarball in an empty root, below /usr/local.
+# The tarball in an empty root, as a user without privileges installs it: below ~/.local.
 . /pkg/common.sh
 make_data
+adduser --quiet --disabled-password --gecos '' ann
+chmod 666 /dev/fuse
+install -d -o ann /home/ann/photos
 listing > /tmp/before
-tar -C /usr/local --strip-components=1 -xzf /pkg/fletch-*-linux.tar.gz
+su ann -c 'bash -euo pipefail' << 'U'
+cd ~
+mkdir -p ~/.local
+tar -C ~/.local --strip-components=1 -xzf /pkg/fletch-*-linux.tar.gz
+PATH=$HOME/.local/bin:$PATH
 fletch --version
-mkdir -p /run/user/0
-export XDG_RUNTIME_DIR=/run/user/0
-fletch mount /data/photos /mnt
-diff -r /data/photos /mnt
+fletch mount /data/photos ~/photos
+diff -r /data/photos ~/photos
 fletch status
 fletch down
-if mountpoint -q /mnt; then exit 1; fi
+if mountpoint -q ~/photos; then exit 1; fi
 echo "ok: fletch mount shows $(find /data/photos -type f | wc -l) files"
-(cd /usr/local && xargs -d '\n' rm -f < share/doc/fletch/files)
-rm -rf /root/.local/state/fletch /root/.cache/fletch
-find /usr/local /root -depth -type d -empty -newer /tmp/before -delete
+(cd ~/.local && xargs -d '\n' rm -f < share/doc/fletch/files)
+rm -rf ~/.local/state/fletch ~/.cache/fletch
+find ~/.local ~/.cache -depth -type d -empty -delete
+U
 nothing_left "the tarball"

@@ -6,6 +6,7 @@ fletch-server --listen 127.0.0.1:7380 --socket none --state-dir /tmp/state --cac
     --cache-size 64MiB 2> /tmp/server.log &
 export FLETCH_SERVER=http://127.0.0.1:7380
 wait_for 20 fletch status
+fletch index /data/photos
 fletch register photos /data/photos
 python3 -m venv --system-site-packages /opt/train
 listing > /tmp/before

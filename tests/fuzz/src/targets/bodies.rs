@@ -60,6 +60,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             "order":"strict","world":{"ranks":1,"batch":1,"tail":"keep"}}"#
                 .to_owned(),
         ),
+        (0, r#"{"name":"t","world":{"ranks":1,"batch":8,"tail":"drop"}}"#.to_owned()),
         (
             1,
             r#"{"rank":1,"sequence":3,"want":64,"acks":[{"lease":9,"upto":3,"batches":[{"entries":3}]}],

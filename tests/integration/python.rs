@@ -55,6 +55,11 @@ fn epochs_deliver_once_and_prove_it() {
 }
 
 #[test]
+fn examples_that_are_killed_continue() {
+    pytest(&["test_examples.py"]);
+}
+
+#[test]
 fn what_was_received_outlives_its_server_and_no_loop() {
     pytest(&["test_gone.py", "test_loops.py"]);
 }

@@ -95,7 +95,8 @@ pub async fn acks(
 
 /// Returns the state of an epoch: which entries were acknowledged.
 ///
-/// The state is self-contained. `PUT` continues the epoch from it, also on another server.
+/// The state is self-contained. `PUT` continues the epoch from it, also on another server. The epoch begins
+/// if it is the job's first, or if the epoch before it is finished.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
     params(
@@ -113,7 +114,8 @@ pub async fn acks(
 pub async fn state(State(server): State<Arc<Server>>, principal: Principal, path: EpochPath) -> ApiResult {
     // A state is in memory until the client has read it.
     let permit = acquire_read_permit(&server, &principal.tenant)?;
-    let (_, epoch) = epoch_of(&server, &principal, path).await?;
+    let (job, number) = job_of(&server, &principal, path).await?;
+    let epoch = job.epoch_for_state(number).await?;
     let of = Arc::clone(&epoch);
     let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::TaskLost)?;
     // An epoch that continues from the state must not know acks that a crash can undo.

@@ -285,6 +285,31 @@ impl OpenJob {
         self.find(number, true).await
     }
 
+    /// Returns the epoch of a request for its state. Begins the epoch if it is the job's first, or if the one
+    /// before it is finished: so a checkpoint can be saved before the first step.
+    ///
+    /// # Errors
+    /// [`JobError::NoEpoch`], and what its ledger says.
+    pub async fn epoch_for_state(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
+        let absent = match self.epoch(number).await {
+            Err(absent @ JobError::NoEpoch(_)) => absent,
+            there => return there,
+        };
+        let this = Arc::clone(self);
+        let follows = match blocking(move || this.epochs_on_disk()).await?.last() {
+            None => number == 0,
+            Some(&last) => {
+                last.checked_add(1) == Some(number)
+                    && self.epoch(last).await?.view().state == EpochState::Finished
+            }
+        };
+        if !follows {
+            return Err(absent);
+        }
+        self.setup.check_state_bytes(1)?;
+        self.find(number, true).await
+    }
+
     async fn find(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         if let Some(epoch) = self.loaded(number) {
             return Ok(epoch);

@@ -1,0 +1,130 @@
+"""The examples that people copy: killed in the middle of an epoch, started again, and checked."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from PIL import Image
+
+from conftest import BIN, Server, serving, until
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+IMAGES = 48
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Iterator[Server]:
+    """A server with a dataset of small images in three classes."""
+    with serving("--limits-lease-ttl", "5s") as server:
+        rng = random.Random(5)
+        for i in range(IMAGES):
+            image = Image.new("RGB", (24, 24), (rng.randrange(256), rng.randrange(256), rng.randrange(256)))
+            path = server.scratch / "pictures" / "abc"[i % 3] / f"{i:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+        server.publish("pictures", server.scratch / "pictures")
+        yield server
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and everything that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+
+class Training:
+    """A training script in a folder of its own. What it prints is in a file."""
+
+    def __init__(self, server: Server, folder: Path, job: str, launcher: list[str], script: str) -> None:
+        self.out = folder / "out"
+        self.folder, self.job = folder, job
+        self.words = [sys.executable, "-W", "ignore", *launcher, str(EXAMPLES / script)]
+        self.words += [f"unix:{server.socket}", "pictures", job]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        # A session of its own, so that everything it starts can be ended together.
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        with open(self.out, "ab") as out:
+            return subprocess.Popen(
+                self.words, cwd=self.folder, stdout=out, stderr=out, env=env, start_new_session=True
+            )
+
+    def text(self) -> str:
+        return self.out.read_text()
+
+    def killed_after_a_checkpoint(self) -> None:
+        process = self.start()
+        try:
+            until("a checkpoint", lambda: "checkpoint after" in self.text() or process.poll() is not None)
+            assert process.poll() is None, self.text()
+        finally:
+            end(process)
+        self.out.unlink()
+
+    def finished(self) -> str:
+        process = self.start()
+        assert process.wait(120) == 0, self.text()
+        return self.text()
+
+
+@pytest.mark.parametrize("script", ["train_resume.py", "train_hooks.py", "train_accelerate.py"])
+def test_a_killed_training_continues(pictures: Server, tmp_path: Path, script: str) -> None:
+    if script == "train_accelerate.py":
+        pytest.importorskip("accelerate", reason="tests/install.sh installs it")
+    training = Training(pictures, tmp_path, script.removesuffix(".py"), [], script)
+    training.killed_after_a_checkpoint()
+    said = training.finished()
+    assert "continues with epoch 0" in said, said
+    ends = re.findall(r"epoch (\d): (\d+) images, receipt (\w+)", said)
+    assert [(epoch, receipt) for epoch, _, receipt in ends] == [("0", "agrees"), ("1", "agrees")], said
+    assert ends[1][1] == str(IMAGES), said
+
+
+def rank_of(job: str, rank: int) -> int | None:
+    """Returns the process of a rank of a job."""
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            variables = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        # Workers of the loader have the same words; the rank is a child of torchrun.
+        parent = process / "stat"
+        if job.encode() in words and f"RANK={rank}".encode() in variables:
+            above = parent.read_text().rsplit(")", 1)[1].split()[1]
+            if b"torch.distributed.run" in Path(f"/proc/{above}/cmdline").read_bytes():
+                return int(process.name)
+    return None
+
+
+def test_a_lost_rank_is_started_again_in_mid_epoch(pictures: Server, tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=3"]
+    # Torch 1.13 on Python 3.11 cannot read the defaults of these two, which redirect nothing.
+    launcher += ["--redirects=2", "--tee=2"]
+    training = Training(pictures, tmp_path, "two-ranks", launcher, "train_torchrun.py")
+    process = training.start()
+    try:
+        until("a checkpoint", lambda: "checkpoint after" in training.text() or process.poll() is not None)
+        lost = rank_of("two-ranks", 1)
+        assert lost is not None, training.text()
+        os.kill(lost, signal.SIGKILL)
+        assert process.wait(120) == 0, training.text()
+    finally:
+        end(process)
+    said = training.text()
+    for rank in (0, 1):
+        assert f"rank {rank} continues with epoch 0" in said, said
+        assert f"rank {rank}, epoch 0: finished" in said, said
+    logs = [str(tmp_path / f"two-ranks-{rank}.log") for rank in (0, 1)]
+    verify = [BIN / "fletch", "receipt", "verify", *logs, "--job", "two-ranks", "--epoch", "0"]
+    checked = subprocess.run(verify + ["--server", pictures.url], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -97,6 +97,32 @@ async fn a_state_takes_back_the_epochs_after_it() {
     node.running.shutdown().await;
 }
 
+/// A checkpoint can be saved before the first step. A request for a state ends no epoch that is open.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_before_the_first_lease_begins_the_epoch_that_follows() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let job =
+        client(&node).declare(&ask("j", OrderKind::Strict, world(1, 4, Tail::Keep))).await.expect("declared");
+    let none = async |epoch| job.state(epoch).await.map(drop).expect_err("no such epoch").code();
+    assert_eq!(none(1).await, Some(Code::NotFound));
+    assert_eq!(begun(&job).await, []);
+    let start = job.state(0).await.expect("the first epoch");
+    let (open, finished) = (EpochState::Open, EpochState::Finished);
+    assert_eq!(begun(&job).await, [(0, open)]);
+    acked(&job, 0).await;
+    assert_eq!(none(1).await, Some(Code::NotFound), "epoch 0 is open");
+    // The process was killed, and its model with it: everything comes again.
+    job.put_state(0, start, true).await.expect("the state before the first step");
+    let (all, _) = consume(&job, &tree, 0, 0, 4).await;
+    assert_eq!(all.len(), 16);
+    job.state(1).await.expect("epoch 0 is finished");
+    assert_eq!(begun(&job).await, [(0, finished), (1, open)]);
+    assert_eq!(none(3).await, Some(Code::NotFound));
+    node.running.shutdown().await;
+}
+
 /// Putting a state with `replace` voids the held leases. Their workers may still live, but the restored model
 /// did not consume those samples, so that their acks are rejected.
 #[tokio::test(flavor = "multi_thread")]

@@ -30,6 +30,8 @@ try:
     version.read("absent")
     raise SystemExit("an absent file was read")
 except fletch.NotFound as error:
+    error.add_note("a note")
+    assert error.__notes__ == ["a note"]
     print("python", sys.version.split()[0], "read", len(paths), "files; error in words:", error)
 P
 /opt/old/bin/python /tmp/read.py

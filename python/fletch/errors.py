@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class FletchError(Exception):
     """A call failed.
@@ -23,6 +25,12 @@ class FletchError(Exception):
         self.code = code
         self.hint = hint
         self.retryable = retryable
+
+    if sys.version_info < (3, 11):
+
+        def add_note(self, note: str) -> None:
+            """Adds a note, as every exception does since Python 3.11. Tracebacks show notes since then."""
+            self.__notes__ = [*getattr(self, "__notes__", []), note]
 
 
 class NotFound(FletchError, LookupError):

@@ -415,6 +415,44 @@ fn a_bucket_is_mounted_with_the_credentials_of_the_terminal() {
 }
 
 #[test]
+fn a_container_is_mounted_with_the_credentials_of_the_terminal() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let Some(azure) = servers::azure("container") else { return };
+    let mut user = User::new("one");
+    let endpoint = format!("{}/{}", azure.endpoint(), servers::AZURE_ACCOUNT);
+    let credentials = user.path("credentials-of-the-test");
+    fs::write(&credentials, format!("azure_storage_account_key = {}\n", servers::AZURE_KEY)).expect("write");
+    let config = OriginConfig {
+        prefix: "az://container".to_owned(),
+        endpoint: Some(endpoint.clone()),
+        account: Some(servers::AZURE_ACCOUNT.to_owned()),
+        credentials: Some(Credentials::File(credentials)),
+        allow_http: true,
+        ..OriginConfig::default()
+    };
+    let origins = Origins::new(vec![config], OriginLimits::default()).expect("origins");
+    let uri = OriginUri::parse("az://container/set").expect("uri");
+    let all = fill(&origins.open(&uri).expect("open"), 8);
+    user.say(&["mount", "az://container/set", "mnt"]).fails(&["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"]);
+    for (name, value) in [
+        ("AZURE_STORAGE_ACCOUNT", servers::AZURE_ACCOUNT),
+        ("AZURE_STORAGE_KEY", servers::AZURE_KEY),
+        ("AZURE_STORAGE_ENDPOINT", &endpoint),
+    ] {
+        user.more.insert(name, value.to_owned());
+    }
+    let mounted = user.say(&["mount", "az://container/set", "mnt"]).ok().in_plain_words();
+    shows(&user.path("mnt"), &all);
+    let status = user.say(&["status"]).ok();
+    assert!(status.stdout.contains("az://container"), "{status:?}");
+    for text in [&status.stdout, &mounted.stdout, &mounted.stderr] {
+        assert!(!text.contains(servers::AZURE_KEY), "{text}");
+    }
+}
+
+#[test]
 fn expired_credentials_are_named_and_replaced_by_the_next_mount() {
     if !have(&[Need::Fuse]) {
         return;

@@ -338,10 +338,10 @@ Ctrl-C ends it. --json prints for each sample what `fletch status --json` prints
     /// Simulate jobs, caches and origins in virtual time: bytes fetched and time waited.
     #[command(after_help = "Examples:
   fletch simulate --case four-jobs.toml --arm fletch --arm lru --arm pin --json
-  fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128
+  fletch simulate cluster --only 'scarce link' --seeds 2
   fletch simulate --play epoch.trace
 
-Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and comparing a real run.")]
+Needs no server and no data. docs/SIMULATE.md describes cases, output, and comparing a real run.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(

@@ -1,6 +1,14 @@
 //! The command line of `fletch simulate` and `fletch-simulate`.
 
-use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, cluster, engine, file, table, traces};
+use crate::{
+    ArmKind, BadCase, Case, Origin, Outcome, cases,
+    cluster::{
+        self, Arm,
+        mixes::{MIXES, Mix},
+        table::Row,
+    },
+    engine, file, table, traces,
+};
 use clap::{Args, Parser, ValueEnum};
 use fletch_core::{
     capacity::ProblemError,
@@ -44,7 +52,7 @@ pub struct SimulateArgs {
     /// Simulate the case, or cases, of a TOML (.toml) or JSON file
     #[arg(long, value_name = "FILE")]
     pub case: Option<PathBuf>,
-    /// Policy: direct, lru, pin or fletch; repeat it for several
+    /// Policy: direct, lru, pin or fletch; or several
     #[arg(long = "arm", value_name = "ARM", value_enum, default_values = ["fletch"])]
     #[arg(hide_possible_values = true)]
     pub arms: Vec<ArmKind>,
@@ -138,7 +146,7 @@ impl Cli {
             writeln!(out, "{played}")?;
             return Ok(());
         }
-        if self.args.case.is_none() && self.args.which == Which::Cluster {
+        if self.args.is_clusters() {
             return self.clusters(out);
         }
         if !self.json {
@@ -154,10 +162,12 @@ impl Cli {
         if !self.json {
             writeln!(out, "{}", cluster::table::HEADING)?;
         }
-        self.args.cluster_rows(|row| {
+        for row in self.args.cluster_rows() {
+            let row = self.args.play_row(&row)?;
             let line = if self.json { serde_json::to_string(&row)? } else { row.line() };
-            Ok(writeln!(out, "{line}")?)
-        })
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
     }
 }
 
@@ -193,21 +203,26 @@ impl SimulateArgs {
         Ok(runs)
     }
 
-    /// Plays the clusters, and calls `row` with each row of their table.
+    /// Whether the clusters are asked for, which are no cases.
+    #[must_use]
+    pub fn is_clusters(&self) -> bool {
+        self.case.is_none() && self.which == Which::Cluster
+    }
+
+    /// Returns the rows of the table of clusters, in order. Each is played with [`SimulateArgs::play_row`].
+    #[must_use]
+    pub fn cluster_rows(&self) -> Vec<(Mix, Arm)> {
+        let is_wanted = |mix: &&Mix| self.only.as_ref().is_none_or(|o| mix.name.contains(o.as_str()));
+        let arms = |mix: &Mix| Arm::ALL.map(|arm| (*mix, arm));
+        MIXES.iter().filter(is_wanted).flat_map(arms).collect()
+    }
+
+    /// Plays one row of the table of clusters, over the seeds.
     ///
     /// # Errors
-    /// A cluster whose numbers cannot be used, or what `row` returns.
-    pub fn cluster_rows<E: From<ProblemError>>(
-        &self,
-        mut row: impl FnMut(cluster::table::Row) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let is_wanted = |name: &str| self.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
-        for mix in cluster::mixes::MIXES.iter().filter(|mix| is_wanted(mix.name)) {
-            for arm in cluster::Arm::ALL {
-                row(cluster::table::Row::play(mix, arm, self.seed, self.seeds)?)?;
-            }
-        }
-        Ok(())
+    /// A cluster whose numbers cannot be used.
+    pub fn play_row(&self, (mix, arm): &(Mix, Arm)) -> Result<Row, ProblemError> {
+        Row::play(mix, *arm, self.seed, self.seeds)
     }
 
     fn cases(&self) -> Result<Vec<Case>, BadCase> {
@@ -217,7 +232,7 @@ impl SimulateArgs {
             (None, Which::Extras) => cases::extras(),
             (None, Which::Grid) => cases::grid(self.seed),
             (None, Which::Scale) => vec![cases::scale(self.jobs, self.units, self.cache, self.seed)],
-            // Clusters are not cases: `cluster_rows` plays them.
+            // Clusters are not cases: see `cluster_rows`.
             (None, Which::Cluster) => Vec::new(),
         })
     }

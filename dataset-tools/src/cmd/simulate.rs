@@ -4,7 +4,12 @@ use super::{Context, streamed};
 use crate::failure::Failure;
 use crate::out::Rows;
 use crate::progress::PLAIN_EVERY;
-use fletch_sim::{BadCase, Outcome, cli::SimulateArgs, table, traces};
+use fletch_sim::{
+    BadCase, Outcome,
+    cli::SimulateArgs,
+    cluster::{self, table::Row},
+    table, traces,
+};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::time::Instant;
@@ -81,6 +86,9 @@ pub fn run(ctx: &Context, args: &SimulateArgs) -> Result<(), Failure> {
         let same = traces::play(path)?;
         return ctx.out.result(&same, |w| writeln!(w, "{same}"));
     }
+    if args.is_clusters() {
+        return clusters(ctx, args);
+    }
     let runs = args.runs()?;
     let mut shown = RunsProgress::new(ctx, runs.len());
     let began = Instant::now();
@@ -109,4 +117,31 @@ pub fn run(ctx: &Context, args: &SimulateArgs) -> Result<(), Failure> {
         }
         rows.end("summary", &summary)
     })
+}
+
+/// Plays clusters in which jobs come and go.
+fn clusters(ctx: &Context, args: &SimulateArgs) -> Result<(), Failure> {
+    let rows = args.cluster_rows();
+    let mut shown = RunsProgress::new(ctx, rows.len());
+    let began = Instant::now();
+    let mut failed = None;
+    streamed(|out| {
+        let json = ctx.out.json;
+        if !json {
+            writeln!(out, "{}", cluster::table::HEADING)?;
+        }
+        let mut out = Rows::begin(out, json, &HEAD, "clusters")?;
+        for (at, row) in rows.iter().enumerate() {
+            shown.show(at, row.0.name, 0.0);
+            match args.play_row(row) {
+                Ok(played) => out.push(&played, |row: &Row, w| writeln!(w, "{}", row.line()))?,
+                Err(e) => failed = Some(e),
+            }
+        }
+        if let Some(b) = &shown.bar {
+            b.finish_and_clear();
+        }
+        out.end("summary", &Summary { runs: rows.len(), seconds: began.elapsed().as_secs_f64() })
+    })?;
+    failed.map_or(Ok(()), |e| Err(Failure::new(e.to_string())))
 }

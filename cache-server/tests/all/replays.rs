@@ -153,8 +153,8 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
     let client = client(&node);
     let world = world(2, 4, Tail::Drop);
     let job = client.declare(&ask("first", OrderKind::Substitute, world)).await.expect("declared");
-    let begun = job.state(0).await.err().map(|e| e.code());
-    assert_eq!(begun, Some(Some(Code::NotFound)), "no epoch has begun");
+    let begun = job.state(1).await.err().map(|e| e.code());
+    assert_eq!(begun, Some(Some(Code::NotFound)), "epoch 1 does not follow on any");
     let got = [rank(&job, 0, 0, 2, 99, 99).await.0, rank(&job, 0, 1, 2, 99, 2).await.0];
     let ledger = job.ledger(0).await.expect("ledger");
     let state = job.state(0).await.expect("state");

@@ -213,7 +213,7 @@ impl Recipe<'_> {
 
     fn azure(&self) -> Result<MicrosoftAzure, OriginError> {
         let mut builder = match self.source {
-            Source::Env => MicrosoftAzureBuilder::from_env(),
+            Source::Env => azure_of_environment(),
             Source::Anonymous => MicrosoftAzureBuilder::new().with_skip_signature(true),
             Source::File { .. } | Source::Given(_) => {
                 let mut builder = MicrosoftAzureBuilder::new();
@@ -321,6 +321,23 @@ impl Recipe<'_> {
             .with_http_connector(connector)
             .build()
             .map_err(|e| self.failed(&e))
+    }
+}
+
+/// Returns Azure's client with the variables that its crate knows, and those of Azure's own command line.
+fn azure_of_environment() -> MicrosoftAzureBuilder {
+    let value = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let any = |names: &[&str]| names.iter().any(|name| value(name).is_some());
+    let builder = MicrosoftAzureBuilder::from_env();
+    let builder = match value("AZURE_STORAGE_ACCOUNT") {
+        Some(account) if !any(&["AZURE_STORAGE_ACCOUNT_NAME"]) => builder.with_account(account),
+        _ => builder,
+    };
+    match value("AZURE_STORAGE_KEY") {
+        Some(key) if !any(&["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"]) => {
+            builder.with_access_key(key)
+        }
+        _ => builder,
     }
 }
 

@@ -157,10 +157,10 @@ fn compare(cases: usize, seed: u64) -> Report {
     report
 }
 
-/// `FLETCH_ALLOCATOR_CASES` sets the number of cases; `make accept-allocator` sets 2,000.
+/// `FLETCH_ALLOCATOR_CASES`, when this is compiled, sets the number of cases; `make accept-allocator` sets 2,000.
 #[test]
 fn the_allocator_is_within_one_percent_of_brute_force() {
-    let cases = std::env::var("FLETCH_ALLOCATOR_CASES").map_or(150, |n| n.parse().expect("a number"));
+    let cases = option_env!("FLETCH_ALLOCATOR_CASES").map_or(150, |n| n.parse().expect("a number"));
     let report = compare(cases, 20_261_125);
     let (gaps, count) = (&report.gaps, report.gaps.len());
     let close = gaps.iter().filter(|gap| **gap <= 0.01).count();

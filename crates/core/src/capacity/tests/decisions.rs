@@ -62,7 +62,7 @@ impl Cluster {
 
 /// `FLETCH_ALLOCATOR_CASES` sets the number of clusters, beside 4.
 fn clusters() -> u64 {
-    std::env::var("FLETCH_ALLOCATOR_CASES").map_or(4, |n| n.parse::<u64>().expect("a number") / 40)
+    option_env!("FLETCH_ALLOCATOR_CASES").map_or(4, |n| n.parse::<u64>().expect("a number") / 40)
 }
 
 #[test]

@@ -20,9 +20,9 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel dist install ready-and-linted demo check test lint format-check \
     formats soak fuzz bench deny clean accept accept-allocator accept-attacks accept-check-time \
     accept-clusters accept-code-size accept-comments accept-contributing accept-dist accept-domains \
-    accept-formats accept-fuzz accept-help accept-lines accept-lost-tests accept-mistakes accept-mount \
-    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
-    accept-readme accept-sentences accept-structure accept-test-time
+    accept-estimator accept-formats accept-fuzz accept-help accept-lines accept-lost-tests accept-mistakes \
+    accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries \
+    accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -177,6 +177,10 @@ accept-clusters: ## no way to divide a cache slows jobs down less, in simulated 
 
 accept-dist: dist ## the packages are installed, used and removed in empty roots of Debian
 	packaging/check.sh
+
+accept-estimator: export FLETCH_ESTIMATOR_CASES := 600
+accept-estimator: ## the estimator of jobs on 600 simulated loaders that it was not made on
+	$(CARGO) nextest run --release -p fletch-core --lib -E 'test(benefit::)' --no-capture
 
 accept-domains: programs ## with tokens, an origin or a directory without domains stops the start
 	$(CARGO) nextest run --release $(TESTED) -E \

@@ -6,6 +6,7 @@
 //!
 //! The glossary in `docs/ARCHITECTURE.md` defines the words; `docs/FORMATS.md` describes the formats.
 
+pub mod benefit;
 pub mod capacity;
 pub mod cluster;
 pub mod delivery;
@@ -16,6 +17,8 @@ pub mod names;
 pub mod order;
 pub mod plan;
 pub mod prefetch;
+#[cfg(test)]
+mod random;
 pub mod record;
 pub mod residency;
 mod varint;

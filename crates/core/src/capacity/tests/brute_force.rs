@@ -1,12 +1,13 @@
 //! The allocator against a grid over all divisions, refined from its eight best.
 
-use super::random::{Mix, Rng, problem, reversed};
+use super::random::{Mix, problem, reversed};
 use crate::capacity::{
     Problem,
     allocator::{divide, moved},
     rates::evaluate,
     streams::DatasetStreams,
 };
+use crate::random::Rng;
 use std::ops::ControlFlow;
 
 /// Grid points over the capacity, by the number of datasets.

@@ -1,0 +1,296 @@
+//! The estimate over a window of steps.
+
+use super::{
+    observation::{BatchObservation, Window},
+    predict::OVERLAP_MAX,
+    service::{Service, service},
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The fewest steps that are estimated.
+const STEPS_MIN: usize = 8;
+/// A step counts as a pause (a checkpoint, an evaluation) from this many seconds on ...
+const PAUSE_SECONDS: f64 = 10.0;
+/// ... if it also takes this many times the upper quartile of steps.
+const PAUSE_QUARTILES: f64 = 20.0;
+/// A link, a disk or the receivers that are busy for less than this part of the time had time left.
+const BUSY: f64 = 0.85;
+/// The least part of the time without pauses by which the bound for links is scaled.
+const UNPAUSED_LEAST: f64 = 0.5;
+/// The part of steps for which a rank must come last, so that its own step is known.
+const LAST_PART: f64 = 0.03;
+/// A job that waits for less than this part of the time shows its most rate.
+const WAIT_LITTLE: f64 = 0.1;
+/// Steps must take this part of the time, so that they show how fast the job computes.
+const STEPS_PART: f64 = 0.25;
+/// Preparation that is at most this much faster than the job limits it.
+const PREPARATION_LIMITS: f64 = 1.15;
+/// A stall below this part of the time does not count.
+const STALL: f64 = 0.08;
+/// A rate below this part of the prediction shows that computing and fetching overlap in part only.
+const BELOW_PREDICTION: f64 = 0.97;
+/// Bisections of the overlap exponent.
+const BISECTIONS: usize = 30;
+
+/// What a job waits for most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It hardly waits: it computes.
+    Compute,
+    /// Its own workers, which decode and transform.
+    Preparation,
+    /// The origin of its dataset.
+    Origin,
+    /// The server's disk.
+    Disk,
+    /// The server's queue.
+    Queue,
+}
+
+/// The parts of a job's time, which add up to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Parts {
+    /// The part in which it computes.
+    pub compute: f64,
+    /// The part in which it waits for preparation.
+    pub preparation: f64,
+    /// The part in which it waits for the origin, the disk or the server's queue.
+    pub fetch: f64,
+}
+
+/// Why there is no estimate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotMeasured {
+    /// The window has too few steps.
+    #[error("not measured yet: {steps} of {STEPS_MIN} steps")]
+    FewSteps {
+        /// The steps that it has.
+        steps: usize,
+    },
+    /// The steps took no time, by the clocks of the acknowledgements.
+    #[error("not measured: the clocks of the job do not advance")]
+    NoTime,
+}
+
+/// What a window of steps tells about a job. Rates are samples a second of all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// The rate over the window.
+    pub rate: f64,
+    /// The rate if the job never waited for data; an upper bound unless `is_sure`.
+    pub most_rate: f64,
+    /// Whether `most_rate` is a value and not only a bound.
+    pub is_sure: bool,
+    /// The rate of the origin's link while it is busy; `None` if nothing was fetched.
+    pub origin_rate: Option<f64>,
+    /// The rate of the disk while it is busy; `None` if nothing was read from it.
+    pub disk_rate: Option<f64>,
+    /// Where the time goes.
+    pub parts: Parts,
+    /// What the job waits for most.
+    pub verdict: Verdict,
+    /// How well computing and fetching overlap: 1 for one after the other, 64 for fully.
+    pub overlap: f64,
+    /// The time of a sample in the queue and until the first byte, divided among the receivers, in seconds.
+    pub latency: f64,
+    /// The processes that receive batches.
+    pub lanes: f64,
+}
+
+/// The steps of a window, and what they add up to.
+struct Steps {
+    count: f64,
+    batches_per_step: f64,
+    /// Seconds of the steps, less pauses.
+    elapsed: f64,
+    /// First and last end of a step.
+    span: (f64, f64),
+    waited: f64,
+    decoded: f64,
+    /// Seconds that the device computed, if every step tells.
+    device: Option<f64>,
+    /// Seconds that the steps took by the loop's clock, without waits for other ranks.
+    host: f64,
+    /// Ranks that came last often enough to show their own step.
+    shown_ranks: usize,
+    ranks: usize,
+    /// The tenth percentile of the loop's own part of a step.
+    launch: f64,
+}
+
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(0.0, f64::max)
+}
+
+impl Steps {
+    fn of(batches: &[BatchObservation]) -> Result<Steps, NotMeasured> {
+        let mut by_step: BTreeMap<u64, Vec<&BatchObservation>> = BTreeMap::new();
+        for batch in batches {
+            by_step.entry(batch.step).or_default().push(batch);
+        }
+        let steps = by_step.len();
+        if steps < STEPS_MIN {
+            return Err(NotMeasured::FewSteps { steps });
+        }
+        // The rank that got its batch last stepped alone; the steps of the others contain its wait.
+        let mut shortest: Vec<f64> = by_step
+            .values()
+            .map(|ranks| ranks.iter().map(|b| b.stepped).fold(f64::INFINITY, f64::min))
+            .collect();
+        shortest.sort_by(f64::total_cmp);
+        let pause = (PAUSE_QUARTILES * shortest[steps * 3 / 4]).max(PAUSE_SECONDS);
+        let ends = || by_step.values().map(|ranks| ranks.iter().map(|b| b.ended).fold(f64::MIN, f64::max));
+        let span = (ends().fold(f64::INFINITY, f64::min), ends().fold(f64::MIN, f64::max));
+        let (mut count, mut waited, mut decoded, mut paused) = (0.0, 0.0, 0.0, 0.0);
+        let mut device = Some(0.0);
+        let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for ranks in by_step.values() {
+            let got = |b: &BatchObservation| b.ended - b.stepped;
+            let Some(last) = ranks.iter().max_by(|a, b| got(a).total_cmp(&got(b))) else { continue };
+            if last.stepped >= pause {
+                paused += last.stepped - shortest[steps / 2];
+                continue;
+            }
+            count += 1.0;
+            waited += largest(ranks.iter().map(|b| b.waited));
+            decoded += largest(ranks.iter().map(|b| b.prepared));
+            // A step whose device time one rank does not tell is not known.
+            let of_step = ranks.iter().map(|b| b.device).try_fold(0.0, |most: f64, d| Some(most.max(d?)));
+            device = device.zip(of_step).map(|(sum, step)| sum + step);
+            let (sum, times) = own.entry(last.rank).or_default();
+            *sum += last.stepped;
+            *times += 1.0;
+        }
+        let shown: Vec<f64> =
+            own.values().filter(|o| o.1 >= LAST_PART * count).map(|(sum, times)| sum / times).collect();
+        let elapsed = (span.1 - span.0 - paused) * count / (steps as f64 - 1.0);
+        if !(elapsed.is_finite() && elapsed > 0.0 && count > 0.0) {
+            return Err(NotMeasured::NoTime);
+        }
+        let ranks: BTreeSet<u32> = batches.iter().map(|b| b.rank).collect();
+        Ok(Steps {
+            count,
+            batches_per_step: largest(by_step.values().map(|ranks| ranks.len() as f64)),
+            elapsed,
+            span,
+            waited,
+            decoded,
+            device,
+            host: count * largest(shown.iter().copied()),
+            shown_ranks: shown.len(),
+            ranks: ranks.len(),
+            launch: shortest[steps / 10],
+        })
+    }
+}
+
+/// Returns `samples / seconds`, or a rate that limits nothing if the time is 0.
+fn rate(samples: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { samples / seconds } else { f64::MAX / 1e6 }
+}
+
+/// Estimates a job from a window of steps. 256 steps give the rates, 64 the verdict.
+///
+/// # Errors
+/// [`NotMeasured`].
+pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
+    let steps = Steps::of(window.batches)?;
+    let batches = window.batches.len() as f64;
+    let lanes = window.batches.iter().map(|b| b.lane).collect::<BTreeSet<_>>().len() as f64;
+    let sum = |of: fn(&BatchObservation) -> f64| window.batches.iter().map(of).sum::<f64>();
+    let all = window.samples * steps.batches_per_step * steps.count;
+    let now = all / steps.elapsed;
+    let computed = steps.device.unwrap_or(steps.host);
+    let compute = rate(all, computed);
+    let preparation = if window.decodes_in_loop {
+        rate(all, steps.decoded)
+    } else {
+        rate(lanes * window.samples * batches, sum(|b| b.prepared))
+    };
+    let link = service(window.link, steps.span.0, steps.span.1);
+    let disk = service(window.disk, steps.span.0, steps.span.1);
+    let blocked = [sum(|b| b.origin), sum(|b| b.disk), sum(|b| b.queue)];
+    let receiving = blocked.iter().sum::<f64>() / lanes / steps.elapsed;
+    let unpaused = steps.elapsed / (steps.span.1 - steps.span.0);
+    // Whoever serves had time left, and so had those who receive: nothing could have come faster.
+    let is_fed = link.busy < BUSY * unpaused.max(UNPAUSED_LEAST) && disk.busy < BUSY && receiving < BUSY;
+    let model = match (window.decodes_in_loop, steps.device) {
+        (false, _) => compute.min(preparation),
+        // The device computes while the loop prepares the next batch.
+        (true, Some(_)) => {
+            let step = window.samples * steps.batches_per_step;
+            compute.min(rate(step, step / preparation + steps.launch))
+        }
+        (true, None) => 1.0 / (1.0 / compute + 1.0 / preparation),
+    };
+    let most_rate = if is_fed { now } else { model.max(now) };
+    // The loop of a device that runs ahead does not see steps while it waits for data. Nor does a rank that
+    // never comes last show how long it steps.
+    let shows_steps = steps.device.is_some() || steps.shown_ranks >= steps.ranks;
+    let is_sure = is_fed
+        || steps.waited < WAIT_LITTLE * steps.elapsed
+        || (shows_steps && computed > STEPS_PART * steps.elapsed)
+        || preparation < PREPARATION_LIMITS * now;
+    let parts = parts(now, compute, most_rate, is_fed);
+    let mut out = Estimate {
+        rate: now,
+        most_rate,
+        is_sure,
+        origin_rate: link.rate,
+        disk_rate: disk.rate,
+        parts,
+        verdict: verdict(&parts, window.decodes_in_loop, (link, disk), blocked),
+        overlap: OVERLAP_MAX,
+        latency: (blocked[2] / batches + window.first_byte) / window.samples / lanes,
+        lanes,
+    };
+    out.overlap = overlap(out, sum(|b| b.hit_part) / batches);
+    Ok(out)
+}
+
+/// Divides the time of a sample into computing, waiting for preparation and waiting for data.
+fn parts(now: f64, compute: f64, most_rate: f64, is_fed: bool) -> Parts {
+    let time = 1.0 / now;
+    let base = (1.0 / compute).min(time);
+    let preparation = if is_fed { time - base } else { (1.0 / most_rate - base).clamp(0.0, time - base) };
+    let (compute, preparation) = (base / time, preparation / time);
+    Parts { compute, preparation, fetch: (1.0 - compute - preparation).max(0.0) }
+}
+
+fn verdict(parts: &Parts, in_loop: bool, (link, disk): (Service, Service), blocked: [f64; 3]) -> Verdict {
+    let [origin, on_disk, queue] = blocked;
+    if parts.preparation.max(parts.fetch) < STALL {
+        return Verdict::Compute;
+    }
+    // A loop that decodes prepares every batch while it computes nothing.
+    if in_loop && parts.compute > parts.preparation && parts.fetch < STALL {
+        return Verdict::Compute;
+    }
+    if parts.preparation >= parts.fetch {
+        return Verdict::Preparation;
+    }
+    let is_full = link.busy > BUSY && link.busy > disk.busy;
+    match (origin >= on_disk && origin >= queue, on_disk >= queue) {
+        _ if is_full => Verdict::Origin,
+        (true, _) => Verdict::Origin,
+        (false, true) => Verdict::Disk,
+        (false, false) => Verdict::Queue,
+    }
+}
+
+/// Returns the overlap exponent with which the prediction at the present part of hits is the present rate.
+fn overlap(mut estimate: Estimate, hit_part: f64) -> f64 {
+    if estimate.rate >= BELOW_PREDICTION * estimate.rate_at(hit_part) {
+        return OVERLAP_MAX;
+    }
+    let (mut low, mut high) = (1.0, OVERLAP_MAX);
+    for _ in 0..BISECTIONS {
+        estimate.overlap = f64::midpoint(low, high);
+        if estimate.rate_at(hit_part) > estimate.rate {
+            high = estimate.overlap;
+        } else {
+            low = estimate.overlap;
+        }
+    }
+    estimate.overlap
+}

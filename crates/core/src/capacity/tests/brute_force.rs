@@ -158,7 +158,7 @@ fn compare(cases: usize, seed: u64) -> Report {
     report
 }
 
-/// `FLETCH_ALLOCATOR_CASES`, when this is compiled, sets the number of cases; `make accept-allocator` sets 2,000.
+/// `FLETCH_ALLOCATOR_CASES`, when this is compiled, sets the number of cases. `make accept-allocator` sets it.
 #[test]
 fn the_allocator_is_within_one_percent_of_brute_force() {
     let cases = option_env!("FLETCH_ALLOCATOR_CASES").map_or(150, |n| n.parse().expect("a number"));

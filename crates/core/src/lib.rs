@@ -17,8 +17,6 @@ pub mod names;
 pub mod order;
 pub mod plan;
 pub mod prefetch;
-#[cfg(test)]
-mod random;
 pub mod record;
 pub mod residency;
 mod varint;

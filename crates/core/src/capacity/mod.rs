@@ -24,7 +24,7 @@ pub mod problem;
 pub mod rates;
 mod streams;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// The part of a job's weight that counts while it reads a dataset alone and for the first time. Such a job
 /// gains from the cache only if it reads the dataset again, which nobody knows yet.

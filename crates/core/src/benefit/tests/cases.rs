@@ -2,7 +2,7 @@
 
 use super::loader::{Job, Part, pace, simulate};
 use crate::benefit::{Estimate, Verdict, estimate};
-use crate::random::Rng;
+use crate::capacity::tests::rng::Rng;
 
 /// Returns the estimate over 512 steps after 300.
 fn measured(job: &Job, seed: u64) -> Estimate {

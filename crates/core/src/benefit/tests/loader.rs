@@ -2,7 +2,7 @@
 //! what acknowledgements carry, and what the server knows of each lease, its link and its disk.
 
 use crate::benefit::{BatchObservation, Served, Window};
-use crate::random::Rng;
+use crate::capacity::tests::rng::Rng;
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},

@@ -1,13 +1,13 @@
 //! The allocator against a grid over all divisions, refined from its eight best.
 
 use super::random::{Mix, problem, reversed};
+use crate::capacity::tests::rng::Rng;
 use crate::capacity::{
     Problem,
     allocator::{divide, moved},
     rates::evaluate,
     streams::DatasetStreams,
 };
-use crate::random::Rng;
 use std::ops::ControlFlow;
 
 /// Grid points over the capacity, by the number of datasets.
@@ -158,7 +158,7 @@ fn compare(cases: usize, seed: u64) -> Report {
     report
 }
 
-/// `FLETCH_ALLOCATOR_CASES`, when this is compiled, sets the number of cases. `make accept-allocator` sets it.
+/// `FLETCH_ALLOCATOR_CASES`, when this is compiled, sets the cases. `make accept-allocator` sets it.
 #[test]
 fn the_allocator_is_within_one_percent_of_brute_force() {
     let cases = option_env!("FLETCH_ALLOCATOR_CASES").map_or(150, |n| n.parse().expect("a number"));

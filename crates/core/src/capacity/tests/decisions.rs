@@ -1,10 +1,10 @@
 //! Decisions under noise: the cache stays where it is, and real changes are followed.
 
 use super::random::{Mix, problem};
+use crate::capacity::tests::rng::Rng;
 use crate::capacity::{
     Hysteresis, Problem, Reason, allocator::divide, job_rates, rates::evaluate, streams::DatasetStreams,
 };
-use crate::random::Rng;
 
 const SECONDS: f64 = 30.0;
 const AN_HOUR: usize = 120;

@@ -1,11 +1,11 @@
 //! Small problems whose answers are known, refused problems, and the prices against finite differences.
 
 use super::random::{Mix, problem};
+use crate::capacity::tests::rng::Rng;
 use crate::capacity::{
     DatasetDemand, JobDemand, Limit, Link, Problem, ProblemError, byte_values, divide, job_rates,
     rates::evaluate, streams::DatasetStreams,
 };
-use crate::random::Rng;
 
 /// Datasets of 100 bytes, a job on each with these most rates (bytes a second) and links.
 fn lone_jobs(most_rates: &[f64], links: &[usize], bandwidth: f64, capacity: f64) -> Problem {

@@ -4,3 +4,4 @@ mod brute_force;
 mod decisions;
 mod examples;
 mod random;
+pub(crate) mod rng;

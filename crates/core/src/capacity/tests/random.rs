@@ -1,8 +1,8 @@
 //! Random problems, from a seed.
 
 use crate::{
+    capacity::tests::rng::Rng,
     capacity::{DatasetDemand, JobDemand, Limit, Link, Problem},
-    random::Rng,
 };
 
 /// The properties of random problems.

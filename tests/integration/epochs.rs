@@ -7,7 +7,7 @@
 
 use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, routes};
 use fletch_client::{
-    Client, ClientConfig, Endpoint,
+    Client, ClientConfig, Endpoint, FirstAnswer,
     epochs::{JobHandle, LeaseBatch, Next},
 };
 use fletch_core::{
@@ -52,8 +52,12 @@ const HOLD: Duration = Duration::from_millis(400);
 fn client(socket: &Path) -> Client {
     // The socket is where it was after a restart.
     let endpoint: Endpoint = format!("unix:{}", socket.display()).parse().expect("socket");
-    let config =
-        ClientConfig { io_timeout: Duration::from_secs(10), ..ClientConfig::new(endpoint, "loader") };
+    let config = ClientConfig {
+        io_timeout: Duration::from_secs(10),
+        // A consumer that starts while the server restarts waits for it, as its predecessor did.
+        first_answer: FirstAnswer::received(),
+        ..ClientConfig::new(endpoint, "loader")
+    };
     Client::new(config).expect("client")
 }
 

@@ -85,7 +85,12 @@ wheel() {
 pages
 for what in "${@:-all}"; do
     case $what in
-    all) tarball && deb && wheel ;;
+    all)
+        # One by one: in a chain of `&&` a failure within a function would not stop it.
+        tarball
+        deb
+        wheel
+        ;;
     tarball | deb | wheel) "$what" ;;
     *) echo "usage: packaging/dist.sh [tarball|deb|wheel]" >&2 && exit 2 ;;
     esac

@@ -38,14 +38,12 @@ class Store:
     def __init__(self, objects: int) -> None:
         self.requests = 0
         self.lock = threading.Lock()
-        log = WSGIRequestHandler.log_request
 
         def counted(handler: Any, *words: Any) -> None:
             with self.lock:
                 self.requests += 1
 
         WSGIRequestHandler.log_request = counted  # type: ignore[method-assign]
-        assert log is not None
         self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self.server.start()
         host, port = self.server.get_host_and_port()

@@ -11,6 +11,7 @@ use std::{
 };
 
 use crate::cli::Cli;
+use fletch_client::server_choice::SYSTEM_SOCKET;
 
 /// The name of the program as a helper.
 pub const HELPER: &str = "mount.fletch";
@@ -53,9 +54,6 @@ const IGNORED: &[&str] = &[
     "user",
     "users",
 ];
-
-/// The socket of the server of a machine, for lines that name neither a server nor tables.
-const SYSTEM_SOCKET: &str = "unix:/run/fletch/server.sock";
 
 /// Flags that a line of fstab does not set: the helper always mounts in the background.
 const NO_OPTIONS: &[&str] = &["daemon", "foreground", "help", "version"];
@@ -137,7 +135,7 @@ pub fn translate(words: impl IntoIterator<Item = OsString>) -> Result<HelperCall
         arg.starts_with("--server=") || arg.starts_with("--tables=") || arg.starts_with("--config=")
     };
     if !args.iter().any(names_source) {
-        args.push(format!("--server={SYSTEM_SOCKET}").into());
+        args.push(format!("--server=unix:{SYSTEM_SOCKET}").into());
     }
     Ok(HelperCall { args, is_fake })
 }

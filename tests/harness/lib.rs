@@ -20,4 +20,5 @@ pub mod require;
 pub mod structure;
 pub mod syncs;
 pub mod tree;
+pub mod user;
 pub mod watch;

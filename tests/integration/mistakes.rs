@@ -5,62 +5,19 @@
 
 use fletch_testkit::scripted::{ScriptedServer, answer};
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
-use fletch_tests::bins::{Running, command, run, stdout};
+use fletch_tests::bins::{Running, command, run};
 use fletch_tests::fixture::{Site, is_mounted};
 use fletch_tests::require::{Need, have};
+use fletch_tests::user::{Said, said};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A generous bound for what is said at once: the retries of a call alone take longer.
 const AT_ONCE: Duration = Duration::from_secs(2);
-
-/// What a command printed, and how it ended.
-#[derive(Debug)]
-struct Said {
-    code: i32,
-    stdout: String,
-    stderr: String,
-    took: Duration,
-}
-
-impl Said {
-    /// Asserts that the command failed with `code`, and that its message has all these parts, in words.
-    #[track_caller]
-    fn mistake(self, code: i32, parts: &[&str]) -> Self {
-        assert_eq!(self.code, code, "{self:?}");
-        for part in parts {
-            assert!(self.stderr.contains(part), "{part:?} is not in: {}", self.stderr);
-        }
-        let hints = self.stderr.matches("hint:").count();
-        assert_eq!(hints, 1, "one hint, once: {}", self.stderr);
-        let hint = self.stderr.split("hint:").nth(1).unwrap_or_default().trim();
-        let before = self.stderr.split("hint:").next().unwrap_or_default();
-        assert!(!before.contains(hint), "the hint is printed twice: {}", self.stderr);
-        for foreign in ["<?xml", "<Error", "<Code>", "GET /", "POST /", "\u{1b}["] {
-            assert!(!self.stderr.contains(foreign), "{foreign:?} is in: {}", self.stderr);
-        }
-        self
-    }
-
-    #[track_caller]
-    fn ok(self) -> Self {
-        assert_eq!(self.code, 0, "{self:?}");
-        self
-    }
-
-    /// Returns the words of the first command that the hint names.
-    #[track_caller]
-    fn next(&self) -> Vec<String> {
-        let hint = self.stderr.split("hint:").nth(1).unwrap_or_default();
-        let command = hint.split('`').skip(1).step_by(2).find(|c| c.starts_with("fletch "));
-        let command = command.unwrap_or_else(|| panic!("no command in the hint of: {}", self.stderr));
-        command.split(' ').skip(1).map(str::to_owned).collect()
-    }
-}
 
 /// A user's directory, and a server.
 struct Desk {
@@ -96,27 +53,16 @@ impl Desk {
         c
     }
 
-    fn ran(mut c: Command) -> Said {
-        let begun = Instant::now();
-        let out = c.output().expect("spawn");
-        Said {
-            code: out.status.code().unwrap_or(-1),
-            stdout: stdout(&out),
-            stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
-            took: begun.elapsed(),
-        }
-    }
-
     /// Runs `fletch` without a server.
     fn alone(&self, words: &[impl AsRef<str>]) -> Said {
-        Desk::ran(self.fletch(words))
+        said(self.fletch(words))
     }
 
     /// Runs `fletch` with the server of the desk.
     fn say(&self, words: &[impl AsRef<str>]) -> Said {
         let mut c = self.fletch(words);
         c.env("FLETCH_SERVER", &self.site.url);
-        Desk::ran(c)
+        said(c)
     }
 
     /// Writes settings with one `[[origin]]`.

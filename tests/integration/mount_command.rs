@@ -4,9 +4,10 @@
 
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
-use fletch_tests::bins::{bin_dir, command, repo, stdout};
+use fletch_tests::bins::{bin_dir, command, repo};
 use fletch_tests::fixture::{files, is_mounted};
 use fletch_tests::require::{Need, have};
+use fletch_tests::user::{User, plain, processes, said, shows};
 use fletch_tests::watch::until;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -19,163 +20,6 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// A user at a machine, with an own server only if a test starts one. Dropping it stops that server.
-struct User {
-    dir: TempDir,
-    machine: String,
-    more: BTreeMap<&'static str, String>,
-}
-
-/// What a command printed, and how it ended.
-#[derive(Debug)]
-struct Said {
-    code: i32,
-    stdout: String,
-    stderr: String,
-    took: Duration,
-}
-
-impl Said {
-    #[track_caller]
-    fn ok(self) -> Self {
-        assert_eq!(self.code, 0, "{self:?}");
-        self
-    }
-
-    /// Asserts that the command failed, and that its message has all these parts.
-    #[track_caller]
-    fn fails(self, parts: &[&str]) -> Self {
-        assert_ne!(self.code, 0, "{self:?}");
-        for part in parts {
-            assert!(self.stderr.contains(part), "{part:?} is not in: {}", self.stderr);
-        }
-        self
-    }
-
-    /// Asserts that whoever only wants to try it meets none of the words of the inner works.
-    #[track_caller]
-    fn in_plain_words(self) -> Self {
-        plain(&self.stdout);
-        plain(&self.stderr);
-        self
-    }
-}
-
-#[track_caller]
-fn plain(text: &str) {
-    let words = text.split(|c: char| !c.is_ascii_alphabetic()).map(str::to_ascii_lowercase);
-    for word in words {
-        for inner in ["table", "tables", "layout", "layouts", "root", "roots", "domain", "domains"] {
-            assert_ne!(word, inner, "{text}");
-        }
-    }
-}
-
-impl User {
-    fn new(machine: &str) -> Self {
-        let dir = TempDir::with_prefix("fm-").expect("home");
-        fs::create_dir(dir.path().join("run")).expect("mkdir");
-        User { dir, machine: machine.to_owned(), more: BTreeMap::new() }
-    }
-
-    fn path(&self, rel: &str) -> PathBuf {
-        self.dir.path().join(rel)
-    }
-
-    fn text(&self, rel: &str) -> String {
-        self.path(rel).display().to_string()
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.path("run/fletch/server.sock")
-    }
-
-    /// Returns a command of this user, without the credentials of the machine that runs the tests.
-    fn command(&self, words: &[&str]) -> Command {
-        let mut c = command("fletch");
-        c.args(words).current_dir(self.dir.path());
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| text.starts_with(prefix)) {
-                c.env_remove(&name);
-            }
-        }
-        c.env("HOME", self.dir.path())
-            .env("XDG_RUNTIME_DIR", self.path("run"))
-            .env("FLETCH_STATE_DIR", self.path("state"))
-            .env("FLETCH_CACHE_DIR", self.path("cache"))
-            .env("FLETCH_MACHINE_ID", &self.machine)
-            .envs(&self.more);
-        c
-    }
-
-    fn say(&self, words: &[&str]) -> Said {
-        said(self.command(words))
-    }
-
-    /// Mounts a source at `mnt`, and returns what the command printed as JSON.
-    fn mount(&self, source: &str, dir: &str, more: &[&str]) -> Value {
-        let words = [&["mount", source, dir, "--json"], more].concat();
-        let said = self.say(&words).ok();
-        serde_json::from_str(&said.stdout).unwrap_or_else(|e| panic!("{e}: {said:?}"))
-    }
-
-    fn dataset(&self, name: &str, files: usize) -> BTreeMap<PathBuf, Vec<u8>> {
-        let mut all = BTreeMap::new();
-        for i in 0..files {
-            let rel = PathBuf::from(format!("d{}/f{i:04}", i % 3));
-            let bytes = vec![u8::try_from(i % 251).expect("small"); 1000 + i];
-            let path = self.path(name).join(&rel);
-            fs::create_dir_all(path.parent().expect("parent")).expect("mkdir");
-            fs::write(&path, &bytes).expect("write");
-            all.insert(rel, bytes);
-        }
-        all
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        if self.socket().exists() && !std::thread::panicking() {
-            self.say(&["down"]).ok();
-        } else if self.socket().exists() {
-            eprintln!("{:?}", self.say(&["down"]));
-        }
-    }
-}
-
-fn said(mut c: Command) -> Said {
-    let begun = Instant::now();
-    let out = c.output().expect("spawn");
-    Said {
-        code: out.status.code().unwrap_or(-1),
-        stdout: stdout(&out),
-        stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
-        took: begun.elapsed(),
-    }
-}
-
-/// Asserts that a directory shows exactly these files.
-#[track_caller]
-fn shows(dir: &Path, all: &BTreeMap<PathBuf, Vec<u8>>) {
-    assert_eq!(files(dir), all.keys().cloned().collect::<Vec<_>>());
-    for (rel, bytes) in all {
-        assert!(fs::read(dir.join(rel)).expect("readable") == *bytes, "{}", rel.display());
-    }
-}
-
-/// Returns the processes of a program whose command line names a path.
-fn processes(of: &Path) -> Vec<String> {
-    let words = of.display().to_string();
-    let Ok(all) = fs::read_dir("/proc") else { return Vec::new() };
-    all.flatten()
-        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok())
-        .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
-        .filter(|line| line.contains(&words) && line.contains("fletch-"))
-        .collect()
-}
 
 #[test]
 fn a_folder_is_mounted_refreshed_and_taken_down() {

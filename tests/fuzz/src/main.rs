@@ -33,14 +33,20 @@ fn begin() {
     }
 }
 
+static SEEDS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| (TARGET.seeds)());
+
 /// One input in this many is changed by our own mutator, which knows decimal numbers and where parsers turn.
 const OWN_CHANGES: u32 = 4;
+/// One input in this many is a changed seed. A corpus that grows by thousands of rejected inputs would crowd
+/// out the few that a parser accepts.
+const SEED_CHANGES: u32 = 8;
 
 libfuzzer_sys::fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     if seed % OWN_CHANGES != 0 {
         return libfuzzer_sys::fuzzer_mutate(data, size, max_size);
     }
-    let changed = Mutator::new(seed.into(), vec![data[..size].to_vec()]).input();
+    let from = if seed % SEED_CHANGES == 0 { SEEDS.clone() } else { vec![data[..size].to_vec()] };
+    let changed = Mutator::new(seed.into(), from).input();
     let len = changed.len().min(max_size);
     data[..len].copy_from_slice(&changed[..len]);
     len

@@ -29,6 +29,8 @@ const PREPARATION_LIMITS: f64 = 1.15;
 const STALL: f64 = 0.08;
 /// A rate below this part of the prediction shows that computing and fetching overlap in part only.
 const BELOW_PREDICTION: f64 = 0.97;
+/// A rate that limits nothing. It is finite, so that its products with numbers of samples are (I2).
+const NO_LIMIT: f64 = 1e300;
 /// Bisections of the overlap exponent.
 const BISECTIONS: usize = 30;
 
@@ -184,9 +186,9 @@ impl Steps {
     }
 }
 
-/// Returns `samples / seconds`, or a rate that limits nothing if the time is 0.
+/// Returns `samples / seconds`, or [`NO_LIMIT`] if the time is 0.
 fn rate(samples: f64, seconds: f64) -> f64 {
-    if seconds > 0.0 { samples / seconds } else { f64::MAX / 1e6 }
+    if seconds > 0.0 { samples / seconds } else { NO_LIMIT }
 }
 
 /// Estimates a job from a window of steps. 256 steps give the rates, 64 the verdict.
@@ -270,11 +272,12 @@ fn verdict(parts: &Parts, in_loop: bool, (link, disk): (Service, Service), block
         return Verdict::Preparation;
     }
     let is_full = link.busy > BUSY && link.busy > disk.busy;
-    match (origin >= on_disk && origin >= queue, on_disk >= queue) {
-        _ if is_full => Verdict::Origin,
-        (true, _) => Verdict::Origin,
-        (false, true) => Verdict::Disk,
-        (false, false) => Verdict::Queue,
+    if is_full || origin >= on_disk.max(queue) {
+        Verdict::Origin
+    } else if on_disk >= queue {
+        Verdict::Disk
+    } else {
+        Verdict::Queue
     }
 }
 

@@ -56,14 +56,18 @@ pub fn run(input: &[u8]) -> bool {
     settings.is_ok()
 }
 
+/// The tenant of the seeds' token.
+const TENANT: &str = "team-vision-research";
+
 pub fn token_seeds() -> Vec<Vec<u8>> {
     let hash = fletch_core::Hash::of(b"secret");
     let two = format!(
-        "[[token]]\nhash = \"{hash}\"\ntenant = \"t\"\nrole = \"reader\"\n[[token]]\nhash = \"{}\"\n\
-         tenant = \"u\"\ndomain = \"d\"\nnote = \"n\"\n[[tenant]]\nname = \"t\"\nresident = \"2TiB\"\n",
+        "[[token]]\nhash = \"{hash}\"\ntenant = \"{TENANT}\"\nrole = \"reader\"\n[[token]]\nhash = \"{}\"\n\
+         tenant = \"u\"\ndomain = \"d\"\nnote = \"n\"\n\
+         [[tenant]]\nname = \"{TENANT}\"\nresident = \"2TiB\"\n",
         fletch_core::Hash::of(b"other")
     );
-    let one = format!("[[token]]\nhash = \"{hash}\"\ntenant = \"t\"\n");
+    let one = format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{TENANT}\"\n");
     vec![format!("Bearer secret\n{two}").into_bytes(), format!("Bearer secret\n{one}").into_bytes()]
 }
 
@@ -79,7 +83,7 @@ pub fn run_tokens(input: &[u8]) -> bool {
         let text = String::from_utf8_lossy(file);
         let known = header.rsplit(|b| *b == b' ').next().map(fletch_core::Hash::of);
         assert!(known.is_some_and(|h| text.to_lowercase().contains(&h.to_string())), "{tenant} has no token");
-        plant::bug(tenant != "t");
+        plant::bug(tenant != TENANT);
     }
     true
 }

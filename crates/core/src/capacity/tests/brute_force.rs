@@ -8,7 +8,6 @@ use crate::capacity::{
     rates::evaluate,
     streams::DatasetStreams,
 };
-use std::ops::ControlFlow;
 
 /// Grid points over the capacity, by the number of datasets.
 const GRID: [usize; 7] = [0, 0, 200, 60, 28, 18, 13];
@@ -48,7 +47,7 @@ impl<'a> Judge<'a> {
     fn grid(&self, steps: usize, visit: &mut dyn FnMut(&[f64])) {
         let mut shares = vec![0.0; self.datasets.len()];
         let unit = self.problem.capacity / steps as f64;
-        let _: ControlFlow<()> = self.grid_from(0, steps, unit, &mut shares, visit);
+        self.grid_from(0, steps, unit, &mut shares, visit);
     }
 
     fn grid_from(
@@ -58,15 +57,18 @@ impl<'a> Judge<'a> {
         unit: f64,
         shares: &mut Vec<f64>,
         visit: &mut dyn FnMut(&[f64]),
-    ) -> ControlFlow<()> {
+    ) {
         let full = (self.room(d) / unit).ceil() as usize;
         let last = d + 1 == self.datasets.len();
         let least = if last { left.min(full) } else { 0 };
         for units in least..=left.min(full) {
             shares[d] = (units as f64 * unit).min(self.room(d));
-            if last { visit(shares) } else { self.grid_from(d + 1, left - units, unit, shares, visit)? }
+            if last {
+                visit(shares);
+            } else {
+                self.grid_from(d + 1, left - units, unit, shares, visit);
+            }
         }
-        ControlFlow::Continue(())
     }
 
     /// Returns the best value that the search of all divisions finds; `None` if no division is allowed.

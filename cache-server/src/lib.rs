@@ -12,11 +12,13 @@
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
 //!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
 //!   what a user handed over.
-//! - `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no other room.
+//! - `benefit` observes what jobs wait for; it, `idle`, `limits`, `read_ahead`, `request_metrics` and
+//!   `telemetry` use no other room.
 
 mod accounting;
 pub mod app;
 mod auth;
+mod benefit;
 pub mod config;
 mod connections;
 mod credentials;

@@ -260,6 +260,7 @@ impl Server {
             ledger_bytes: limits.ledger_bytes,
             job_ttl: limits.job_ttl,
             since: Instant::now(),
+            disk_reads: Default::default(),
             counts: Default::default(),
         };
         let registry = Registry::open(state.path(), job_context).map_err(|error| StartError::Io {

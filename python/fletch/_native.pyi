@@ -287,8 +287,10 @@ class Job:
         times: tuple[int, int, int],
         report: Callable[[float, str], None],
         within: float | None = None,
+        in_loop: bool = False,
     ) -> dict[str, Any] | None:
         """Acknowledges a whole lease. ``times`` are the nanoseconds waited, prepared and stepped.
+        ``in_loop`` says that the loop itself prepares batches.
 
         The ack is durable when this returns. ``None`` means that the server did not answer ``within`` this
         many seconds.

@@ -3,7 +3,7 @@
 //! [`Epoch::acks`] answers after the ledger has the acks on disk.
 
 use super::{Epoch, Inner};
-use crate::epochs::JobError;
+use crate::{benefit::AckedLease, epochs::JobError};
 use fletch_api::{
     EpochState,
     epochs::{ACKS_MAX, Ack, Acked, Acks},
@@ -88,8 +88,10 @@ impl Epoch {
             }
             let Some(l) = inner.leases.lease(a.lease) else { continue };
             let len = u32::try_from(l.entries.len()).unwrap_or(u32::MAX);
+            let of = AckedLease { epoch: self.number(), lease: a.lease, rank, worker: l.request.worker };
             let newly = l.entries.get(l.acked as usize..a.upto as usize).unwrap_or_default().to_vec();
             let Some(event) = inner.leases.ack(rank, a.lease, a.upto)? else { continue };
+            self.setup.window.note_batches(of, &a.batches);
             entries += newly.len() as u64;
             inner.record_acked(&newly);
             events.push(event);

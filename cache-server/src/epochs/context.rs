@@ -1,6 +1,6 @@
 //! What the server gives to jobs and their epochs, and what it counts of them.
 
-use crate::{prefetch::PrefetchContext, sweep::SweepContext, tenants::Tenants};
+use crate::{benefit::ServiceLog, prefetch::PrefetchContext, sweep::SweepContext, tenants::Tenants};
 use std::{
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
@@ -25,6 +25,8 @@ pub struct JobContext {
     pub job_ttl: Duration,
     /// When the server started.
     pub since: Instant,
+    /// The latest reads of the disk for leases.
+    pub disk_reads: ServiceLog,
     /// Totals since the server started.
     pub counts: EpochCounts,
 }

@@ -28,6 +28,7 @@ mod worlds;
 
 use crate::{
     accounting::JobCosts,
+    benefit::JobWindow,
     prefetch::Prefetcher,
     sweep::{DeliveryClass, Sweep},
     tenants::JobCharges,
@@ -98,6 +99,8 @@ pub struct JobSetup {
     pub seed: u64,
     /// Which samples count as delivered.
     pub visitation: Visitation,
+    /// The latest batches, for the estimate of what cache is worth to the job.
+    pub window: JobWindow,
     /// What all jobs of the server share.
     pub context: Arc<JobContext>,
 }

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     accounting::{Component, Cost, Tally},
     auth::Principal,
+    benefit::{LeaseTimes, WaitCause},
     epochs::{Delivery, Epoch, Granted},
     jobs::OpenJob,
     read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
@@ -26,7 +27,7 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{
-    GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
+    ByteResult, ByteTier, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
@@ -36,7 +37,7 @@ use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -132,11 +133,11 @@ fn lease_stream(
     let begin =
         begin.into_iter().chain(json_frame(FrameKind::Grant, WHOLE, 0, &grant)).map(Ok::<_, BodyError>);
     let count = u32::try_from(entries.len() - from).unwrap_or(u32::MAX);
-    let end = [Ok(frame_header(FrameKind::End, WHOLE, count, 0))];
+    let end = frame_header(FrameKind::End, WHOLE, count, 0);
     if status != GrantStatus::Granted {
-        return stream::iter(begin.chain(end).collect::<Vec<_>>()).boxed();
+        return stream::iter(begin.chain([Ok(end)]).collect::<Vec<_>>()).boxed();
     }
-    let refs = request.refs;
+    let (refs, number, job) = (request.refs, epoch.number(), Arc::clone(&reader.job));
     let renewal = LeaseRenewal::new(&reader.job, epoch.number(), request, lease);
     let todo = (0u32..).zip(entries).skip(from);
     let budget = Arc::new(StreamBudget::new(&reader.server.read_ahead));
@@ -152,28 +153,97 @@ fn lease_stream(
             let budget = Arc::clone(&budget);
             async move {
                 let bytes = files.as_ref().map_or(0, |f| if refs { 0 } else { bytes_of(f) });
-                (index, entry, item, class, files, budget.reserve(index - first, bytes).await)
+                let asked = Instant::now();
+                let reservation = budget.reserve(index - first, bytes).await;
+                (index, entry, item, class, files, (reservation, asked.elapsed()))
             }
         })
-        .map(move |(index, entry, item, class, files, reservation)| {
+        .map(move |(index, entry, item, class, files, (reservation, queued))| {
             let reader = reader.clone();
             async move {
                 let now = reader.delivery.class_now(item, class);
+                let begun = Instant::now();
                 let (head, result) = reader.sample(index, entry, item, now, files, refs).await;
                 reader.delivery.was_read(item, class);
+                let read = SampleRead::of(&result);
+                if read.cause == WaitCause::Disk {
+                    reader.job.setup.context.disk_reads.note(begun, read.bytes);
+                }
                 let item = result.map(|result| Item { index, name: String::new(), result, reservation });
-                (head, item)
+                (head, item, read, queued)
             }
         })
-        .buffered(SAMPLES_AT_ONCE)
-        .flat_map(|(head, item)| {
-            let rest = item.map(|i| item_frames(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
-            stream::iter(head.into_iter().map(Ok)).chain(rest)
-        });
+        .buffered(SAMPLES_AT_ONCE);
+    let (times, waited) = (Arc::new(Mutex::new(LeaseTimes::default())), items.boxed());
+    let items = with_times(waited, Arc::clone(&times)).flat_map(|(head, item)| {
+        let rest = item.map(|i| item_frames(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
+        stream::iter(head.into_iter().map(Ok)).chain(rest)
+    });
     stream::iter(begin.collect::<Vec<_>>())
         .chain(with_heartbeats(items.boxed(), renewal))
-        .chain(stream::iter(end))
+        .chain(stream::once(async move {
+            // Before the client has all: then its acks can come.
+            job.setup.window.note_lease(number, lease, *lock(&times));
+            Ok(end)
+        }))
         .boxed()
+}
+
+/// Where the bytes of a sample came from.
+#[derive(Clone, Copy)]
+struct SampleRead {
+    cause: WaitCause,
+    bytes: u64,
+    shared_bytes: u64,
+}
+
+impl SampleRead {
+    /// Judges a sample that was read whole. One that is read while it is sent, or not at all, waits for the
+    /// server only.
+    fn of(result: &Option<ItemResult>) -> Self {
+        let mut read = SampleRead { cause: WaitCause::Queue, bytes: 0, shared_bytes: 0 };
+        let Some(Ok((bytes, Content::Buffered(pieces)))) = result else { return read };
+        read.bytes = *bytes;
+        for piece in pieces {
+            read.shared_bytes += piece.shared_bytes();
+            let Piece::Content(_, charge) = piece else { continue };
+            match charge.cost {
+                // A flight is a fetch that another read began, and a miss from memory one that was ahead.
+                (_, ByteTier::Origin | ByteTier::Flight) | (ByteResult::Miss, ByteTier::Memory) => {
+                    read.cause = WaitCause::Origin;
+                }
+                (_, ByteTier::Disk) if read.cause == WaitCause::Queue => read.cause = WaitCause::Disk,
+                (_, ByteTier::Disk | ByteTier::Memory) => {}
+            }
+        }
+        read
+    }
+}
+
+/// A sample's frames, its bytes, where these came from, and how long it queued for memory.
+type TimedItem = (Vec<Piece>, Option<Item>, SampleRead, Duration);
+
+/// Adds to `times` how long the stream is blocked until each sample is there.
+fn with_times(
+    items: BoxStream<'static, TimedItem>,
+    times: Arc<Mutex<LeaseTimes>>,
+) -> impl Stream<Item = (Vec<Piece>, Option<Item>)> + Send + 'static {
+    stream::unfold((items, times), |(mut items, times)| async move {
+        let begun = Instant::now();
+        let (head, item, read, queued) = items.next().await?;
+        {
+            let mut times = lock(&times);
+            times.add_wait(read.cause, begun.elapsed(), queued);
+            times.entries += 1;
+            times.bytes += read.bytes;
+            times.shared_bytes += read.shared_bytes;
+        }
+        Some(((head, item), (items, times)))
+    })
+}
+
+fn lock(times: &Mutex<LeaseTimes>) -> MutexGuard<'_, LeaseTimes> {
+    times.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adds heartbeats between items that take long, and renews the lease while the client takes bytes.

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::versions::{Source, Sources};
 use crate::{
+    benefit::{JobWindow, Served},
     epochs::{
         Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, is_unsynced, replayed_ledger,
         sync_parent, world_of,
@@ -30,7 +31,7 @@ use crate::{
 };
 use fletch_api::{
     Epoch as EpochView, EpochState, Job as View, JobSweep, LeaseRequest, OrderKind, Times, Visitation,
-    WorldSpec, epochs::ACKS_MAX, jobs::default_seed,
+    WorldSpec, benefit::JobBenefit, epochs::ACKS_MAX, jobs::default_seed,
 };
 use fletch_core::{
     Hash, JobName,
@@ -144,6 +145,7 @@ impl OpenJob {
             order: ask.order,
             seed,
             visitation: ask.visitation,
+            window: JobWindow::default(),
             context: Arc::clone(context),
         };
         let world = world_of(&ask.world);
@@ -462,7 +464,20 @@ impl OpenJob {
             steps: setup.steps(world_of(&world)),
             epochs,
             sweep: self.sweep_size(),
+            benefit: Some(self.benefit()),
         })
+    }
+
+    /// Returns what cache is worth to the job, as far as its acks tell.
+    #[must_use]
+    pub fn benefit(&self) -> JobBenefit {
+        // A pack lies beside the tables, and files that are not packed lie at the dataset.
+        let (data, tables) = (self.source.data.home(), self.source.tables.home());
+        let mut origins = vec![data.reads()];
+        if !Arc::ptr_eq(data, tables) {
+            origins.push(tables.reads());
+        }
+        self.setup.window.benefit(&Served { origins, disk: &self.setup.context.disk_reads })
     }
 
     /// Returns how much the job's sweep can hold.

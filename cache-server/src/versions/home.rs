@@ -9,7 +9,10 @@ use super::{
     condition::{Condition, ConditionView},
     patience::Patience,
 };
-use crate::accounting::{Accounts, NO_JOB};
+use crate::{
+    accounting::{Accounts, NO_JOB},
+    benefit::ServiceLog,
+};
 use fletch_core::{DatasetName, Domain, Tenant};
 use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
 use futures::stream::BoxStream;
@@ -55,6 +58,8 @@ pub struct Home {
     dataset: DatasetName,
     health: Mutex<Health>,
     condition: Mutex<Condition>,
+    /// The latest reads of content.
+    reads: ServiceLog,
     /// Permits for calls while the home is not healthy.
     unhealthy_permits: Semaphore,
     /// Notified when the home answers again: no call waits for a permit then.
@@ -81,6 +86,12 @@ impl Home {
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
         &self.uri
+    }
+
+    /// Returns the latest reads of content.
+    #[must_use]
+    pub fn reads(&self) -> &ServiceLog {
+        &self.reads
     }
 
     /// Returns the state of the breaker.
@@ -235,7 +246,10 @@ impl HomeOrigin {
         pin: &Pin,
     ) -> Result<ObjectBytes, OriginError> {
         let origin = self.origin.clone().metered(meter);
-        self.observed((path, true), || origin.get(path, Some(range.clone()), Some(pin))).await
+        let begun = Instant::now();
+        let got = self.observed((path, true), || origin.get(path, Some(range.clone()), Some(pin))).await?;
+        self.home.reads.note(begun.into_std(), got.bytes.len() as u64);
+        Ok(got)
     }
 
     /// Returns an object's metadata, as [`Origin::head`].
@@ -368,6 +382,7 @@ impl Homes {
             dataset: dataset.clone(),
             health: Mutex::default(),
             condition: Mutex::default(),
+            reads: ServiceLog::default(),
             unhealthy_permits: Semaphore::new(UNHEALTHY_CALLS_MAX),
             closed: Notify::new(),
             shared: Arc::clone(&self.shared),

@@ -5,6 +5,7 @@ mod common;
 
 mod accounts;
 mod auth;
+mod benefits;
 mod browser;
 mod buckets;
 mod bytes;

@@ -1,5 +1,6 @@
 //! Jobs: what an epoch delivers, to which ranks, and in which order (`docs/EPOCHS.md`).
 
+use crate::benefit::JobBenefit;
 use crate::epochs::Epoch;
 use crate::world::WorldSpec;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -278,6 +279,9 @@ pub struct Job {
     /// The sweep that gives the job its samples. Absent with other orders than `substitute`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sweep: Option<JobSweep>,
+    /// What cache is worth to the job. Absent in the answers of older servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub benefit: Option<JobBenefit>,
 }
 
 /// Fewer units than these share almost nothing between jobs, unless they are all.

@@ -5,6 +5,7 @@
 
 pub mod accounts;
 pub mod batch;
+pub mod benefit;
 pub mod cluster;
 pub mod credentials;
 pub mod datasets;

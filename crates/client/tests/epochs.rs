@@ -82,6 +82,7 @@ fn job() -> Job {
         steps: 1,
         epochs: Vec::new(),
         sweep: None,
+        benefit: None,
     }
 }
 

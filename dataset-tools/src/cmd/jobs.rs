@@ -4,10 +4,11 @@ use super::Context;
 use crate::cli::JobsCommand;
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
-use fletch_api::{EpochState, JobLine};
+use fletch_api::{EpochState, JobLine, benefit::JobBenefit};
 use fletch_client::Client;
 use fletch_client::epochs::JobHandle;
 use serde::Serialize;
+use std::io::{self, Write};
 
 /// The most names that an error lists.
 const NAMED_MAX: usize = 8;
@@ -77,6 +78,9 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
         let world = &job.world;
         writeln!(w, "world\t{}, batch {}", count(world.ranks, "rank"), world.batch)?;
         writeln!(w, "epoch\t{} of {}", count(job.entries, "sample"), count(job.steps, "step"))?;
+        if let Some(benefit) = &job.benefit {
+            write_benefit(w, benefit)?;
+        }
         for e in &job.epochs {
             let state = state_word(e.state);
             write!(w, "{}\t{state}\t{} of {} acknowledged", e.epoch, e.acked, e.planned)?;
@@ -93,6 +97,27 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
         }
         Ok(())
     })
+}
+
+/// Writes what cache is worth to a job.
+fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
+    let Some(estimate) = &benefit.estimate else {
+        return writeln!(w, "speed\t{}", benefit.not_measured.as_deref().unwrap_or("not measured yet"));
+    };
+    let percent = |part: f64| format!("{:.0} %", part * 100.0);
+    let most = if estimate.is_sure { "if it never waited" } else { "at most, if it never waited" };
+    writeln!(w, "speed\t{:.0} samples/s, {:.0} {most}", estimate.rate, estimate.most_rate)?;
+    let [compute, preparation, fetch] = [estimate.compute, estimate.preparation, estimate.fetch].map(percent);
+    writeln!(
+        w,
+        "time\t{compute} computing, {preparation} waiting for its workers, {fetch} waiting for data: it {}",
+        estimate.verdict.words()
+    )?;
+    write!(w, "cached\t{} of its bytes", percent(estimate.cached))?;
+    for what_if in &estimate.what_if {
+        write!(w, "; with {} {:.2} x the speed", percent(what_if.cached), what_if.rate / estimate.rate)?;
+    }
+    writeln!(w)
 }
 
 fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {

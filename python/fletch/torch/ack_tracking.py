@@ -41,6 +41,8 @@ class _TrackedBatch:
     batch: Batch
     waited_ns: int
     begun_ns: int
+    #: The loop itself prepared the batch, without workers.
+    in_loop: bool = False
     #: The time of the step; None while the batch is in hand.
     stepped_ns: int | None = None
 
@@ -84,10 +86,10 @@ class AckTracker:
         """The batch in hand, if there is one."""
         return self._batches[-1].batch if self._batches and self._batches[-1].stepped_ns is None else None
 
-    def hand_out(self, batch: Batch, waited_ns: int) -> None:
+    def hand_out(self, batch: Batch, waited_ns: int, in_loop: bool = False) -> None:
         """Records that the loop gets this batch. From now on this process renews its lease."""
         self._answered_at = time.monotonic() if self._answered_at is None else self._answered_at
-        self._batches.append(_TrackedBatch(batch, waited_ns, time.monotonic_ns()))
+        self._batches.append(_TrackedBatch(batch, waited_ns, time.monotonic_ns(), in_loop))
         self.hold(batch)
 
     def hold(self, batch: Batch) -> None:
@@ -189,7 +191,8 @@ class AckTracker:
         """
         token, times = tracked.batch.held, (tracked.waited_ns, tracked.batch.prepared_ns, stepped_ns)
         if within <= 0:
-            self.wait_for_server(lambda report: self.job.ack(token, times, report))
+            in_loop = tracked.in_loop
+            self.wait_for_server(lambda report: self.job.ack(token, times, report, None, in_loop))
             self._note_answer()
             return True
         begun = time.monotonic()
@@ -198,7 +201,7 @@ class AckTracker:
         why = "no answer"
         try:
             most = _SILENT_SECONDS if self._gone_since is None else _RETRY_SECONDS
-            if self.job.ack(token, times, _no_report, min(within, most)) is not None:
+            if self.job.ack(token, times, _no_report, min(within, most), tracked.in_loop) is not None:
                 self._note_answer()
                 return True
         except FletchError as error:

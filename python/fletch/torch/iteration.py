@@ -137,7 +137,7 @@ def _acknowledged_batches(
             # expired.
             dataset._acks.flush_acks(more)
             given = False
-            dataset._acks.hand_out(batch, time.monotonic_ns() - asked)
+            dataset._acks.hand_out(batch, time.monotonic_ns() - asked, in_loop=workers == 0)
             yield batch.content
             given = True
             dataset._acks.mark_consumed()

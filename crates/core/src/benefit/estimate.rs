@@ -209,8 +209,9 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     } else {
         rate(lanes * window.samples * batches, sum(|b| b.prepared))
     };
-    let link = service(window.link, steps.span.0, steps.span.1);
-    let disk = service(window.disk, steps.span.0, steps.span.1);
+    let from = steps.span.0.max(window.since);
+    let link = service(window.link, from, steps.span.1);
+    let disk = service(window.disk, from, steps.span.1);
     let blocked = [sum(|b| b.origin), sum(|b| b.disk), sum(|b| b.queue)];
     let receiving = blocked.iter().sum::<f64>() / lanes / steps.elapsed;
     let unpaused = steps.elapsed / (steps.span.1 - steps.span.0);

@@ -49,6 +49,8 @@ pub struct Window<'a> {
     pub link: &'a [Served],
     /// The reads of the disk, in any order.
     pub disk: &'a [Served],
+    /// Requests that ended before this time are forgotten, in seconds on the clock of the batches.
+    pub since: f64,
     /// The time from a request to its first byte, in seconds.
     pub first_byte: f64,
     /// The samples of a batch of one rank.

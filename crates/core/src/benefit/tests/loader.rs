@@ -101,6 +101,7 @@ impl Observed {
             batches,
             link: &self.link,
             disk: &self.disk,
+            since: 0.0,
             first_byte: job.first_byte,
             samples: BATCH,
             decodes_in_loop: job.workers == 0,

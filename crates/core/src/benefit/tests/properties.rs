@@ -4,7 +4,15 @@ use crate::benefit::{BatchObservation, NotMeasured, Served, Window, estimate};
 use proptest::prelude::*;
 
 fn window<'a>(batches: &'a [BatchObservation], served: &'a [Served], decodes_in_loop: bool) -> Window<'a> {
-    Window { batches, link: served, disk: served, first_byte: 0.01, samples: 32.0, decodes_in_loop }
+    Window {
+        batches,
+        link: served,
+        disk: served,
+        since: 0.0,
+        first_byte: 0.01,
+        samples: 32.0,
+        decodes_in_loop,
+    }
 }
 
 fn batch(step: u64, ended: f64) -> BatchObservation {

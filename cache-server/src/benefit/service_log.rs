@@ -1,0 +1,81 @@
+//! The latest requests of an origin or of the disk.
+
+use fletch_core::benefit;
+use std::{
+    collections::VecDeque,
+    sync::{LazyLock, Mutex, PoisonError},
+    time::Instant,
+};
+
+/// The most requests that are remembered.
+const REQUESTS_MAX: usize = 4096;
+
+/// When the clock of all observations of this process begins: before the first request of any log.
+static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Returns the seconds on the clock of all observations of this process.
+pub(super) fn seconds(at: Instant) -> f64 {
+    at.saturating_duration_since(*BEGIN).as_secs_f64()
+}
+
+/// The latest requests that an origin or the disk answered.
+#[derive(Debug)]
+pub struct ServiceLog(Mutex<Log>);
+
+impl Default for ServiceLog {
+    fn default() -> Self {
+        LazyLock::force(&BEGIN);
+        ServiceLog(Mutex::default())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    /// By their ends. `samples` are bytes here.
+    requests: VecDeque<benefit::Served>,
+    /// When the latest forgotten request ended.
+    since: f64,
+}
+
+impl ServiceLog {
+    /// Notes a request that began at `begun` and brought `bytes` just now.
+    pub fn note(&self, begun: Instant, bytes: u64) {
+        let request =
+            benefit::Served { start: seconds(begun), end: seconds(Instant::now()), samples: bytes as f64 };
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.requests.len() == REQUESTS_MAX
+            && let Some(forgotten) = log.requests.pop_front()
+        {
+            log.since = log.since.max(forgotten.end);
+        }
+        log.requests.push_back(request);
+    }
+
+    /// Returns the requests that ended at `from` or later, in samples of `sample_bytes`, and the time before
+    /// which requests are forgotten.
+    pub(super) fn requests(&self, from: f64, sample_bytes: f64) -> (Vec<benefit::Served>, f64) {
+        let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = log.requests.iter().filter(|r| r.end >= from);
+        let in_samples = |r: &benefit::Served| benefit::Served { samples: r.samples / sample_bytes, ..*r };
+        (wanted.map(in_samples).collect(), log.since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_says_from_when_on_it_is_complete() {
+        let log = ServiceLog::default();
+        let begun = Instant::now();
+        (0..REQUESTS_MAX).for_each(|_| log.note(begun, 200));
+        let (all, since) = log.requests(0.0, 100.0);
+        assert_eq!((all.len(), since), (REQUESTS_MAX, 0.0));
+        assert_eq!(all[0].samples, 2.0);
+        log.note(begun, 200);
+        let (rest, since) = log.requests(0.0, 100.0);
+        assert_eq!((rest.len(), since), (REQUESTS_MAX, all[0].end));
+        assert!(log.requests(f64::MAX, 100.0).0.is_empty());
+    }
+}

@@ -1,0 +1,323 @@
+//! The latest batches of a job, with the times of their leases, and what they tell.
+
+use super::{
+    lease_times::LeaseTimes,
+    service_log::{ServiceLog, seconds},
+};
+use fletch_api::{
+    BatchTimes,
+    benefit::{BenefitEstimate, BenefitVerdict, JobBenefit, WhatIf},
+};
+use fletch_core::benefit::{BatchObservation, Estimate, NotMeasured, Verdict, Window, estimate};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+/// The steps that give the rates.
+const RATE_STEPS: usize = 256;
+/// The steps that give the verdict: it follows a bottleneck that moves.
+const VERDICT_STEPS: usize = 64;
+/// The fewest batches that a window remembers at most.
+const BATCHES_MIN: usize = 512;
+/// The most ranks for which a window has room for all steps.
+const RANKS_MAX: usize = 16;
+/// The most leases whose times are remembered until their batches are acknowledged.
+const LEASES_MAX: usize = 512;
+/// From this many batches on, a job without times of steps is taken for one that sends none.
+const STEPS_WITHOUT_TIMES: usize = 8;
+/// The parts of the data in the cache for which a rate is predicted, as multiples of the present part.
+const WHAT_IF: [f64; 2] = [2.0, 4.0];
+
+/// The logs of those who serve a job.
+pub struct Served<'a> {
+    /// The origins of its content. Those that served nothing do not matter.
+    pub origins: Vec<&'a ServiceLog>,
+    /// The disk of the server.
+    pub disk: &'a ServiceLog,
+}
+
+/// The latest batches of a job.
+#[derive(Debug, Default)]
+pub struct JobWindow(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By the time of their acks.
+    batches: VecDeque<BatchObservation>,
+    entries: VecDeque<u32>,
+    /// The epoch of the latest ack, and how many batches of it each rank acknowledged.
+    epoch: u64,
+    ordinals: HashMap<u32, u64>,
+    decodes_in_loop: bool,
+    /// By epoch and lease.
+    leases: BTreeMap<(u64, u64), LeaseTimes>,
+    /// The mean bytes of an entry, of the latest lease that has any.
+    entry_bytes: f64,
+}
+
+/// A lease as the ledger knows it.
+#[derive(Debug, Clone, Copy)]
+pub struct AckedLease {
+    /// The epoch.
+    pub epoch: u64,
+    /// The lease.
+    pub lease: u64,
+    /// The rank.
+    pub rank: u32,
+    /// The worker of the rank.
+    pub worker: u32,
+}
+
+impl JobWindow {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what the stream of a lease waited for. A lease that is streamed again counts as streamed last.
+    pub fn note_lease(&self, epoch: u64, lease: u64, times: LeaseTimes) {
+        let mut inner = self.lock();
+        if times.entries > 0 {
+            inner.entry_bytes = times.bytes as f64 / f64::from(times.entries);
+        }
+        inner.leases.insert((epoch, lease), times);
+        if inner.leases.len() > LEASES_MAX {
+            inner.leases.pop_first();
+        }
+    }
+
+    /// Notes the batches of a lease whose ack came just now. Batches of an earlier epoch are ignored.
+    pub fn note_batches(&self, of: AckedLease, batches: &[BatchTimes]) {
+        let now = seconds(Instant::now());
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if of.epoch < inner.epoch {
+            return;
+        }
+        if of.epoch > inner.epoch {
+            inner.epoch = of.epoch;
+            inner.ordinals.clear();
+        }
+        let times = inner.leases.get(&(of.epoch, of.lease)).copied().unwrap_or_default();
+        let duration = |ns: u64| ns as f64 / 1e9;
+        // The last batch ended now, and the others before it.
+        let later: Vec<f64> = (0..batches.len())
+            .map(|i| {
+                batches[i + 1..].iter().map(|b| duration(b.waited_ns.saturating_add(b.stepped_ns))).sum()
+            })
+            .collect();
+        for (batch, later) in batches.iter().zip(later) {
+            let ordinal = inner.ordinals.entry(of.rank).or_default();
+            // An epoch has fewer steps than entries, and those are 32 bits.
+            let step = (of.epoch << 32) | (*ordinal & u64::from(u32::MAX));
+            *ordinal += 1;
+            let part =
+                if times.entries > 0 { f64::from(batch.entries) / f64::from(times.entries) } else { 0.0 };
+            let blocked = |d: std::time::Duration| d.as_secs_f64() * part.min(1.0);
+            let hit_part = if times.bytes > 0 { times.shared_bytes as f64 / times.bytes as f64 } else { 0.0 };
+            inner.decodes_in_loop = batch.in_loop;
+            inner.entries.push_back(batch.entries);
+            inner.batches.push_back(BatchObservation {
+                step,
+                rank: of.rank,
+                lane: (of.rank << 16) | (of.worker & 0xffff),
+                ended: now - later,
+                waited: duration(batch.waited_ns),
+                prepared: duration(batch.prepared_ns),
+                stepped: duration(batch.stepped_ns),
+                device: batch.device_ns.map(duration),
+                origin: blocked(times.origin),
+                disk: blocked(times.disk),
+                queue: blocked(times.queue),
+                hit_part,
+            });
+        }
+        let most = BATCHES_MIN.max(RATE_STEPS * inner.ordinals.len().min(RANKS_MAX));
+        while inner.batches.len() > most {
+            inner.batches.pop_front();
+            inner.entries.pop_front();
+        }
+    }
+
+    /// Returns what the latest batches tell.
+    #[must_use]
+    pub fn benefit(&self, served: &Served<'_>) -> JobBenefit {
+        let (batches, entries, entry_bytes, decodes_in_loop) = {
+            let inner = self.lock();
+            let entries: f64 = inner.entries.iter().map(|&n| f64::from(n)).sum();
+            let batches: Vec<_> = inner.batches.iter().copied().collect();
+            let mean = entries / batches.len().max(1) as f64;
+            (batches, mean.max(1.0), inner.entry_bytes.max(1.0), inner.decodes_in_loop)
+        };
+        if batches.len() >= STEPS_WITHOUT_TIMES && batches.iter().all(|b| b.stepped == 0.0) {
+            let why = "not measured: the acks of the job carry no times of steps".to_owned();
+            return JobBenefit {
+                steps: steps_of(&batches).len() as u64,
+                not_measured: Some(why),
+                estimate: None,
+            };
+        }
+        let over = |steps: usize| {
+            let latest = latest_steps(&batches, steps);
+            let from = latest.iter().map(|b| b.ended).fold(f64::INFINITY, f64::min);
+            let logs: Vec<_> = served.origins.iter().map(|log| log.requests(from, entry_bytes)).collect();
+            let (disk, mut since) = served.disk.requests(from, entry_bytes);
+            let mut link = Vec::new();
+            for (requests, forgotten) in logs {
+                link.extend(requests);
+                since = since.max(forgotten);
+            }
+            estimate(&Window {
+                batches: &latest,
+                // Under load a request's time has its turn at the link in it, and nothing tells them apart.
+                first_byte: 0.0,
+                link: &link,
+                disk: &disk,
+                since,
+                samples: entries,
+                decodes_in_loop,
+            })
+            .map(|estimate| (estimate, latest))
+        };
+        let verdict = over(VERDICT_STEPS).map(|(estimate, _)| estimate.verdict);
+        match (over(RATE_STEPS), verdict) {
+            (Ok((estimate, latest)), Ok(verdict)) => JobBenefit {
+                steps: steps_of(&latest).len() as u64,
+                not_measured: None,
+                estimate: Some(view(&estimate, verdict, &latest)),
+            },
+            (Err(why), _) | (_, Err(why)) => JobBenefit {
+                steps: match why {
+                    NotMeasured::FewSteps { steps } => steps as u64,
+                    NotMeasured::NoTime => steps_of(&batches).len() as u64,
+                },
+                not_measured: Some(why.to_string()),
+                estimate: None,
+            },
+        }
+    }
+}
+
+fn steps_of(batches: &[BatchObservation]) -> BTreeSet<u64> {
+    batches.iter().map(|b| b.step).collect()
+}
+
+/// Returns the batches of the latest steps.
+fn latest_steps(batches: &[BatchObservation], steps: usize) -> Vec<BatchObservation> {
+    let first = steps_of(batches).into_iter().rev().take(steps).last().unwrap_or_default();
+    batches.iter().filter(|b| b.step >= first).copied().collect()
+}
+
+fn view(estimate: &Estimate, verdict: Verdict, batches: &[BatchObservation]) -> BenefitEstimate {
+    let cached = batches.iter().map(|b| b.hit_part).sum::<f64>() / batches.len() as f64;
+    let mut parts: Vec<f64> = WHAT_IF.iter().map(|times| cached * times).filter(|c| *c < 1.0).collect();
+    parts.push(1.0);
+    // Twice or four times nothing is nothing.
+    parts.retain(|part| *part > cached);
+    BenefitEstimate {
+        rate: estimate.rate,
+        most_rate: estimate.most_rate,
+        is_sure: estimate.is_sure,
+        origin_rate: estimate.origin_rate,
+        disk_rate: estimate.disk_rate,
+        compute: estimate.parts.compute,
+        preparation: estimate.parts.preparation,
+        fetch: estimate.parts.fetch,
+        verdict: match verdict {
+            Verdict::Compute => BenefitVerdict::Compute,
+            Verdict::Preparation => BenefitVerdict::Preparation,
+            Verdict::Origin => BenefitVerdict::Origin,
+            Verdict::Disk => BenefitVerdict::Disk,
+            Verdict::Queue => BenefitVerdict::Queue,
+        },
+        cached,
+        what_if: parts.into_iter().map(|cached| WhatIf { cached, rate: estimate.rate_at(cached) }).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const MS: u64 = 1_000_000;
+
+    fn ack(window: &JobWindow, epoch: u64, lease: u64, batches: &[BatchTimes]) {
+        window.note_batches(AckedLease { epoch, lease, rank: 0, worker: 0 }, batches);
+    }
+
+    fn batch(waited: u64, stepped: u64) -> BatchTimes {
+        BatchTimes { entries: 10, waited_ns: waited * MS, stepped_ns: stepped * MS, ..BatchTimes::default() }
+    }
+
+    fn benefit(window: &JobWindow, origin: &ServiceLog) -> JobBenefit {
+        window.benefit(&Served { origins: vec![origin], disk: &ServiceLog::default() })
+    }
+
+    #[test]
+    fn a_job_is_measured_from_eight_steps_on() {
+        let (window, origin) = (JobWindow::default(), ServiceLog::default());
+        let none = benefit(&window, &origin);
+        assert_eq!((none.steps, none.estimate), (0, None));
+        ack(&window, 0, 1, &vec![batch(0, 50); 7]);
+        let few = benefit(&window, &origin);
+        assert_eq!(few.not_measured.as_deref(), Some("not measured yet: 7 of 8 steps"));
+        // The steps of the next epoch follow those of this one.
+        ack(&window, 1, 1, &vec![batch(0, 50); 7]);
+        let measured = benefit(&window, &origin);
+        assert_eq!((measured.steps, measured.not_measured), (14, None));
+        // The clocks of these acks overlap, because both came at once.
+        let estimate = measured.estimate.expect("an estimate");
+        assert!(estimate.is_sure && estimate.verdict == BenefitVerdict::Compute, "{estimate:?}");
+    }
+
+    #[test]
+    fn a_job_that_waits_for_its_origin_is_told_so() {
+        let (window, origin) = (JobWindow::default(), ServiceLog::default());
+        let begun = Instant::now();
+        std::thread::sleep(Duration::from_millis(600));
+        // One long busy time of five requests, which brought 600 entries of 100 bytes.
+        (0..5).for_each(|_| origin.note(begun, 12_000));
+        let blocked = Duration::from_millis(8);
+        for lease in 0..50 {
+            let times = LeaseTimes { entries: 10, bytes: 1000, shared_bytes: 250, ..LeaseTimes::default() };
+            window.note_lease(0, lease, LeaseTimes { origin: blocked, ..times });
+        }
+        // One ack of 50 steps of 10 ms, of which 2 ms compute.
+        let leases: Vec<u64> = (0..50).collect();
+        ack(&window, 0, leases[0], &vec![batch(8, 2); 50]);
+        let estimate = benefit(&window, &origin).estimate.expect("an estimate");
+        assert_eq!(estimate.verdict, BenefitVerdict::Origin, "{estimate:?}");
+        assert!((900.0..1100.0).contains(&estimate.rate), "{estimate:?}");
+        assert!((estimate.cached - 0.25).abs() < 1e-9, "{estimate:?}");
+        let parts: Vec<f64> = estimate.what_if.iter().map(|w| w.cached).collect();
+        assert_eq!(parts, [0.5, 1.0]);
+        assert!(estimate.what_if[0].rate > 1.2 * estimate.rate, "{estimate:?}");
+    }
+
+    #[test]
+    fn a_job_whose_acks_carry_no_times_is_not_measured() {
+        let (window, origin) = (JobWindow::default(), ServiceLog::default());
+        ack(&window, 0, 1, &vec![batch(0, 0); 40]);
+        let none = benefit(&window, &origin);
+        assert_eq!(none.not_measured.expect("why").matches("carry no times").count(), 1);
+        // Times that no clock can show change nothing but this job's numbers.
+        let never = BatchTimes { waited_ns: u64::MAX, stepped_ns: u64::MAX, ..batch(0, 0) };
+        ack(&window, 0, 2, &vec![never; 40]);
+        let benefit = benefit(&window, &origin);
+        assert!(benefit.estimate.is_none_or(|e| e.rate.is_finite() && e.most_rate.is_finite()));
+    }
+
+    #[test]
+    fn what_a_window_remembers_is_bounded() {
+        let window = JobWindow::default();
+        for lease in 0..3000 {
+            window.note_lease(0, lease, LeaseTimes::default());
+            ack(&window, 0, lease, &[batch(0, 1)]);
+        }
+        let inner = window.lock();
+        assert_eq!((inner.leases.len(), inner.batches.len()), (LEASES_MAX, BATCHES_MIN));
+        assert_eq!(inner.entries.len(), inner.batches.len());
+    }
+}

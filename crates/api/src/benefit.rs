@@ -1,0 +1,85 @@
+//! What cache is worth to a job (`docs/BENEFIT.md`).
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What cache is worth to a job, from its acks and the server's clocks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct JobBenefit {
+    /// The steps of all ranks that tell it, at most the latest 256.
+    pub steps: u64,
+    /// Why there is no estimate. Absent with an estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_measured: Option<String>,
+    /// The estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<BenefitEstimate>,
+}
+
+/// An estimate. Rates are samples a second of all ranks together; parts are 0 to 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BenefitEstimate {
+    /// The rate now.
+    pub rate: f64,
+    /// The rate if the job never waited for data.
+    pub most_rate: f64,
+    /// Whether `most_rate` is a value. If not, it is an upper bound.
+    pub is_sure: bool,
+    /// The rate of the origin while it is busy. Absent if nothing was read from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_rate: Option<f64>,
+    /// The rate of the disk while it is busy. Absent if nothing was read from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_rate: Option<f64>,
+    /// The part of the time in which the job computes.
+    pub compute: f64,
+    /// The part of the time in which it waits for its own workers.
+    pub preparation: f64,
+    /// The part of the time in which it waits for the origin, the disk or the server.
+    pub fetch: f64,
+    /// What it waits for most, by the latest 64 steps.
+    pub verdict: BenefitVerdict,
+    /// The part of its bytes that the server did not read from the origin for it.
+    pub cached: f64,
+    /// The predicted rate if more came from the cache.
+    pub what_if: Vec<WhatIf>,
+}
+
+/// What a job waits for most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BenefitVerdict {
+    /// It hardly waits.
+    Compute,
+    /// Its own workers, which decode and transform.
+    Preparation,
+    /// The origin.
+    Origin,
+    /// The server's disk.
+    Disk,
+    /// The server itself.
+    Queue,
+}
+
+impl BenefitVerdict {
+    /// Returns the end of a sentence about the job: "it …".
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            BenefitVerdict::Compute => "hardly waits for data",
+            BenefitVerdict::Preparation => "waits for its own workers, which decode and transform",
+            BenefitVerdict::Origin => "waits for the origin",
+            BenefitVerdict::Disk => "waits for the server's disk",
+            BenefitVerdict::Queue => "waits for the server",
+        }
+    }
+}
+
+/// A predicted rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WhatIf {
+    /// The part of the job's bytes that come from the cache, 0 to 1.
+    pub cached: f64,
+    /// The rate then, in samples a second.
+    pub rate: f64,
+}

@@ -205,7 +205,7 @@ fn steps_of(batches: &[BatchObservation]) -> BTreeSet<u64> {
 
 /// Returns the batches of the latest steps.
 fn latest_steps(batches: &[BatchObservation], steps: usize) -> Vec<BatchObservation> {
-    let first = steps_of(batches).into_iter().rev().take(steps).last().unwrap_or_default();
+    let first = steps_of(batches).into_iter().rev().take(steps).min().unwrap_or_default();
     batches.iter().filter(|b| b.step >= first).copied().collect()
 }
 

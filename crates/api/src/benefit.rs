@@ -33,7 +33,7 @@ pub struct BenefitEstimate {
     pub disk_rate: Option<f64>,
     /// The part of the time in which the job computes.
     pub compute: f64,
-    /// The part of the time in which it waits for its own workers.
+    /// The part of the time in which it waits for its own workers, or prepares batches itself.
     pub preparation: f64,
     /// The part of the time in which it waits for the origin, the disk or the server.
     pub fetch: f64,
@@ -67,7 +67,7 @@ impl BenefitVerdict {
     pub fn words(self) -> &'static str {
         match self {
             BenefitVerdict::Compute => "hardly waits for data",
-            BenefitVerdict::Preparation => "waits for its own workers, which decode and transform",
+            BenefitVerdict::Preparation => "waits for its own preparation",
             BenefitVerdict::Origin => "waits for the origin",
             BenefitVerdict::Disk => "waits for the server's disk",
             BenefitVerdict::Queue => "waits for the server",

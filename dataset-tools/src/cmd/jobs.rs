@@ -110,7 +110,7 @@ fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
     let [compute, preparation, fetch] = [estimate.compute, estimate.preparation, estimate.fetch].map(percent);
     writeln!(
         w,
-        "time\t{compute} computing, {preparation} waiting for its workers, {fetch} waiting for data: it {}",
+        "time\t{compute} computing, {preparation} preparing batches, {fetch} waiting for data: it {}",
         estimate.verdict.words()
     )?;
     write!(w, "cached\t{} of its bytes", percent(estimate.cached))?;
@@ -146,4 +146,43 @@ fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
     let deleted = lines.iter().map(|j| Deleted { id: &j.id, name: j.name.as_str() }).collect();
     let all = All { deleted };
     ctx.out.result(&all, |w| all.deleted.iter().try_for_each(|j| writeln!(w, "{}", j.name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_api::benefit::{BenefitEstimate, BenefitVerdict, WhatIf};
+
+    fn text(benefit: &JobBenefit) -> String {
+        let mut out = Vec::new();
+        write_benefit(&mut out, benefit).expect("memory");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_job_says_what_it_waits_for_or_why_nobody_knows() {
+        let why = "not measured yet: 3 of 8 steps";
+        let few = JobBenefit { steps: 3, not_measured: Some(why.to_owned()), estimate: None };
+        assert_eq!(text(&few), format!("speed\t{why}\n"));
+        let estimate = BenefitEstimate {
+            rate: 50.0,
+            most_rate: 200.0,
+            is_sure: false,
+            origin_rate: Some(35.0),
+            disk_rate: None,
+            compute: 0.25,
+            preparation: 0.0,
+            fetch: 0.75,
+            verdict: BenefitVerdict::Origin,
+            cached: 0.3,
+            what_if: vec![WhatIf { cached: 0.6, rate: 87.5 }, WhatIf { cached: 1.0, rate: 200.0 }],
+        };
+        let waits = JobBenefit { steps: 256, not_measured: None, estimate: Some(estimate) };
+        assert_eq!(
+            text(&waits),
+            "speed\t50 samples/s, 200 at most, if it never waited\n\
+             time\t25 % computing, 0 % preparing batches, 75 % waiting for data: it waits for the origin\n\
+             cached\t30 % of its bytes; with 60 % 1.75 x the speed; with 100 % 4.00 x the speed\n"
+        );
+    }
 }

@@ -25,8 +25,8 @@ const BATCHES_MIN: usize = 512;
 const RANKS_MAX: usize = 16;
 /// The most leases whose times are remembered until their batches are acknowledged.
 const LEASES_MAX: usize = 512;
-/// From this many batches on, a job without times of steps is taken for one that sends none.
-const STEPS_WITHOUT_TIMES: usize = 8;
+/// From this many batches on, what no batch told is taken for unknown.
+const BATCHES_TO_TELL: usize = 8;
 /// The parts of the data in the cache for which a rate is predicted, as multiples of the present part.
 const WHAT_IF: [f64; 2] = [2.0, 4.0];
 
@@ -78,7 +78,7 @@ impl JobWindow {
     /// Notes what the stream of a lease waited for. A lease that is streamed again counts as streamed last.
     pub fn note_lease(&self, epoch: u64, lease: u64, times: LeaseTimes) {
         let mut inner = self.lock();
-        if times.entries > 0 {
+        if times.bytes > 0 {
             inner.entry_bytes = times.bytes as f64 / f64::from(times.entries);
         }
         inner.leases.insert((epoch, lease), times);
@@ -101,13 +101,13 @@ impl JobWindow {
         }
         let times = inner.leases.get(&(of.epoch, of.lease)).copied().unwrap_or_default();
         let duration = |ns: u64| ns as f64 / 1e9;
+        // A caller may send as many batches as fit into a body. Older ones would leave the window at once.
+        let batches = &batches[batches.len().saturating_sub(BATCHES_MIN)..];
         // The last batch ended now, and the others before it.
-        let later: Vec<f64> = (0..batches.len())
-            .map(|i| {
-                batches[i + 1..].iter().map(|b| duration(b.waited_ns.saturating_add(b.stepped_ns))).sum()
-            })
-            .collect();
-        for (batch, later) in batches.iter().zip(later) {
+        let mut ended =
+            now - batches.iter().map(|b| duration(b.waited_ns) + duration(b.stepped_ns)).sum::<f64>();
+        for batch in batches {
+            ended += duration(batch.waited_ns) + duration(batch.stepped_ns);
             let ordinal = inner.ordinals.entry(of.rank).or_default();
             // An epoch has fewer steps than entries, and those are 32 bits.
             let step = (of.epoch << 32) | (*ordinal & u64::from(u32::MAX));
@@ -122,7 +122,7 @@ impl JobWindow {
                 step,
                 rank: of.rank,
                 lane: (of.rank << 16) | (of.worker & 0xffff),
-                ended: now - later,
+                ended,
                 waited: duration(batch.waited_ns),
                 prepared: duration(batch.prepared_ns),
                 stepped: duration(batch.stepped_ns),
@@ -148,13 +148,21 @@ impl JobWindow {
             let entries: f64 = inner.entries.iter().map(|&n| f64::from(n)).sum();
             let batches: Vec<_> = inner.batches.iter().copied().collect();
             let mean = entries / batches.len().max(1) as f64;
-            (batches, mean.max(1.0), inner.entry_bytes.max(1.0), inner.decodes_in_loop)
+            (batches, mean.max(1.0), inner.entry_bytes, inner.decodes_in_loop)
         };
-        if batches.len() >= STEPS_WITHOUT_TIMES && batches.iter().all(|b| b.stepped == 0.0) {
-            let why = "not measured: the acks of the job carry no times of steps".to_owned();
+        let unknown = if batches.len() < BATCHES_TO_TELL {
+            None
+        } else if batches.iter().all(|b| b.stepped == 0.0) {
+            Some("the acks of the job carry no times of steps")
+        } else if entry_bytes == 0.0 {
+            Some("the job asks for references, or its samples are too long to be read before they are sent")
+        } else {
+            None
+        };
+        if let Some(why) = unknown {
             return JobBenefit {
                 steps: steps_of(&batches).len() as u64,
-                not_measured: Some(why),
+                not_measured: Some(format!("not measured: {why}")),
                 estimate: None,
             };
         }
@@ -260,6 +268,7 @@ mod tests {
         let (window, origin) = (JobWindow::default(), ServiceLog::default());
         let none = benefit(&window, &origin);
         assert_eq!((none.steps, none.estimate), (0, None));
+        window.note_lease(0, 1, LeaseTimes { entries: 70, bytes: 7000, ..LeaseTimes::default() });
         ack(&window, 0, 1, &vec![batch(0, 50); 7]);
         let few = benefit(&window, &origin);
         assert_eq!(few.not_measured.as_deref(), Some("not measured yet: 7 of 8 steps"));
@@ -302,9 +311,13 @@ mod tests {
         ack(&window, 0, 1, &vec![batch(0, 0); 40]);
         let none = benefit(&window, &origin);
         assert_eq!(none.not_measured.expect("why").matches("carry no times").count(), 1);
+        // Nor is one whose bytes the server did not send itself.
+        ack(&window, 0, 2, &vec![batch(0, 5); 40]);
+        assert!(benefit(&window, &origin).not_measured.expect("why").contains("references"));
+        window.note_lease(0, 3, LeaseTimes { entries: 10, bytes: 10, ..LeaseTimes::default() });
         // Times that no clock can show change nothing but this job's numbers.
         let never = BatchTimes { waited_ns: u64::MAX, stepped_ns: u64::MAX, ..batch(0, 0) };
-        ack(&window, 0, 2, &vec![never; 40]);
+        ack(&window, 0, 3, &vec![never; 40]);
         let benefit = benefit(&window, &origin);
         assert!(benefit.estimate.is_none_or(|e| e.rate.is_finite() && e.most_rate.is_finite()));
     }
@@ -316,6 +329,8 @@ mod tests {
             window.note_lease(0, lease, LeaseTimes::default());
             ack(&window, 0, lease, &[batch(0, 1)]);
         }
+        // One ack with as many batches as a body holds.
+        ack(&window, 0, 3000, &vec![batch(0, 1); 300_000]);
         let inner = window.lock();
         assert_eq!((inner.leases.len(), inner.batches.len()), (LEASES_MAX, BATCHES_MIN));
         assert_eq!(inner.entries.len(), inner.batches.len());

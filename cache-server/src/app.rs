@@ -48,6 +48,8 @@ const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
 const EXPIRE_LEASES_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the server checks whether it is idle.
 const IDLE_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the server checks whether a decision about the disk is due.
+const DECIDE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the server waits for connections that it cut.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -164,6 +166,8 @@ async fn run(
     let mut probe = tokio::time::interval(PROBE_INTERVAL);
     let mut leases = tokio::time::interval(EXPIRE_LEASES_INTERVAL);
     leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut decide = tokio::time::interval(DECIDE_INTERVAL);
+    decide.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut idle, mut idle_clock) = (tokio::time::interval(IDLE_INTERVAL), IdleClock::default());
     loop {
         tokio::select! {
@@ -177,6 +181,10 @@ async fn run(
             }
             _ = expire.tick() => app.server.expire_jobs(),
             _ = probe.tick() => app.server.versions.probe_failing(),
+            _ = decide.tick() => {
+                let server = Arc::clone(&app.server);
+                accepting.spawn_blocking(move || server.allocate_if_due());
+            }
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);

@@ -109,6 +109,8 @@ pub struct CacheConfig {
     pub free_floor: Amount,
     /// The policy that decides which chunks stay.
     pub policy: Policy,
+    /// The time between two decisions about the shares of datasets.
+    pub decision_interval: Duration,
 }
 
 /// The configuration of a server.
@@ -204,7 +206,13 @@ macro_rules! section {
 }
 section!(Dir { dir: String });
 section!(Auth { tokens: String, hosts: Vec<String>, socket_admins: Vec<String> });
-section!(FileCache { dir: String, size: Amount, free_floor: Amount, policy: String });
+section!(FileCache {
+    dir: String,
+    size: Amount,
+    free_floor: Amount,
+    policy: String,
+    decision_interval: Span
+});
 section!(Memory { max: ByteSize, prefetch: Amount });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });

@@ -12,10 +12,11 @@
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
 //!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
 //!   what a user handed over.
-//! - `benefit` observes what jobs wait for; it, `idle`, `limits`, `read_ahead`, `request_metrics` and
-//!   `telemetry` use no other room.
+//! - `benefit` observes what jobs wait for, and `allocation` divides the disk; they, `idle`, `limits`,
+//!   `read_ahead`, `request_metrics` and `telemetry` use no other room.
 
 mod accounting;
+mod allocation;
 pub mod app;
 mod auth;
 mod benefit;

@@ -2,6 +2,7 @@
 //!
 //! Counters live where things happen. This room only reads them.
 
+mod allocation;
 mod costs;
 mod disk;
 mod epochs;
@@ -27,6 +28,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     epochs::families(&page, server)?;
     tenants::families(&page, server)?;
     costs::families(&page, server)?;
+    allocation::families(&page, server)?;
     origins(&page, server)?;
     homes(&page, server)?;
     process(&page, server)?;

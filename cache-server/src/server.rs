@@ -2,7 +2,8 @@
 
 use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
-    auth::{AllowedHosts, Auth, TokensError},
+    allocation::{Allocator, Limits as AllocationLimits, TenantShare},
+    auth::{AllowedHosts, Auth, Quota, TokensError},
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
     credentials::{HeldCredentials, is_personal},
@@ -29,7 +30,7 @@ use fletch_store::{
     disk::{DiskConfig, DiskError, FsSpace, MountMemory},
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     path::PathBuf,
     sync::{
         Arc,
@@ -47,6 +48,9 @@ const TABLES_DIR: &str = "tables";
 
 /// The most displaced jobs whose accounts wait to be folded.
 const DISPLACED_MAX: usize = 256;
+
+/// The dataset of a share of the disk, and whether it is the share of a sweep over it.
+pub type ShareName = (Domain, DatasetName, bool);
 
 /// The phases of a server's life, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +131,8 @@ pub struct Server {
     pub store: Arc<Store>,
     /// The datasets' shares of the disk.
     pub shares: Arc<Shares>,
+    /// Decides about the shares that are divided by what they are worth to jobs.
+    pub allocator: Allocator,
     /// The warm-ups.
     pub warmups: Arc<Warmups>,
     /// The mounts that read through this server.
@@ -283,6 +289,7 @@ impl Server {
             store,
             warmups: Warmups::new(warmup_context, tasks.clone()),
             shares,
+            allocator: Allocator::default(),
             mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
             publish,
             registry,
@@ -313,7 +320,7 @@ impl Server {
     /// # Errors
     /// A text that says what is wrong with the directory's file system.
     pub fn disk_config(&self) -> Result<DiskConfig, String> {
-        let CacheConfig { dir, size, free_floor, policy } = &self.cache;
+        let CacheConfig { dir, size, free_floor, policy, .. } = &self.cache;
         let mount_memory = MountMemory::new(dir, &self.state.path().join(CACHE_RECORDS));
         // Before the size: what is mounted below has another size.
         mount_memory.check().map_err(|e| e.to_string())?;
@@ -411,6 +418,20 @@ impl Server {
         of
     }
 
+    /// Returns the datasets of all shares of the disk.
+    #[must_use]
+    pub fn share_names(&self) -> HashMap<DatasetId, ShareName> {
+        let mut names = HashMap::new();
+        for entry in self.registrations.all() {
+            let (domain, name) = (&entry.domain, &entry.dataset.name);
+            for sweep in self.registry.sweeps_of(domain, name) {
+                names.insert(sweep, (domain.clone(), name.clone(), true));
+            }
+            names.insert(DatasetId::of(domain, name), (domain.clone(), name.clone(), false));
+        }
+        names
+    }
+
     /// Returns what the datasets of some domains are, what the cache holds of them, and what it saved.
     #[must_use]
     pub fn dataset_uses(&self, wanted: impl Fn(&Domain) -> bool) -> Vec<DatasetUse> {
@@ -459,6 +480,39 @@ impl Server {
                 .collect()
         };
         quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
+    }
+
+    /// Returns what the administrator set of each tenant's share.
+    fn tenant_shares(&self) -> BTreeMap<Tenant, TenantShare> {
+        let default = TenantShare::default();
+        let share = |q: &Quota| TenantShare {
+            weight: q.weight.unwrap_or(default.weight),
+            min_share: q.min_share.unwrap_or(default.min_share),
+        };
+        self.auth.quotas().iter().map(|(tenant, quota)| (tenant.clone(), share(quota))).collect()
+    }
+
+    /// Returns the least bytes that the administrator set for all tenants, in sum.
+    #[must_use]
+    pub fn tenant_min_shares(&self) -> u64 {
+        self.tenant_shares().values().map(|share| share.min_share).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the bytes of the disk that can be divided, if there is a disk tier.
+    #[must_use]
+    pub fn disk_capacity(&self) -> Option<u64> {
+        Some(self.store.disk()?.engine()?.capacity())
+    }
+
+    /// Decides about the shares of the disk, if that is due. Takes up to 50 ms with 200 datasets.
+    pub fn allocate_if_due(&self) {
+        if !self.allocator.is_due(self.registry.running(), self.cache.decision_interval) {
+            return;
+        }
+        let limits = AllocationLimits { tenants: self.tenant_shares(), plain: self.shares.plain() };
+        if self.allocator.decide(&self.registry.readers(), &limits) {
+            self.shares.divide_anew();
+        }
     }
 
     /// Reloads the tokens file if it changed. Blocking.

@@ -10,6 +10,7 @@ use fletch_settings::ByteSize;
 use fletch_settings::Span;
 use fletch_sim::cli::SimulateArgs;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 pub mod help;
 pub mod words;
@@ -374,6 +375,25 @@ the commits to which the job can roll back. --json prints the job as `GET /v1/jo
         /// The job's name or id.
         job: String,
     },
+    /// Change what a job gets of the disk: its weight, and its dataset's least share.
+    #[command(after_help = "Examples:
+  fletch jobs set train-7 --weight 2
+  fletch jobs set train-7 --min-share 20GiB
+  fletch jobs set train-7 --weight default --min-share default
+
+The job's tenant has a weight, which its running jobs divide by their own. A job with twice the weight of another
+counts as two. The least share is of the job's dataset, holds while the job runs, and needs an admin.
+Settings that are not named stay. --json prints {id, name, settings: {weight, min_share_bytes}}.")]
+    Set {
+        /// The job's name or id.
+        job: String,
+        /// Its weight beside its tenant's other jobs, 0.001 to 1000, or `default` (1).
+        #[arg(long, value_name = "N", required_unless_present = "min_share", allow_negative_numbers = true)]
+        weight: Option<OrDefault<f64>>,
+        /// The bytes of disk that its dataset gets at least, or `default` (none).
+        #[arg(long, value_name = "SIZE")]
+        min_share: Option<OrDefault<ByteSize>>,
+    },
     /// Delete jobs with their ledgers. Their names become free, and their receipts are gone.
     #[command(after_help = "Example:
   fletch jobs delete train-7 train-8
@@ -384,6 +404,18 @@ A training process of a deleted job fails at its next request. --json prints {de
         #[arg(required = true, value_name = "JOB")]
         jobs: Vec<String>,
     },
+}
+
+/// A value, or `default`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrDefault<T>(pub Option<T>);
+
+impl<T: FromStr> FromStr for OrDefault<T> {
+    type Err = T::Err;
+
+    fn from_str(s: &str) -> Result<Self, T::Err> {
+        if s == "default" { Ok(OrDefault(None)) } else { s.parse().map(|value| OrDefault(Some(value))) }
+    }
 }
 
 /// `fletch receipt`.

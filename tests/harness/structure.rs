@@ -99,7 +99,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["tenants", "credentials"],
     &["config"],
     &["accounting", "state", "auth", "connections"],
-    &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit"],
+    &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation"],
 ];
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.

@@ -34,7 +34,9 @@ impl DiskOwner for Server {
     fn divide(&self, disk: &DiskTier) {
         let Some(split) = self.shares.next_split(disk, self.now_ns()) else { return };
         let bounds: Vec<_> = self.resident_quotas().into_iter().map(|(_, bound)| bound).collect();
-        self.shares.apply_within(disk, split, &bounds);
+        let limited = self.shares.within_quotas(&split, &bounds);
+        let capacity = disk.engine().map_or(0, |tier| tier.capacity());
+        self.shares.apply(disk, &self.allocator.divide(split, limited, capacity, bounds));
     }
 
     fn wake(&self) -> BoxFuture<'_, ()> {

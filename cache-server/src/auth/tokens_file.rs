@@ -17,10 +17,13 @@
 //! declared_jobs = 100   # declared jobs
 //! requests = 256        # running requests for bytes
 //! origin_requests = 16  # chunks that are being read from origins
+//! weight = 2.0          # its weight in the division of the disk; 1 by default
+//! min_share = "100GiB"  # bytes of disk that the datasets of its running jobs get at least
 //! ```
 
 use super::Principal;
 use constant_time_eq::constant_time_eq_32;
+use fletch_api::allocation::check_weight;
 use fletch_core::{Domain, Hash, Tenant};
 use fletch_settings::{ByteSize, SettingsError};
 use serde::{Deserialize, Serialize};
@@ -46,6 +49,8 @@ const KEYS: &[&str] = &[
     "tenant.*.declared_jobs",
     "tenant.*.requests",
     "tenant.*.origin_requests",
+    "tenant.*.weight",
+    "tenant.*.min_share",
 ];
 
 /// What a principal may do. No role, not even admin, may read another domain's data.
@@ -115,7 +120,7 @@ impl FromStr for Role {
 }
 
 /// The bounds of a tenant. `None`: no bound of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Quota {
     /// Content bytes of the datasets that the tenant registered.
     pub registered: Option<u64>,
@@ -131,6 +136,10 @@ pub struct Quota {
     pub requests: Option<u64>,
     /// Chunks that are being read from origins.
     pub origin_requests: Option<u64>,
+    /// Its weight in the division of the disk, which its jobs divide among themselves.
+    pub weight: Option<f64>,
+    /// Bytes of disk that the datasets of its running jobs get at least together.
+    pub min_share: Option<u64>,
 }
 
 /// Why a tokens file is not used.
@@ -178,6 +187,8 @@ struct TenantRow {
     declared_jobs: Option<u64>,
     requests: Option<u64>,
     origin_requests: Option<u64>,
+    weight: Option<f64>,
+    min_share: Option<ByteSize>,
 }
 
 impl TenantRow {
@@ -190,6 +201,8 @@ impl TenantRow {
             declared_jobs: self.declared_jobs,
             requests: self.requests,
             origin_requests: self.origin_requests,
+            weight: self.weight,
+            min_share: self.min_share.map(|b| b.0),
         }
     }
 
@@ -268,6 +281,9 @@ impl Tokens {
         for t in file.tenant {
             if !domains.contains_key(&t.name) {
                 faults.push(format!("[[tenant]] {} has no [[token]]", t.name));
+            }
+            if let Some(Err(why)) = t.weight.map(check_weight) {
+                faults.push(format!("[[tenant]] {}: {why}", t.name));
             }
             for key in t.zeros() {
                 let name = &t.name;

@@ -12,5 +12,5 @@ mod service_log;
 mod window;
 
 pub use lease_times::{LeaseTimes, WaitCause};
-pub use service_log::ServiceLog;
+pub use service_log::{ServiceLog, busy_rate};
 pub use window::{AckedLease, JobWindow, Served};

@@ -61,9 +61,36 @@ impl ServiceLog {
     }
 }
 
+/// Returns how fast a link is while requests queue for it, in bytes a second, by the latest requests of all
+/// who read over it. `None` if there were none.
+#[must_use]
+pub fn busy_rate(logs: &[&ServiceLog]) -> Option<f64> {
+    let mut all = Vec::new();
+    let mut complete_since = 0.0_f64;
+    for log in logs {
+        let (requests, since) = log.requests(0.0, 1.0);
+        all.extend(requests);
+        complete_since = complete_since.max(since);
+    }
+    benefit::service(&all, complete_since, f64::INFINITY).rate
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_datasets_at_one_link_share_its_rate() {
+        let (a, b) = (ServiceLog::default(), ServiceLog::default());
+        assert_eq!(busy_rate(&[&a, &b]), None);
+        let begun = Instant::now();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        (0..4).for_each(|_| a.note(begun, 1000));
+        (0..4).for_each(|_| b.note(begun, 3000));
+        let (alone, both) = (busy_rate(&[&a]).expect("reads"), busy_rate(&[&a, &b]).expect("reads"));
+        assert!((3.9..4.1).contains(&(both / alone)), "{both} and {alone}");
+        assert!((15_000.0..20_001.0).contains(&alone), "4,000 bytes in 200 ms and a little: {alone}");
+    }
 
     #[test]
     fn a_log_says_from_when_on_it_is_complete() {

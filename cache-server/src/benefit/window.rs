@@ -55,6 +55,7 @@ struct Inner {
     leases: BTreeMap<(u64, u64), LeaseTimes>,
     /// The mean bytes of an entry, of the latest lease that has any.
     entry_bytes: f64,
+    last_ack: Option<Instant>,
 }
 
 /// A lease as the ledger knows it.
@@ -89,9 +90,11 @@ impl JobWindow {
 
     /// Notes the batches of a lease whose ack came just now. Batches of an earlier epoch are ignored.
     pub fn note_batches(&self, of: AckedLease, batches: &[BatchTimes]) {
-        let now = seconds(Instant::now());
+        let ack = Instant::now();
+        let now = seconds(ack);
         let mut inner = self.lock();
         let inner = &mut *inner;
+        inner.last_ack = Some(ack);
         if of.epoch < inner.epoch {
             return;
         }
@@ -138,6 +141,12 @@ impl JobWindow {
             inner.batches.pop_front();
             inner.entries.pop_front();
         }
+    }
+
+    /// Returns when the latest ack came.
+    #[must_use]
+    pub fn last_ack(&self) -> Option<Instant> {
+        self.lock().last_ack
     }
 
     /// Returns what the latest batches tell.
@@ -193,7 +202,7 @@ impl JobWindow {
             (Ok((estimate, latest)), Ok(verdict)) => JobBenefit {
                 steps: steps_of(&latest).len() as u64,
                 not_measured: None,
-                estimate: Some(view(&estimate, verdict, &latest)),
+                estimate: Some(view(&estimate, verdict, (&latest, entry_bytes))),
             },
             (Err(why), _) | (_, Err(why)) => JobBenefit {
                 steps: match why {
@@ -217,7 +226,11 @@ fn latest_steps(batches: &[BatchObservation], steps: usize) -> Vec<BatchObservat
     batches.iter().filter(|b| b.step >= first).copied().collect()
 }
 
-fn view(estimate: &Estimate, verdict: Verdict, batches: &[BatchObservation]) -> BenefitEstimate {
+fn view(
+    estimate: &Estimate,
+    verdict: Verdict,
+    (batches, sample_bytes): (&[BatchObservation], f64),
+) -> BenefitEstimate {
     let cached = batches.iter().map(|b| b.hit_part).sum::<f64>() / batches.len() as f64;
     let mut parts: Vec<f64> = WHAT_IF.iter().map(|times| cached * times).filter(|c| *c < 1.0).collect();
     parts.push(1.0);
@@ -240,6 +253,7 @@ fn view(estimate: &Estimate, verdict: Verdict, batches: &[BatchObservation]) -> 
             Verdict::Queue => BenefitVerdict::Queue,
         },
         cached,
+        sample_bytes,
         what_if: parts.into_iter().map(|cached| WhatIf { cached, rate: estimate.rate_at(cached) }).collect(),
     }
 }

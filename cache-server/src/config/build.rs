@@ -59,6 +59,14 @@ impl ConfigBuilder<'_> {
         std::path::absolute(&path).unwrap_or(path)
     }
 
+    fn decision_interval(&mut self) -> std::time::Duration {
+        let interval = self.span("cache.decision_interval");
+        if !(1..=3600).contains(&interval.as_secs()) {
+            self.fault("cache.decision_interval", "must be within 1s and 1h");
+        }
+        interval
+    }
+
     fn limits(&mut self) -> Limits {
         let memory_bytes = self.bytes("memory.max");
         let origin_requests: usize = self.get("limits.origin_requests", 0);
@@ -260,6 +268,7 @@ impl ConfigBuilder<'_> {
                 size: self.get("cache.size", Amount::Bytes(0)),
                 free_floor: self.get("cache.free_floor", Amount::Bytes(0)),
                 policy: self.get("cache.policy", Policy::Fletch),
+                decision_interval: self.decision_interval(),
             },
             state_dir: self.directory("state.dir"),
             limits: self.limits(),

@@ -157,6 +157,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "fletch"
     ),
     setting!(
+        "cache.decision_interval",
+        "cache-decision-interval",
+        "TIME",
+        "How often the server decides which dataset gets how much of the disk, 1s to 1h",
+        |f| text(&f.cache.decision_interval),
+        "30s"
+    ),
+    setting!(
         "state.dir",
         "state-dir",
         "DIR",

@@ -190,6 +190,10 @@ fn idle_and_the_log_file_are_off_by_default_and_an_origin_has_three_quarters_of_
         let told = faults(&["--limits-origin-requests-per-origin", bad]);
         assert!(told.contains("within 1 and limits.origin_requests"), "{bad}: {told}");
     }
+    for bad in ["900ms", "2h"] {
+        let told = faults(&["--cache-decision-interval", bad]);
+        assert!(told.contains("within 1s and 1h"), "{bad}: {told}");
+    }
     assert!(faults(&["--idle", "soon"]).contains("idle (flag --idle)"));
 }
 
@@ -203,6 +207,7 @@ fn other_value(s: &Setting) -> String {
         "log.file" => "/var/log/fletch.log",
         "cache.size" => "37%",
         "cache.policy" => "pin",
+        "cache.decision_interval" => "5m",
         "auth.tokens" => "/etc/tokens.toml",
         "auth.hosts" => "gpu7,cache.example:80",
         "auth.socket_admins" => "1000,@27",

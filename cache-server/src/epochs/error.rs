@@ -38,6 +38,9 @@ pub enum JobError {
     /// The plan names samples that the version does not have, or the request lacks a part.
     #[error("{0}")]
     InvalidPlan(String),
+    /// A setting of the job is invalid.
+    #[error("{0}")]
+    BadSettings(String),
     /// The request asks for, acknowledges or renews more than one request may.
     #[error("{0}")]
     TooLarge(String),
@@ -169,6 +172,7 @@ impl JobError {
             JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) | JobError::TooLarge(_) => {
                 Code::BadPlan
             }
+            JobError::BadSettings(_) => Code::BadRequest,
             JobError::Lease(e) => match e {
                 LeaseError::Rank { .. } => Code::BadRank,
                 LeaseError::Stale { .. } => Code::StaleSequence,
@@ -214,6 +218,7 @@ impl JobError {
             JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) => {
                 "change plan, buckets or world; nothing was declared"
             }
+            JobError::BadSettings(_) => "nothing was changed; `fletch jobs show NAME` shows the settings",
             JobError::TooLarge(_) => {
                 "ask for as much as the message says, in several requests; nothing was changed"
             }
@@ -284,6 +289,7 @@ mod tests {
             JobError::NoEpoch(1),
             JobError::Differs { name: "n".into(), what: "seed" },
             JobError::InvalidPlan(String::new()),
+            JobError::BadSettings(String::new()),
             JobError::TooLarge(String::new()),
             JobError::Lease(LeaseError::Gone(1)),
             JobError::Closed { epoch: 1, what: "finished" },

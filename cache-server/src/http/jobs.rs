@@ -2,6 +2,7 @@
 
 use super::{
     access::access,
+    allocation::share_of,
     datasets::{find_dataset, resolve_version},
     error::{ApiError, ApiResult},
     request::{OnePath, read_body, read_json},
@@ -55,6 +56,16 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
     let (root, layout) = (place.root, Some(place.layout));
     let (sources, source) = sources_of(server, principal, root, layout, Some(&place.dataset)).await?;
     Ok(registry.get(domain, tenant, id, &sources, &source).await?)
+}
+
+/// Returns a job as the API shows it, with its share of the disk.
+///
+/// # Errors
+/// What a ledger says.
+pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
+    let mut shown = job.view().await?;
+    shown.share = share_of(server, job);
+    Ok(shown)
 }
 
 /// Declares a job.
@@ -120,7 +131,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     let (job, new) =
         server.registry.declare(&principal.domain, &principal.tenant, request, &sources, &source).await?;
     drop(memory);
-    let job = job.view().await?;
+    let job = view(&server, &job).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     let at = [(header::LOCATION, routes::job(&job.id))];
     Ok((status, at, Json(job)).into_response())
@@ -151,7 +162,8 @@ pub async fn get(
     path: OnePath,
 ) -> ApiResult<Json<Job>> {
     let Path(id) = path?;
-    Ok(Json(open_job(&server, &principal, &id).await?.view().await?))
+    let job = open_job(&server, &principal, &id).await?;
+    Ok(Json(view(&server, &job).await?))
 }
 
 /// Changes the world of a job: how many ranks share its steps.
@@ -182,7 +194,7 @@ pub async fn world(
     let job = open_job(&server, &principal, &id).await?;
     let world: WorldSpec = read_json(&server, &principal.tenant, body).await?;
     job.change_world(world).await?;
-    Ok(Json(job.view().await?))
+    Ok(Json(view(&server, &job).await?))
 }
 
 /// Deletes a job and its ledgers.

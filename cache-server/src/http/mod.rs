@@ -5,6 +5,7 @@
 
 mod access;
 mod admission;
+mod allocation;
 mod batch;
 mod browser;
 mod chunk_read;
@@ -76,6 +77,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(jobs::list, jobs::start))
         .routes(documented!(jobs::get, jobs::delete))
         .routes(documented!(jobs::world))
+        .routes(documented!(allocation::settings))
         .routes(documented!(leases::post))
         .routes(documented!(epochs::acks))
         .routes(documented!(epochs::state, epochs::put_state))
@@ -89,6 +91,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))
+        .routes(documented!(allocation::get))
         .routes(documented!(credentials::list, credentials::give))
         .routes(documented!(health::livez))
         .routes(documented!(health::readyz))

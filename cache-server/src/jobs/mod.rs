@@ -7,6 +7,7 @@ mod open_job;
 mod plan;
 mod record;
 mod registry;
+mod settings;
 
 pub use open_job::OpenJob;
 pub use record::Record;

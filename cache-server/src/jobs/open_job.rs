@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! state_dir/jobs/<id>/job.json             the declaration, and what its names resolved to
+//!                    /settings.json        what users set, if they set anything
 //!                    /epoch-<n>.ledger     one for each remembered epoch
 //! ```
 //!
@@ -17,9 +18,11 @@ mod worlds;
 use super::{
     plan::{bucketed_of, check_ledger_size, plan_of},
     record::{Record, RecordSummary},
+    settings::StoredSettings,
 };
-use crate::versions::{Source, Sources};
+use crate::versions::{Home, Source, Sources};
 use crate::{
+    allocation::{Measured, RUNNING_FOR, Reader},
     benefit::{JobWindow, Served},
     epochs::{
         Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, is_unsynced, replayed_ledger,
@@ -39,6 +42,7 @@ use fletch_core::{
     manifest::LayoutKind,
     plan::{PlanUnits, Tail, World},
 };
+use fletch_store::DatasetId;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -46,6 +50,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
+    time::Instant,
 };
 use tokio::{
     sync::{OnceCell, OwnedSemaphorePermit},
@@ -67,6 +72,10 @@ pub struct OpenJob {
     pub sources: Arc<Sources>,
     /// The version in the job's layout.
     pub source: Arc<Source>,
+    /// What users set.
+    pub settings: Arc<StoredSettings>,
+    /// When it was opened.
+    opened: Instant,
     known: Mutex<RecordSummary>,
     epochs: Mutex<BTreeMap<u64, Arc<Epoch>>>,
     /// Serializes what opens, begins or replaces epochs.
@@ -100,7 +109,7 @@ impl OpenJob {
     pub(super) async fn open(
         record: Record,
         permit: Option<OwnedSemaphorePermit>,
-        (dir, charges): (PathBuf, Arc<JobCharges>),
+        (dir, charges, settings): (PathBuf, Arc<JobCharges>, Arc<StoredSettings>),
         context: &Arc<JobContext>,
         sources: Arc<Sources>,
         source: Arc<Source>,
@@ -165,6 +174,8 @@ impl OpenJob {
             setup: Arc::new(setup),
             sources,
             source,
+            settings,
+            opened: Instant::now(),
             known: Mutex::new(record.known()),
             epochs: Mutex::default(),
             opening: Arc::default(),
@@ -465,6 +476,8 @@ impl OpenJob {
             epochs,
             sweep: self.sweep_size(),
             benefit: Some(self.benefit()),
+            settings: self.settings.get(),
+            share: None,
         })
     }
 
@@ -478,6 +491,54 @@ impl OpenJob {
             origins.push(tables.reads());
         }
         self.setup.window.benefit(&Served { origins, disk: &self.setup.context.disk_reads })
+    }
+
+    /// Returns whether the job has a live lease, or began or acknowledged something lately.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let last = self.setup.window.last_ack().unwrap_or(self.opened).max(self.opened);
+        last.elapsed() < RUNNING_FOR || self.has_leases()
+    }
+
+    /// Returns the name of the link over which the job's content comes, and the home at its end.
+    pub(super) fn link(&self) -> (String, Arc<Home>) {
+        let home = self.source.data.home();
+        // One bucket or server has one link, however many datasets lie there.
+        let link = home.uri().top().map_or_else(|| home.uri().to_string(), |top| top.to_string());
+        (link, Arc::clone(home))
+    }
+
+    /// Returns the job as the allocation sees it. `bandwidth` returns what a link carries, in bytes a second.
+    pub fn reader(&self, bandwidth: impl FnOnce(&str) -> Option<f64>) -> Reader {
+        let (setup, record, benefit) = (&self.setup, self.known(), self.benefit());
+        let measured = benefit.estimate.map(|e| Measured {
+            rate: e.rate,
+            most_rate: e.most_rate,
+            is_sure: e.is_sure,
+            sample_bytes: e.sample_bytes,
+            verdict: e.verdict,
+        });
+        let sources = &self.sources;
+        let (root, layout) = (self.source.version.root(), self.source.version.layout());
+        let swept = DatasetId::sweep_of(&sources.domain, sources.dataset(), root, layout);
+        let units = setup.samples.unit_map.units().max(1) as u64;
+        let (link, _) = self.link();
+        Reader {
+            id: record.id(),
+            name: record.ask.name.clone(),
+            tenant: setup.tenant.clone(),
+            domain: sources.domain.clone(),
+            dataset: record.dataset.clone(),
+            // An ordered epoch over a version that a sweep serves hits what the sweep keeps.
+            shares: if setup.sweep.is_some() { vec![swept] } else { vec![setup.exact.dataset_id(), swept] },
+            is_strict: setup.sweep.is_none(),
+            is_first_pass: lock(&self.epochs).keys().next_back().is_none_or(|&epoch| epoch == 0),
+            settings: self.settings.get(),
+            unit_bytes: setup.samples.unit_map.total_bytes() / units,
+            bandwidth: bandwidth(&link),
+            link,
+            measured,
+        }
     }
 
     /// Returns how much the job's sweep can hold.

@@ -7,22 +7,26 @@
 //! 3. (I6) Each declared job holds a place of its tenant, and a charge for its record and its ledgers
 //!    (`tenants`). Jobs of one (domain, root, layout) share its samples
 //!    and its sweep, which end with the last of them.
-//! 4. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
+//! 4. The least bytes that all jobs together set never exceed what [`Registry::change_settings`] allows.
+//! 5. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
 //!    request opens it from its record and its ledgers.
 
 use super::{
     open_job::{OpenJob, epoch_of_file},
     record::{RECORD_FILE, Record, RecordSummary, is_long},
+    settings::{self, StoredSettings},
 };
-use crate::versions::{Source, Sources};
+use crate::versions::{Home, Source, Sources};
 use crate::{
+    allocation::Reader,
+    benefit::busy_rate,
     epochs::{JobContext, JobError},
     limits::DECLARED_MAX,
     sweep::Sweep,
     tenants::{JobCharges, ShareUse, TenantLimit},
     versions::Samples,
 };
-use fletch_api::{JobLine, OrderKind, StartJob};
+use fletch_api::{JobLine, JobSettings, OrderKind, StartJob};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
 use fletch_store::{DatasetId, ReaderKind};
 use std::{
@@ -48,6 +52,7 @@ const LONG_JOBS_AT_ONCE: usize = 2;
 struct RegisteredJob {
     known: RecordSummary,
     charges: Arc<JobCharges>,
+    settings: Arc<StoredSettings>,
     opened: OnceCell<Arc<OpenJob>>,
     /// Time of the last request as far as maintenance has seen it, in nanoseconds since the start.
     seen_ns: AtomicU64,
@@ -58,10 +63,16 @@ struct RegisteredJob {
 }
 
 impl RegisteredJob {
-    fn new(known: RecordSummary, charges: Arc<JobCharges>, opened: OnceCell<Arc<OpenJob>>) -> Arc<Self> {
+    fn new(
+        known: RecordSummary,
+        charges: Arc<JobCharges>,
+        settings: Arc<StoredSettings>,
+        opened: OnceCell<Arc<OpenJob>>,
+    ) -> Arc<Self> {
         Arc::new(RegisteredJob {
             known,
             charges,
+            settings,
             opened,
             seen_ns: AtomicU64::new(0),
             asked: AtomicBool::new(true),
@@ -101,6 +112,8 @@ pub struct Registry {
     /// Permits to declare or open jobs with a long part.
     long: Arc<Semaphore>,
     places: Mutex<HashMap<VersionKey, Arc<Shared>>>,
+    /// The permit to change settings.
+    settings: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Numbers for metrics.
@@ -164,10 +177,8 @@ async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
     let mut jobs = lock(jobs);
     let there = jobs.get(id).and_then(|s| s.opened.get());
     if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-        jobs.insert(
-            id.to_owned(),
-            RegisteredJob::new(stale.known(), Arc::clone(&stale.setup.charges), OnceCell::new()),
-        );
+        let (charges, settings) = (Arc::clone(&stale.setup.charges), Arc::clone(&stale.settings));
+        jobs.insert(id.to_owned(), RegisteredJob::new(stale.known(), charges, settings, OnceCell::new()));
     }
 }
 
@@ -207,7 +218,9 @@ impl Registry {
             match Record::read(&path) {
                 Ok(record) if record.id() == name => {
                     let charges = charges_of(&context, &record.tenant, &path);
-                    jobs.insert(name, RegisteredJob::new(record.known(), charges, OnceCell::new()));
+                    let settings = Arc::new(StoredSettings::read(&path));
+                    let job = RegisteredJob::new(record.known(), charges, settings, OnceCell::new());
+                    jobs.insert(name, job);
                 }
                 Ok(_) => {
                     tracing::error!(
@@ -230,6 +243,7 @@ impl Registry {
             changing: Mutex::default(),
             long: Arc::new(Semaphore::new(LONG_JOBS_AT_ONCE)),
             places: Mutex::default(),
+            settings: Arc::default(),
         })
     }
 
@@ -300,9 +314,8 @@ impl Registry {
                 let dir = self.dir.join(id);
                 let record =
                     spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::TaskLost)??;
-                let charges = Arc::clone(&registered.charges);
-                let (opened, _long) =
-                    self.open_record(record, charges, long, shared, (sources, source)).await?;
+                let kept = (Arc::clone(&registered.charges), Arc::clone(&registered.settings));
+                let (opened, _long) = self.open_record(record, kept, long, shared, (sources, source)).await?;
                 Ok::<_, JobError>(Arc::new(opened))
             })
             .await?;
@@ -386,13 +399,13 @@ impl Registry {
     async fn open_record(
         &self,
         record: Record,
-        charges: Arc<JobCharges>,
+        (charges, settings): (Arc<JobCharges>, Arc<StoredSettings>),
         permit: Option<OwnedSemaphorePermit>,
         shared: (Arc<Samples>, Option<Arc<Sweep>>),
         (sources, source): (&Arc<Sources>, &Arc<Source>),
     ) -> Result<(OpenJob, Option<OwnedSemaphorePermit>), JobError> {
         let (dir, sources, source) = (self.dir.join(record.id()), Arc::clone(sources), Arc::clone(source));
-        OpenJob::open(record, permit, (dir, charges), &self.context, sources, source, shared).await
+        OpenJob::open(record, permit, (dir, charges, settings), &self.context, sources, source, shared).await
     }
 
     /// Waits for the permit to open a job with a long part. This is the last thing that an opening waits for.
@@ -433,8 +446,9 @@ impl Registry {
         let charges = self.reserve(&record)?;
         let shared = self.shared(domain, record.ask.order, sources, source).await?;
         let long = self.permit_for_long(is_long(&record.ask)).await;
-        let held = Arc::clone(&charges);
-        let (opened, long) = self.open_record(record.clone(), held, long, shared, (sources, source)).await?;
+        let settings = Arc::new(StoredSettings::of_new(&self.dir.join(&id)));
+        let kept = (Arc::clone(&charges), Arc::clone(&settings));
+        let (opened, long) = self.open_record(record.clone(), kept, long, shared, (sources, source)).await?;
         let (dir, jobs, opened) = (self.dir.join(&id), Arc::clone(&self.jobs), Arc::new(opened));
         // The declaration goes on if the caller goes away, so that what is written is also registered.
         let task = self.context.tasks.spawn(async move {
@@ -442,10 +456,74 @@ impl Registry {
             let known = opened.known();
             spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
             let cell = OnceCell::new_with(Some(Arc::clone(&opened)));
-            lock(&jobs).insert(id, RegisteredJob::new(known, charges, cell));
+            lock(&jobs).insert(id, RegisteredJob::new(known, charges, settings, cell));
             Ok::<_, JobError>(opened)
         });
         Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
+    }
+
+    /// Replaces a job's settings. `check` gets the least bytes that all other jobs have set, in sum.
+    ///
+    /// # Errors
+    /// [`JobError`]; nothing was changed.
+    pub async fn change_settings(
+        &self,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+        new: JobSettings,
+        check: impl FnOnce(u64) -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        settings::check(new)?;
+        // Before the permit: whoever has no such job waits for nobody.
+        self.registered(domain, tenant, id)?;
+        let permit = self.permit_to_change(id).await;
+        // One change at a time, so that two of them cannot both take the last bytes.
+        let turn = Arc::clone(&self.settings).lock_owned().await;
+        let registered = self.registered(domain, tenant, id)?;
+        check(self.min_shares(Some(id)))?;
+        // The change goes on if the caller goes away, so that what is written is also in force.
+        let task = self.context.tasks.spawn(async move {
+            let _held = (permit, turn);
+            spawn_blocking(move || registered.settings.set(new)).await.map_err(|_| JobError::TaskLost)?
+        });
+        task.await.map_err(|_| JobError::TaskLost)?
+    }
+
+    /// Returns the sum of the least bytes that all jobs, or all but one, have set.
+    #[must_use]
+    pub fn min_shares(&self, except: Option<&str>) -> u64 {
+        let jobs = lock(&self.jobs);
+        let others = jobs.iter().filter(|(id, _)| Some(id.as_str()) != except);
+        let least = others.filter_map(|(_, job)| job.settings.get().min_share_bytes);
+        least.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the ids of the jobs that run now, with their settings.
+    #[must_use]
+    pub fn running(&self) -> BTreeMap<String, JobSettings> {
+        let running = self.all_opened().into_iter().filter(|job| job.is_running());
+        running.map(|job| (job.known().id(), job.settings.get())).collect()
+    }
+
+    /// Returns the jobs that run now, with what is known of them.
+    #[must_use]
+    pub fn readers(&self) -> Vec<Reader> {
+        let running: Vec<_> = self.all_opened().into_iter().filter(|job| job.is_running()).collect();
+        let mut logs: BTreeMap<String, Vec<Arc<Home>>> = BTreeMap::new();
+        for job in &running {
+            let (link, home) = job.link();
+            let homes = logs.entry(link).or_default();
+            if !homes.iter().any(|known| Arc::ptr_eq(known, &home)) {
+                homes.push(home);
+            }
+        }
+        let bandwidth =
+            |homes: &Vec<Arc<Home>>| busy_rate(&homes.iter().map(|home| home.reads()).collect::<Vec<_>>());
+        let bandwidths: BTreeMap<&str, _> =
+            logs.iter().map(|(link, homes)| (link.as_str(), bandwidth(homes))).collect();
+        let reader = |job: &Arc<OpenJob>| job.reader(|link| bandwidths.get(link).copied().flatten());
+        running.iter().map(reader).collect()
     }
 
     /// Waits for the permit to declare or delete a job.
@@ -529,7 +607,8 @@ impl Registry {
                 // ledgers.
                 lock(&jobs).insert(id, {
                     let charges = Arc::clone(&registered.charges);
-                    RegisteredJob::new(registered.known.clone(), charges, OnceCell::new())
+                    let settings = Arc::clone(&registered.settings);
+                    RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new())
                 });
             }
             gone

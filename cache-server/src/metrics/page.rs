@@ -1,6 +1,6 @@
 //! Builds metric families from numbers that other rooms keep.
 
-use prometheus::{CounterVec, IntCounterVec, IntGaugeVec, Opts, Registry, proto::MetricFamily};
+use prometheus::{CounterVec, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, proto::MetricFamily};
 
 /// The error of the metrics library, for a name or label that breaks Prometheus' rules.
 pub type MetricsError = prometheus::Error;
@@ -24,6 +24,22 @@ impl Page {
         self.registry.register(Box::new(family.clone()))?;
         for (values, n) in rows {
             family.get_metric_with_label_values(values)?.inc_by(*n);
+        }
+        Ok(())
+    }
+
+    /// Adds a family of gauges of parts, 0 to 1, one for each row of label values.
+    pub fn ratio(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: &[(Vec<&str>, f64)],
+    ) -> Result<(), MetricsError> {
+        let family = GaugeVec::new(Opts::new(name, help), labels)?;
+        self.registry.register(Box::new(family.clone()))?;
+        for (values, n) in rows {
+            family.get_metric_with_label_values(values)?.set(*n);
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ pub use breaker::BreakerState;
 pub use condition::ConditionView;
 pub use error::VersionError;
 pub use fetch::{ATTEMPTS, ChunkFetch};
-pub use home::{HomeCounts, HomeOrigin};
+pub use home::{Home, HomeCounts, HomeOrigin};
 pub use locate::AskTables;
 pub use location::LocatedChunk;
 pub use prove::ProvenFiles;

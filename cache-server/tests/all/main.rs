@@ -4,6 +4,7 @@
 mod common;
 
 mod accounts;
+mod allocations;
 mod auth;
 mod benefits;
 mod browser;

@@ -41,6 +41,9 @@ pub struct BenefitEstimate {
     pub verdict: BenefitVerdict,
     /// The part of its bytes that the server did not read from the origin for it.
     pub cached: f64,
+    /// The mean bytes of a sample. 0 in the answers of older servers.
+    #[serde(default)]
+    pub sample_bytes: f64,
     /// The predicted rate if more came from the cache.
     pub what_if: Vec<WhatIf>,
 }

@@ -1,5 +1,6 @@
 //! Jobs: what an epoch delivers, to which ranks, and in which order (`docs/EPOCHS.md`).
 
+use crate::allocation::{JobSettings, JobShare};
 use crate::benefit::JobBenefit;
 use crate::epochs::Epoch;
 use crate::world::WorldSpec;
@@ -282,6 +283,12 @@ pub struct Job {
     /// What cache is worth to the job. Absent in the answers of older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benefit: Option<JobBenefit>,
+    /// What users set of the job.
+    #[serde(default)]
+    pub settings: JobSettings,
+    /// What the job has of the disk, and why. Absent while the job does not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<JobShare>,
 }
 
 /// Fewer units than these share almost nothing between jobs, unless they are all.

@@ -4,6 +4,7 @@
 //! server or client code. Only this crate maps the [`fletch_core::Kind`] of an error to an HTTP status.
 
 pub mod accounts;
+pub mod allocation;
 pub mod batch;
 pub mod benefit;
 pub mod cluster;
@@ -23,6 +24,9 @@ pub mod warmups;
 pub mod world;
 
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier, DatasetUse, JobUse};
+pub use allocation::{
+    Allocation, AllocationReason, CurvePoint, DatasetShare, JobSettings, JobShare, ShareBasis,
+};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};

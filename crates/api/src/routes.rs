@@ -30,6 +30,8 @@ pub const DATASET: &str = "/v1/datasets/{name}";
 pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
 /// DELETE: evicts a dataset's chunks from disk.
 pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
+/// GET: which dataset has how much of the disk, and why.
+pub const ALLOCATION: &str = "/v1/allocation";
 /// GET: all warm-ups. POST: starts a warm-up.
 pub const WARMUPS: &str = "/v1/warmups";
 /// GET: a warm-up. DELETE: cancels it.
@@ -40,6 +42,8 @@ pub const JOBS: &str = "/v1/jobs";
 pub const JOB: &str = "/v1/jobs/{id}";
 /// PUT: changes the world of a job.
 pub const JOB_WORLD: &str = "/v1/jobs/{id}/world";
+/// PUT: changes the settings of a job.
+pub const JOB_SETTINGS: &str = "/v1/jobs/{id}/settings";
 /// POST: leases the next samples of an epoch.
 pub const LEASES: &str = "/v1/jobs/{id}/epochs/{epoch}/leases";
 /// POST: acknowledges samples and renews leases.
@@ -156,6 +160,12 @@ pub fn job(id: &str) -> String {
     format!("/v1/jobs/{id}")
 }
 
+/// Returns the path of a job's settings.
+#[must_use]
+pub fn job_settings(id: &str) -> String {
+    format!("/v1/jobs/{id}/settings")
+}
+
 /// Returns the path of a job's world.
 #[must_use]
 pub fn job_world(id: &str) -> String {
@@ -212,6 +222,7 @@ mod tests {
         assert_eq!(mount(&MountId::new("x").expect("name")), MOUNT.replace("{id}", "x"));
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
+        assert_eq!(job_settings("x"), JOB_SETTINGS.replace("{id}", "x"));
         for (what, template) in [
             ("leases", LEASES),
             ("acks", ACKS),

@@ -4,8 +4,8 @@ use crate::body::BodyLength;
 use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
-    AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials, GivenCredentials, Mount,
-    Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Warmup, routes,
+    Allocation, AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
+    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Warmup, routes,
 };
 use fletch_core::{DatasetName, MountId};
 use http::{Method, StatusCode};
@@ -55,6 +55,14 @@ impl Client {
     /// [`ClientError`].
     pub async fn origins(&self) -> Result<Vec<OriginView>, ClientError> {
         Ok(self.get_json::<OriginList>(routes::ORIGINS).await?.origins)
+    }
+
+    /// Returns the division of the disk, as far as the caller may see it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn allocation(&self) -> Result<Allocation, ClientError> {
+        self.get_json(routes::ALLOCATION).await
     }
 
     /// Starts a warm-up.

@@ -83,6 +83,8 @@ fn job() -> Job {
         epochs: Vec::new(),
         sweep: None,
         benefit: None,
+        settings: Default::default(),
+        share: None,
     }
 }
 

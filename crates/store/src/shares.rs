@@ -21,7 +21,7 @@ use crate::{
 };
 use fletch_core::Root;
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{
         Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -113,6 +113,8 @@ pub struct Shares {
     read: RwLock<HashMap<(DatasetId, Root), VersionReads>>,
     /// What plain readers of each dataset want, in footprints. It grows until the dataset is idle.
     wants: Mutex<HashMap<DatasetId, u64>>,
+    /// The datasets that plain readers or warm-ups read.
+    plain: Mutex<BTreeSet<DatasetId>>,
     /// The split that was applied last.
     applied: Mutex<Option<Split>>,
     /// The parts of quotas that the datasets got with it, where a dataset wanted more.
@@ -225,6 +227,7 @@ impl Shares {
         struct Sum {
             footprint: u64,
             wants_all: u64,
+            plain: bool,
         }
         let mut sums: BTreeMap<DatasetId, Sum> = BTreeMap::new();
         {
@@ -243,11 +246,14 @@ impl Shares {
                 }
                 let sum = sums.entry(version.0).or_default();
                 sum.footprint = sum.footprint.saturating_add(r.footprint);
+                sum.plain |= VersionReads::lately(&r.last_plain, now_ns);
                 if r.wants_all(swept, now_ns) {
                     sum.wants_all = sum.wants_all.saturating_add(r.footprint);
                 }
             }
         }
+        *self.plain.lock().unwrap_or_else(PoisonError::into_inner) =
+            sums.iter().filter(|(_, sum)| sum.plain).map(|(id, _)| *id).collect();
         let mut wants = self.wants.lock().unwrap_or_else(PoisonError::into_inner);
         wants.retain(|dataset, _| sums.contains_key(dataset));
         let claim = |(dataset, sum): (DatasetId, Sum)| {
@@ -273,11 +279,23 @@ impl Shares {
         }
     }
 
-    /// Applies a split, limited by the quotas of tenants.
-    pub fn apply_within(&self, disk: &DiskTier, split: Split, quotas: &[TenantQuota]) {
+    /// Returns a split limited by the quotas of tenants, and remembers what they limited.
+    pub fn within_quotas(&self, split: &Split, quotas: &[TenantQuota]) -> Split {
         let limited = apply_quotas(split.clone(), quotas);
-        *self.quota_parts.lock().unwrap_or_else(PoisonError::into_inner) = quota_parts(&split, &limited);
-        self.apply(disk, &limited);
+        *self.quota_parts.lock().unwrap_or_else(PoisonError::into_inner) = quota_parts(split, &limited);
+        limited
+    }
+
+    /// Returns the datasets that plain readers or warm-ups read, as of the last call of `next_split`.
+    #[must_use]
+    pub fn plain(&self) -> BTreeSet<DatasetId> {
+        self.plain.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has the disk divided anew soon, although nothing else was read.
+    pub fn divide_anew(&self) {
+        self.forget_applied();
+        self.changed.notify_one();
     }
 
     /// Returns the dataset's share, if the quota of its tenant and not the disk is what limits it.

@@ -1,12 +1,16 @@
-//! `fletch jobs`: lists, shows and deletes the jobs that the server remembers.
+//! `fletch jobs`: lists, shows, changes and deletes the jobs that the server remembers.
 
 use super::Context;
-use crate::cli::JobsCommand;
+use crate::cli::{JobsCommand, OrDefault};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
-use fletch_api::{EpochState, JobLine, benefit::JobBenefit};
+use fletch_api::{
+    EpochState, JobLine, JobSettings, JobShare, ShareBasis,
+    benefit::{BenefitEstimate, JobBenefit},
+};
 use fletch_client::Client;
 use fletch_client::epochs::JobHandle;
+use fletch_settings::ByteSize;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -17,6 +21,7 @@ pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
     match what {
         JobsCommand::List => list(ctx),
         JobsCommand::Show { job } => show(ctx, &job),
+        JobsCommand::Set { job, weight, min_share } => set(ctx, &job, weight, min_share),
         JobsCommand::Delete { jobs } => delete(ctx, &jobs),
     }
     .map(|()| Exit::Ok)
@@ -81,6 +86,10 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
         if let Some(benefit) = &job.benefit {
             write_benefit(w, benefit)?;
         }
+        if let Some(share) = &job.share {
+            write_share(w, share, job.benefit.as_ref().and_then(|b| b.estimate.as_ref()))?;
+        }
+        write_settings(w, &job.settings)?;
         for e in &job.epochs {
             let state = state_word(e.state);
             write!(w, "{}\t{state}\t{} of {} acknowledged", e.epoch, e.acked, e.planned)?;
@@ -118,6 +127,87 @@ fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
         write!(w, "; with {} {:.2} x the speed", percent(what_if.cached), what_if.rate / estimate.rate)?;
     }
     writeln!(w)
+}
+
+/// Writes what a job has of the disk, and why.
+fn write_share(w: &mut dyn Write, share: &JobShare, estimate: Option<&BenefitEstimate>) -> io::Result<()> {
+    let (Some(has), Some(size), Some(basis)) = (share.share_bytes, share.size_bytes, share.basis) else {
+        return writeln!(w, "share\tnone: the disk is not divided among datasets");
+    };
+    write!(w, "share\t{} of the {} of its dataset", bytes(has), bytes(size))?;
+    match share.others {
+        0 => {}
+        n => write!(w, ", with {}", count(n, "other job"))?,
+    }
+    match (basis, share.rank, share.gain_per_gib) {
+        (ShareBasis::Benefit, Some(rank), Some(gain)) => {
+            writeln!(w, ", by what it is worth: place {rank} of {}, {}", share.ranks, gain_words(gain))?;
+        }
+        (ShareBasis::Idle, ..) => writeln!(w, ", what others leave: no job reads it now")?,
+        _ => writeln!(w, ", by what is read of it: the job is not surely measured")?,
+    }
+    if let (Some(bound), Some(now)) = (share.bound_rate, estimate) {
+        let why = if now.rate >= 0.95 * bound {
+            "and it is there".to_owned()
+        } else {
+            format!("and it {}", now.verdict.words())
+        };
+        writeln!(w, "bound\t{bound:.0} samples/s with this share once it is filled, {why}")?;
+    }
+    Ok(())
+}
+
+/// Returns what one GiB more is worth, for people.
+pub fn gain_words(gain_per_gib: f64) -> String {
+    // The gain is a slope, so a GiB that is more than the dataset needs would be too long a step.
+    let of_100_mib = gain_per_gib * 100.0 / 1024.0;
+    if of_100_mib < 0.0005 {
+        return "and more would hardly help".to_owned();
+    }
+    format!("and 100 MiB more would give {:.1} % more speed", of_100_mib * 100.0)
+}
+
+/// Writes what users set of a job, if they set anything.
+fn write_settings(w: &mut dyn Write, settings: &JobSettings) -> io::Result<()> {
+    if let Some(weight) = settings.weight {
+        writeln!(w, "weight\t{weight} beside the tenant's other jobs")?;
+    }
+    match settings.min_share_bytes {
+        Some(least) => writeln!(w, "min-share\t{} of its dataset while it runs", bytes(least)),
+        None => Ok(()),
+    }
+}
+
+fn set(
+    ctx: &Context,
+    job: &str,
+    weight: Option<OrDefault<f64>>,
+    min_share: Option<OrDefault<ByteSize>>,
+) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Set<'a> {
+        id: &'a str,
+        name: &'a str,
+        settings: JobSettings,
+    }
+    let client = ctx.client()?;
+    let job = ctx.rt.block_on(async {
+        let job = find(&client, job).await?;
+        let mut settings = job.info().settings;
+        if let Some(weight) = weight {
+            settings.weight = weight.0;
+        }
+        if let Some(min_share) = min_share {
+            settings.min_share_bytes = min_share.0.map(|size| size.0);
+        }
+        Ok::<_, Failure>(job.set_settings(&settings).await?)
+    })?;
+    let set = Set { id: &job.id, name: job.name.as_str(), settings: job.settings };
+    ctx.out.result(&set, |w| {
+        writeln!(w, "name\t{}", set.name)?;
+        writeln!(w, "weight\t{}", set.settings.weight())?;
+        writeln!(w, "min-share\t{}", set.settings.min_share_bytes.map_or("none".to_owned(), bytes))
+    })
 }
 
 fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
@@ -159,6 +249,39 @@ mod tests {
         String::from_utf8(out).expect("text")
     }
 
+    fn share(json: &str) -> JobShare {
+        let base = r#"{"id":"j","name":"n","tenant":"t","dataset":"d","ranks":3,"others":1"#;
+        serde_json::from_str(&format!("{base},{json}}}")).expect("a share")
+    }
+
+    #[test]
+    fn a_job_says_what_it_has_of_the_disk_and_why() {
+        let text = |share: &JobShare| {
+            let mut out = Vec::new();
+            write_share(&mut out, share, None).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        let sizes = r#""share_bytes":1024,"size_bytes":4096"#;
+        let worth = share(&format!(r#"{sizes},"basis":"benefit","rank":2,"gain_per_gib":0.2"#));
+        assert_eq!(
+            text(&worth),
+            "share\t1.00 KiB of the 4.00 KiB of its dataset, with 1 other job, by what it is worth: place 2 \
+             of 3, and 100 MiB more would give 2.0 % more speed\n"
+        );
+        let reads = share(&format!(r#"{sizes},"basis":"reads""#));
+        assert!(text(&reads).ends_with("by what is read of it: the job is not surely measured\n"));
+        assert!(text(&share(r#""speed":1.0"#)).contains("not divided"));
+        assert_eq!(gain_words(0.0), "and more would hardly help");
+    }
+
+    #[test]
+    fn a_setting_is_a_value_or_its_default() {
+        assert_eq!("default".parse(), Ok(OrDefault::<f64>(None)));
+        assert_eq!("0.5".parse(), Ok(OrDefault(Some(0.5))));
+        assert_eq!("20GiB".parse::<OrDefault<ByteSize>>().ok(), Some(OrDefault(Some(ByteSize(20 << 30)))));
+        assert!("much".parse::<OrDefault<f64>>().is_err());
+    }
+
     #[test]
     fn a_job_says_what_it_waits_for_or_why_nobody_knows() {
         let why = "not measured yet: 3 of 8 steps";
@@ -175,6 +298,7 @@ mod tests {
             fetch: 0.75,
             verdict: BenefitVerdict::Origin,
             cached: 0.3,
+            sample_bytes: 8192.0,
             what_if: vec![WhatIf { cached: 0.6, rate: 87.5 }, WhatIf { cached: 1.0, rate: 200.0 }],
         };
         let waits = JobBenefit { steps: 256, not_measured: None, estimate: Some(estimate) };

@@ -89,9 +89,11 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         tokio::try_join!(client.info(), client.datasets(), client.accounts(), client.jobs(), async {
             for_admins(client.origins().await)
         },)?;
-    let (mounts, credentials) = tokio::try_join!(async { if_known(client.mounts().await) }, async {
-        if_known(for_admins(client.credentials().await))
-    })?;
+    let (mounts, allocation, credentials) = tokio::try_join!(
+        async { if_known(client.mounts().await) },
+        async { if_known(client.allocation().await) },
+        async { if_known(for_admins(client.credentials().await)) }
+    )?;
     let mounts = mount_rows(client, &datasets, mounts).await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Snapshot {
@@ -101,6 +103,7 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         datasets,
         accounts,
         jobs,
+        allocation,
         origins,
         mounts,
         credentials: credentials

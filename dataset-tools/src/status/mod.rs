@@ -86,6 +86,7 @@ pub fn screen(before: Option<&Snapshot>, now: &Snapshot) -> String {
     head(&mut out, now);
     section(&mut out, "datasets", &tables::datasets(now));
     section(&mut out, "jobs", &tables::jobs(before, now));
+    section(&mut out, "shares of the disk", &tables::shares(now));
     section(&mut out, "mounts", &tables::mounts(now));
     section(&mut out, "failing origins", &tables::failing_origins(now));
     section(&mut out, "last errors of origins that work", &tables::past_errors(now));
@@ -111,6 +112,12 @@ fn head(out: &mut String, now: &Snapshot) {
             let chunks = count(disk.chunks, "chunk");
             let _infallible =
                 writeln!(out, "disk   {}{of} in {chunks}, policy {}", size(disk.chunk_bytes), disk.policy);
+            let (allocation, ago) = (&now.allocation, now.allocation.age_s);
+            if let (Some(reason), Some(ago), false) = (allocation.reason, ago, allocation.datasets.is_empty())
+            {
+                let ago = span(Duration::from_secs_f64(ago.clamp(0.0, 1e9)));
+                let _infallible = writeln!(out, "shares last decision {ago} ago: {}", reason.words());
+            }
         }
     }
 }

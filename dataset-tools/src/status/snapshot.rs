@@ -1,6 +1,6 @@
 //! The answers of a server at one moment.
 
-use fletch_api::{Accounts, Dataset, Info, JobLine, OriginState, OriginView};
+use fletch_api::{Accounts, Allocation, Dataset, Info, JobLine, OriginState, OriginView};
 use serde::Serialize;
 
 /// A directory where a dataset is mounted.
@@ -44,6 +44,8 @@ pub struct Snapshot {
     pub accounts: Accounts,
     /// The declared jobs.
     pub jobs: Vec<JobLine>,
+    /// The division of the disk.
+    pub allocation: Allocation,
     /// The origins; empty if the caller is no admin.
     pub origins: Vec<OriginView>,
     /// The mounts.

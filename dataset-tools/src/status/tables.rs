@@ -6,7 +6,7 @@ use super::{
     span,
     text_table::{Align::Left, Align::Right, TextTable},
 };
-use fletch_api::{EpochState, JobLine, JobUse, OriginState, OriginView};
+use fletch_api::{EpochState, JobLine, JobUse, OriginState, OriginView, ShareBasis, benefit::BenefitVerdict};
 use std::time::Duration;
 
 /// The job of reads that no job asked for. They show in the datasets.
@@ -54,6 +54,8 @@ pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {
         ("MISS", Right),
         ("FROM ORIGIN", Right),
         ("STALL", Right),
+        ("SPEED", Right),
+        ("WAITS FOR", Left),
     ]);
     let mut idle: Vec<&JobLine> = now.jobs.iter().collect();
     for job in now.accounts.jobs.iter().filter(|j| j.job.as_str() != NO_JOB) {
@@ -61,6 +63,7 @@ pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {
         let line = now.jobs.iter().find(|line| line.name == job.job && line.dataset == job.dataset);
         let (rate, replies) = change(before, now, job);
         let stall = line.and_then(|line| loop_stall(before, line)).unwrap_or(replies);
+        let (speed, waits) = benefit(now, line);
         let all = job.delivered_bytes();
         table.push([
             job.job.to_string(),
@@ -72,12 +75,66 @@ pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {
             percent(job.miss_bytes + job.bypass_bytes, all),
             size(job.origin_bytes),
             stall,
+            speed,
+            waits,
         ]);
     }
     for line in idle {
         let none = || "-".to_owned();
         let (name, dataset) = (line.name.to_string(), line.dataset.to_string());
-        table.push([name, dataset, epoch(Some(line)), none(), none(), none(), none(), none(), none()]);
+        let (speed, waits) = benefit(now, Some(line));
+        let epoch = epoch(Some(line));
+        table.push([name, dataset, epoch, none(), none(), none(), none(), none(), none(), speed, waits]);
+    }
+    table
+}
+
+/// Returns the rate of a job as a part of its rate without waits, and what it waits for.
+fn benefit(now: &Snapshot, line: Option<&JobLine>) -> (String, String) {
+    let share = line.and_then(|line| now.allocation.jobs.iter().find(|share| share.id == line.id));
+    let speed = share.and_then(|s| s.speed).map(|speed| format!("{:.0} %", speed * 100.0));
+    let waits = share.and_then(|s| s.verdict).map(|verdict| match verdict {
+        BenefitVerdict::Compute => "-",
+        BenefitVerdict::Preparation => "itself",
+        BenefitVerdict::Origin => "origin",
+        BenefitVerdict::Disk => "disk",
+        BenefitVerdict::Queue => "server",
+    });
+    (speed.unwrap_or_else(|| "?".to_owned()), waits.unwrap_or("?").to_owned())
+}
+
+/// Returns the shares of the disk: the most valuable byte first.
+#[must_use]
+pub fn shares(now: &Snapshot) -> TextTable {
+    let mut table = TextTable::new(&[
+        ("DATASET", Left),
+        ("SHARE", Right),
+        ("OF DISK", Right),
+        ("FILLED", Right),
+        ("CAN USE", Right),
+        ("BY READS", Right),
+        ("JOBS", Right),
+        ("PLACE", Right),
+        ("BY", Left),
+    ]);
+    for d in &now.allocation.datasets {
+        let basis = match d.basis {
+            ShareBasis::Benefit => "worth to its jobs",
+            ShareBasis::Reads => "reads",
+            ShareBasis::Idle => "what others leave",
+        };
+        let name = if d.is_sweep { format!("{} (sweep)", d.dataset) } else { d.dataset.to_string() };
+        table.push([
+            name,
+            size(d.share_bytes),
+            percent(d.share_bytes, now.allocation.capacity_bytes),
+            percent(d.cached_bytes, d.share_bytes),
+            size(d.size_bytes),
+            size(d.by_reads_bytes),
+            d.jobs.to_string(),
+            d.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            basis.to_owned(),
+        ]);
     }
     table
 }

@@ -1,5 +1,5 @@
 use super::*;
-use fletch_api::{Accounts, DatasetUse, Info, JobLine, OriginView};
+use fletch_api::{Accounts, Allocation, DatasetUse, Info, JobLine, OriginView};
 use fletch_core::{DatasetName, Domain, Hash, JobName, Root, Tenant};
 
 fn info() -> Info {
@@ -21,6 +21,7 @@ fn snapshot(at_s: u64) -> Snapshot {
         datasets: Vec::new(),
         accounts: Accounts::default(),
         jobs: Vec::new(),
+        allocation: Allocation::default(),
         origins: Vec::new(),
         mounts: Vec::new(),
         credentials: Vec::new(),
@@ -66,6 +67,19 @@ fn full(at_s: u64) -> Snapshot {
         epoch: Some(serde_json::from_str(epoch).expect("epoch")),
         sweep: None,
     }];
+    s.allocation = serde_json::from_str(
+        r#"{"interval_s":30,"age_s":4.2,"reason":"gain","capacity_bytes":1024,"divided_bytes":1024,
+            "moved_bytes":256,
+            "datasets":[
+              {"domain":"default","dataset":"images","is_sweep":true,"size_bytes":4096,"share_bytes":768,
+               "by_reads_bytes":512,"cached_bytes":576,"basis":"benefit","rank":1,"gain_per_gib":2.0,
+               "jobs":2},
+              {"domain":"default","dataset":"text","is_sweep":false,"size_bytes":512,"share_bytes":256,
+               "by_reads_bytes":512,"cached_bytes":64,"basis":"reads","jobs":0}],
+            "jobs":[{"id":"j","name":"train-7","tenant":"default","dataset":"images","speed":0.41,
+                     "verdict":"origin","ranks":1,"others":1}]}"#,
+    )
+    .expect("an allocation");
     s.mounts = vec![
         MountRow {
             dir: "/mnt/a".into(),
@@ -119,14 +133,20 @@ fletch-server 0.1.0 at unix:/run/fletch/server.sock, up 1day 2h: degraded
 why    s3://b fails
 why    the mount at /mnt/b is dead
 disk   512 B of 1.00 KiB (50.0 %) in 2 chunks, policy fletch
+shares last decision 4s ago: it changed the division, because jobs gain more than that costs
 
 datasets
   DATASET      SIZE  CACHED  DELIVERED  FROM ORIGIN   AVOIDED   SAVED
   images   3.00 MiB  25.0 %   2.00 MiB     1.00 MiB  1.00 MiB  50.0 %
 
 jobs
-  JOB      DATASET  EPOCH             RATE     HIT  SHARED    MISS  FROM ORIGIN   STALL
-  train-7  images   3 at 42.1 %  512.00 KiB/s  50.0 %  25.0 %  25.0 %   512.00 KiB  50.0 %
+  JOB      DATASET  EPOCH             RATE     HIT  SHARED    MISS  FROM ORIGIN   STALL  SPEED  WAITS FOR
+  train-7  images   3 at 42.1 %  512.00 KiB/s  50.0 %  25.0 %  25.0 %   512.00 KiB  50.0 %   41 %  origin
+
+shares of the disk
+  DATASET         SHARE  OF DISK  FILLED   CAN USE  BY READS  JOBS  PLACE  BY
+  images (sweep)  768 B   75.0 %  75.0 %  4.00 KiB     512 B     2      1  worth to its jobs
+  text            256 B   25.0 %  25.0 %     512 B     512 B     0      -  reads
 
 mounts
   DIR     HOST   DATASET  JOB  STATE
@@ -162,11 +182,11 @@ fn the_stall_of_a_training_loop_is_what_the_loop_says() {
     times(&mut before, 100, 100);
     times(&mut now, 125, 175);
     let text = tables::jobs(Some(&before), &now).render(9);
-    assert!(text.lines().nth(1).expect("the job").ends_with("25.0 %"), "25 of 100 ns: {text}");
+    assert!(text.lines().nth(1).expect("the job").contains(" 25.0 % "), "25 of 100 ns: {text}");
     // The epoch began in between.
     before.jobs[0].epoch = None;
     let text = tables::jobs(Some(&before), &now).render(9);
-    assert!(text.lines().nth(1).expect("the job").ends_with("41.6 %"), "125 of 300 ns: {text}");
+    assert!(text.lines().nth(1).expect("the job").contains(" 41.6 % "), "125 of 300 ns: {text}");
 }
 
 #[test]

@@ -4,8 +4,8 @@ use super::held::HeldLeases;
 use crate::{Client, ClientError, body::BodyLength, client::JSON_BYTES_MAX};
 use bytes::Bytes;
 use fletch_api::{
-    Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, Rollback, StartJob,
-    WorldSpec, epochs::ACKS_MAX, headers, routes,
+    Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, JobSettings, Rollback,
+    StartJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
 };
 use http::{Method, StatusCode, header};
 use serde::Serialize;
@@ -95,6 +95,15 @@ impl JobHandle {
     pub async fn set_world(&self, world: WorldSpec) -> Result<Job, ClientError> {
         let path = routes::job_world(&self.job.id);
         self.client.send_json(Method::PUT, &path, &world, &[StatusCode::OK]).await
+    }
+
+    /// Replaces the job's settings. An absent setting gets its default.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn set_settings(&self, settings: &JobSettings) -> Result<Job, ClientError> {
+        let path = routes::job_settings(&self.job.id);
+        self.client.send_json(Method::PUT, &path, settings, &[StatusCode::OK]).await
     }
 
     /// Acknowledges the consumed entries of some leases. They are durable when this returns.

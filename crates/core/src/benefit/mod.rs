@@ -24,3 +24,4 @@ mod tests;
 
 pub use estimate::{Estimate, NotMeasured, Parts, Verdict, estimate};
 pub use observation::{BatchObservation, Served, Window};
+pub use service::service;

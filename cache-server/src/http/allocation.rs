@@ -1,0 +1,250 @@
+//! The division of the disk: which dataset has how much, and why; and the settings of jobs that change it.
+
+use super::{
+    admission::{WriteAccess, forbidden},
+    error::{ApiError, ApiResult},
+    jobs::{open_job, view},
+    request::{OnePath, read_json},
+};
+use crate::{
+    allocation::{Division, JobRate, Outcome, Reader},
+    auth::Principal,
+    epochs::JobError,
+    jobs::OpenJob,
+    server::{Server, ShareName},
+};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+};
+use fletch_api::{
+    Allocation, AllocationReason, CurvePoint, DatasetShare, Job, JobSettings, JobShare, Problem, ShareBasis,
+};
+use fletch_core::capacity::Reason;
+use fletch_settings::ByteSize;
+use fletch_store::DatasetId;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+use tokio::task::spawn_blocking;
+
+/// Points of a dataset's curve.
+const CURVE_POINTS: u64 = 8;
+const GIB: f64 = (1 << 30) as f64;
+
+fn reason(outcome: Outcome) -> AllocationReason {
+    match outcome {
+        Outcome::NotMeasured => AllocationReason::NotMeasured,
+        Outcome::Failed => AllocationReason::Failed,
+        Outcome::Decided(Reason::First) => AllocationReason::First,
+        Outcome::Decided(Reason::Gain) => AllocationReason::Gain,
+        Outcome::Decided(Reason::BelowEqual) => AllocationReason::BelowEqual,
+        Outcome::Decided(Reason::SmallGain) => AllocationReason::SmallGain,
+        Outcome::Decided(Reason::BudgetSpent) => AllocationReason::BudgetSpent,
+    }
+}
+
+/// What the views of shares and jobs need of one decision.
+struct Shares {
+    division: Arc<Division>,
+    capacity: u64,
+    /// The bytes that each share has, what it would have by reads, and what it can use.
+    bytes: BTreeMap<DatasetId, (u64, u64, u64)>,
+    values: BTreeMap<DatasetId, f64>,
+    /// The place of each share by value, from 1.
+    ranks: BTreeMap<DatasetId, u64>,
+    /// The running jobs of each share.
+    jobs: BTreeMap<DatasetId, u64>,
+}
+
+impl Shares {
+    fn of(server: &Server) -> Shares {
+        let division = server.allocator.current();
+        let (limited, capacity) = server.allocator.claims();
+        let by_reads = division.by_reads(&limited, capacity);
+        let claims = division.claims(&limited, capacity);
+        let disk = server.store.disk();
+        let bytes = claims.iter().map(|c| {
+            let size = division.size_of(c.dataset).or(c.most).unwrap_or(capacity);
+            // What is in force is what the disk says; it takes on a new division within a second.
+            let share = disk.and_then(|d| d.share_of(c.dataset)).or(c.want).unwrap_or(0);
+            (c.dataset, (share, by_reads.get(&c.dataset).copied().unwrap_or(0), size))
+        });
+        let bytes = bytes.collect();
+        let values = division.byte_values();
+        let mut by_value: Vec<_> = values.iter().map(|(id, value)| (*id, *value)).collect();
+        by_value.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let ranks = by_value.iter().zip(1..).map(|((id, _), rank)| (*id, rank)).collect();
+        let mut jobs: BTreeMap<DatasetId, u64> = BTreeMap::new();
+        division.share_of.values().for_each(|id| *jobs.entry(*id).or_default() += 1);
+        Shares { division, capacity, bytes, values, ranks, jobs }
+    }
+
+    fn basis(&self, id: DatasetId) -> ShareBasis {
+        match () {
+            () if self.division.shares.contains_key(&id) => ShareBasis::Benefit,
+            () if self.division.idle.contains(&id) => ShareBasis::Idle,
+            () => ShareBasis::Reads,
+        }
+    }
+
+    fn dataset(
+        &self,
+        id: DatasetId,
+        (domain, dataset, is_sweep): ShareName,
+        cached_bytes: u64,
+    ) -> DatasetShare {
+        let (share_bytes, by_reads_bytes, size_bytes) = self.bytes[&id];
+        let point = |i: u64| {
+            let share_bytes = size_bytes / CURVE_POINTS * i;
+            Some(CurvePoint { share_bytes, speed: self.division.speed_at(id, share_bytes)? })
+        };
+        DatasetShare {
+            domain,
+            dataset,
+            is_sweep,
+            size_bytes,
+            share_bytes,
+            by_reads_bytes,
+            cached_bytes,
+            basis: self.basis(id),
+            rank: self.ranks.get(&id).copied(),
+            gain_per_gib: self.values.get(&id).map(|value| value * GIB),
+            jobs: self.jobs.get(&id).copied().unwrap_or(0),
+            curve: (0..=CURVE_POINTS).filter_map(point).collect(),
+        }
+    }
+
+    fn job(&self, reader: &Reader, rates: &BTreeMap<&str, JobRate>) -> JobShare {
+        let share = self.division.share_of.get(&reader.id).copied();
+        let share = share.or_else(|| reader.shares.iter().copied().find(|id| self.bytes.contains_key(id)));
+        let rate = rates.get(reader.id.as_str());
+        let most_rate = reader.measured.map(|m| m.most_rate);
+        let jobs = share.and_then(|id| self.jobs.get(&id)).copied().unwrap_or(0);
+        JobShare {
+            id: reader.id.clone(),
+            name: reader.name.clone(),
+            tenant: reader.tenant.clone(),
+            dataset: reader.dataset.clone(),
+            speed: reader.measured.map(|m| (m.rate / m.most_rate).clamp(0.0, 1.0)),
+            verdict: reader.measured.map(|m| m.verdict),
+            weight_part: rate.map(|r| r.weight_part),
+            share_bytes: share.and_then(|id| Some(self.bytes.get(&id)?.0)),
+            size_bytes: share.and_then(|id| Some(self.bytes.get(&id)?.2)),
+            basis: share.map(|id| self.basis(id)),
+            rank: share.and_then(|id| self.ranks.get(&id).copied()),
+            ranks: self.ranks.len() as u64,
+            gain_per_gib: share.and_then(|id| Some(self.values.get(&id)? * GIB)),
+            others: jobs.saturating_sub(1),
+            bound_rate: rate.and_then(|r| Some(r.speed * most_rate?)),
+        }
+    }
+}
+
+/// Returns what a job has of the disk. `None` while it does not run.
+pub(super) fn share_of(server: &Server, job: &OpenJob) -> Option<JobShare> {
+    let shares = Shares::of(server);
+    let reader = job.is_running().then(|| job.reader(|_| None))?;
+    Some(shares.job(&reader, &shares.division.job_rates()))
+}
+
+fn allocation(server: &Server, principal: &Principal) -> Allocation {
+    let all = principal.role.may_see_all_tenants();
+    let shares = Shares::of(server);
+    let tier = server.store.disk().and_then(|d| d.engine()).map(|t| t.stats());
+    let cached: HashMap<_, _> = tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect();
+    let mut names = server.share_names();
+    let mut datasets: Vec<DatasetShare> = shares
+        .bytes
+        .keys()
+        .filter_map(|id| {
+            let name = names.remove(id).filter(|(domain, _, _)| all || *domain == principal.domain)?;
+            Some(shares.dataset(*id, name, cached.get(id).copied().unwrap_or(0)))
+        })
+        .collect();
+    datasets.sort_by(|a, b| {
+        let key = |d: &DatasetShare| (d.rank.unwrap_or(u64::MAX), Reverse(d.share_bytes));
+        key(a).cmp(&key(b)).then_with(|| (&a.dataset, &a.domain).cmp(&(&b.dataset, &b.domain)))
+    });
+    let rates = shares.division.job_rates();
+    let own = |r: &&Reader| all || (r.domain == principal.domain && r.tenant == principal.tenant);
+    let readers = server.registry.readers();
+    let mut jobs: Vec<JobShare> = readers.iter().filter(own).map(|r| shares.job(r, &rates)).collect();
+    jobs.sort_by(|a, b| (&a.name, &a.tenant).cmp(&(&b.name, &b.tenant)));
+    Allocation {
+        interval_s: server.cache.decision_interval.as_secs_f64(),
+        age_s: shares.division.at.map(|at| at.elapsed().as_secs_f64()),
+        reason: shares.division.at.map(|_| reason(shares.division.outcome)),
+        capacity_bytes: shares.capacity,
+        divided_bytes: shares.division.divided,
+        moved_bytes: shares.division.moved,
+        datasets,
+        jobs,
+    }
+}
+
+/// Returns the division of the disk: which dataset has how much, and why.
+///
+/// An admin sees all datasets and jobs, every other role the datasets of its domain and the jobs of its
+/// tenant.
+#[utoipa::path(
+    get, path = "/v1/allocation", tag = "server",
+    responses((status = 200, description = "The division", body = Allocation))
+)]
+pub async fn get(State(server): State<Arc<Server>>, principal: Principal) -> ApiResult<Json<Allocation>> {
+    // Curves of many datasets take a while.
+    let made = spawn_blocking(move || allocation(&server, &principal)).await;
+    made.map(Json).map_err(|_| ApiError::internal("a task was lost"))
+}
+
+/// Changes the settings of a job. A setting that the body lacks gets its default.
+///
+/// A least share takes bytes from the datasets of all tenants, so only an admin may change it.
+#[utoipa::path(
+    put, path = "/v1/jobs/{id}/settings", tag = "jobs", request_body = JobSettings,
+    params(("id" = String, Path, description = "Id of the job")),
+    responses(
+        (status = 200, description = "The job with its new settings", body = Job),
+        (status = 400, description = "A setting is not valid, or the least shares exceed the disk",
+            body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "The role may not change this setting", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The tenant has no job with that id", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn settings(
+    State(server): State<Arc<Server>>,
+    WriteAccess(principal): WriteAccess,
+    path: OnePath,
+    body: Body,
+) -> ApiResult<Json<Job>> {
+    let Path(id) = path?;
+    let job = open_job(&server, &principal, &id).await?;
+    let new: JobSettings = read_json(&server, &principal.tenant, body).await?;
+    if new.min_share_bytes != job.settings.get().min_share_bytes && !principal.role.may_see_all_tenants() {
+        return Err(forbidden(&server, principal.role));
+    }
+    let (capacity, of_tenants) = (server.disk_capacity(), server.tenant_min_shares());
+    let check = move |of_jobs: u64| {
+        let Some(least) = new.min_share_bytes.filter(|least| *least > 0) else { return Ok(()) };
+        let Some(capacity) = capacity else {
+            let why = "the server has no disk tier now, so no dataset can have a share of it";
+            return Err(JobError::BadSettings(why.to_owned()));
+        };
+        let others = of_jobs.saturating_add(of_tenants);
+        if others.saturating_add(least) <= capacity {
+            return Ok(());
+        }
+        let (least, others, capacity) = (ByteSize(least), ByteSize(others), ByteSize(capacity));
+        Err(JobError::BadSettings(format!(
+            "a least share of {least} beside {others} that other jobs and tenants have set exceeds the disk, \
+             which can divide {capacity}"
+        )))
+    };
+    server.registry.change_settings(&principal.domain, &principal.tenant, &id, new, check).await?;
+    Ok(Json(view(&server, &job).await?))
+}

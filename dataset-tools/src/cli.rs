@@ -381,8 +381,8 @@ the commits to which the job can roll back. --json prints the job as `GET /v1/jo
   fletch jobs set train-7 --min-share 20GiB
   fletch jobs set train-7 --weight default --min-share default
 
-The job's tenant has a weight, which its running jobs divide by their own. A job with twice the weight of another
-counts as two. The least share is of the job's dataset, holds while the job runs, and needs an admin.
+The job's tenant has a weight, which its running jobs divide by their own. A job with twice the weight of
+another counts as two. The least share is of the job's dataset, holds while it runs, and needs an admin.
 Settings that are not named stay. --json prints {id, name, settings: {weight, min_share_bytes}}.")]
     Set {
         /// The job's name or id.

@@ -93,7 +93,7 @@ impl Division {
         by_reads(limited, capacity, &self.idle, &self.least)
     }
 
-    /// Returns the claims that give each dataset its share of a disk that may have changed since the decision.
+    /// Returns the claims that give each dataset its share of a disk that may have changed since then.
     ///
     /// Datasets that are divided by worth have the same parts of the bytes that they have by reads today.
     #[must_use]

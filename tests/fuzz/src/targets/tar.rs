@@ -84,11 +84,18 @@ fn shard(archive: &[u8], piece: usize) -> Option<Sharded> {
 ///
 /// The crate ignores some pax records, and takes a NUL as a part of a long name, where GNU tar, Python and
 /// Fletch do not. So it decides only where it gives a member the same name.
+///
+/// It takes an extended header for a member where the header's magic or version is not one that it knows. The
+/// others go by the kind alone. From there on it reads another archive.
 fn agrees(archive: &[u8], found: &[Found]) {
     let mut reader = tar::Archive::new(archive);
     let Ok(entries) = reader.entries() else { return };
     for entry in entries {
         let Ok(entry) = entry else { return };
+        let kind = entry.header().entry_type();
+        if kind.is_pax_local_extensions() || kind.is_gnu_longname() || kind.is_gnu_longlink() {
+            return;
+        }
         let (at, len, name) = (entry.raw_file_position(), entry.size(), entry.path_bytes());
         for item in found {
             if let Found::Member { name: ours, offset, size } = item

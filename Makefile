@@ -18,8 +18,9 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel dist install ready-and-linted demo check test lint format-check \
-    formats soak fuzz bench deny clean accept accept-allocator accept-attacks accept-check-time \
-    accept-clusters accept-code-size accept-comments accept-contributing accept-dist accept-domains \
+    formats soak fuzz bench deny clean accept accept-allocation accept-allocator accept-attacks \
+    accept-check-time accept-clusters accept-code-size accept-comments accept-contributing accept-dist \
+    accept-domains \
     accept-estimator accept-formats accept-fuzz accept-help accept-lines accept-lost-tests accept-mistakes \
     accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries \
     accept-questions accept-readme accept-sentences accept-structure accept-test-time
@@ -167,6 +168,9 @@ accept-code-size: ## product code has at most CODE_LINES_MAX lines
 accept-allocator: export FLETCH_ALLOCATOR_CASES := 2000
 accept-allocator: ## the allocator against brute force (2,000 cases), and decisions under noise
 	$(CARGO) nextest run --release -p fletch-core --lib -E 'test(capacity::)' --no-capture
+
+accept-allocation: build ## the disk goes to the job that waits: its bytes, its time, the other's rate
+	"$(TARGET)/release/bench-allocation"
 
 accept-attacks: programs ## attacks on connections, heads, bodies and replies shut nobody else out
 	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1

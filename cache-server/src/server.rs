@@ -27,7 +27,7 @@ use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
     DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
-    disk::{DiskConfig, DiskError, FsSpace, MountMemory},
+    disk::{DiskConfig, DiskError, FsSpace, MountMemory, Policy},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -498,15 +498,18 @@ impl Server {
         self.tenant_shares().values().map(|share| share.min_share).fold(0, u64::saturating_add)
     }
 
-    /// Returns the bytes of the disk that can be divided, if there is a disk tier.
+    /// Returns the bytes of the disk that are divided among datasets. `None` without a disk tier, and under a
+    /// cache policy without shares.
     #[must_use]
-    pub fn disk_capacity(&self) -> Option<u64> {
-        Some(self.store.disk()?.engine()?.capacity())
+    pub fn divided_capacity(&self) -> Option<u64> {
+        let tier = self.store.disk()?.engine()?;
+        (tier.policy() == Policy::Fletch).then(|| tier.capacity())
     }
 
     /// Decides about the shares of the disk, if that is due. Takes up to 50 ms with 200 datasets.
     pub fn allocate_if_due(&self) {
-        if !self.allocator.is_due(self.registry.running(), self.cache.decision_interval) {
+        let is_due = || self.allocator.is_due(self.registry.running(), self.cache.decision_interval);
+        if self.divided_capacity().is_none() || !is_due() {
             return;
         }
         let limits = AllocationLimits { tenants: self.tenant_shares(), plain: self.shares.plain() };

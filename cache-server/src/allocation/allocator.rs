@@ -128,14 +128,17 @@ impl State {
         let decision = match decided {
             Ok(decision) => decision,
             Err(error) => {
-                tracing::error!(%error, "the disk cannot be divided by worth; shares follow what is read");
+                if old.outcome != Outcome::Failed {
+                    tracing::error!(%error, "the disk cannot be divided by worth; shares follow reads");
+                }
                 new.outcome = Outcome::Failed;
                 return new;
             }
         };
-        if decision.best.minimums_kept < 1.0 {
+        new.minimums_kept = decision.best.minimums_kept;
+        if new.minimums_kept < 1.0 && new.minimums_kept != old.minimums_kept {
             tracing::warn!(
-                kept = decision.best.minimums_kept,
+                kept = new.minimums_kept,
                 "the least shares of jobs and tenants contradict their quotas or the size of the disk; each \
                  gets this part of its least share"
             );

@@ -42,6 +42,8 @@ pub struct Division {
     pub at: Option<Instant>,
     /// The bytes that all decisions so far took away from datasets.
     pub moved: u64,
+    /// The part of every least share that could be kept; 1 unless limits contradict each other.
+    pub minimums_kept: f64,
     /// The running jobs as they were then.
     pub readers: Vec<Reader>,
     /// The problem as it was decided, with the shares and jobs of its lists.

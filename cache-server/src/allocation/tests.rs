@@ -181,3 +181,19 @@ fn a_job_that_is_measured_has_a_speed_and_a_place() {
     assert!(speed(0) < speed(got[&2]) && speed(got[&2]) < speed(300), "{got:?}");
     assert_eq!(current.speed_at(DatasetId(9), 0), None);
 }
+
+#[test]
+fn three_jobs_come_before_one_and_a_scan_gets_its_least_share() {
+    let claims = vec![claim(1, 60), claim(2, 60), claim(3, 600)];
+    let at_one_link = |r: Reader| Reader { link: "s3://bucket".to_owned(), ..r };
+    let least = JobSettings { min_share_bytes: Some(5 * MIB), ..JobSettings::default() };
+    let scan = Reader { is_first_pass: true, settings: least, ..reader("scan", 3, 400.0) };
+    let readers: Vec<Reader> = ["x1", "x2", "x3"]
+        .map(|id| reader(id, 1, 400.0))
+        .into_iter()
+        .chain([reader("y", 2, 400.0), scan])
+        .map(at_one_link)
+        .collect();
+    let (_, got) = decide(&claims, &readers, &Limits::default());
+    assert!(got[&1] >= 59 && got[&2] >= 34 && (4..=6).contains(&got[&3]), "{got:?}");
+}

@@ -63,7 +63,10 @@ struct Shares {
 impl Shares {
     fn of(server: &Server) -> Shares {
         let division = server.allocator.current();
-        let (limited, capacity) = server.allocator.claims();
+        let (mut limited, capacity) = server.allocator.claims();
+        if server.divided_capacity().is_none() {
+            limited.clear();
+        }
         let by_reads = division.by_reads(&limited, capacity);
         let claims = division.claims(&limited, capacity);
         let disk = server.store.disk();
@@ -228,11 +231,12 @@ pub async fn settings(
     if new.min_share_bytes != job.settings.get().min_share_bytes && !principal.role.may_see_all_tenants() {
         return Err(forbidden(&server, principal.role));
     }
-    let (capacity, of_tenants) = (server.disk_capacity(), server.tenant_min_shares());
+    let (capacity, of_tenants) = (server.divided_capacity(), server.tenant_min_shares());
     let check = move |of_jobs: u64| {
         let Some(least) = new.min_share_bytes.filter(|least| *least > 0) else { return Ok(()) };
         let Some(capacity) = capacity else {
-            let why = "the server has no disk tier now, so no dataset can have a share of it";
+            let why = "the server divides no disk among datasets: it has no disk tier now, or \
+                cache.policy is not fletch";
             return Err(JobError::BadSettings(why.to_owned()));
         };
         let others = of_jobs.saturating_add(of_tenants);

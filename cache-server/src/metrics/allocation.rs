@@ -19,7 +19,10 @@ const VERDICTS: [(BenefitVerdict, &str); 5] = [
 /// Adds the families.
 pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let division = server.allocator.current();
-    let (limited, capacity) = server.allocator.claims();
+    let (mut limited, capacity) = server.allocator.claims();
+    if server.divided_capacity().is_none() {
+        limited.clear();
+    }
     let (by_reads, names) = (division.by_reads(&limited, capacity), server.share_names());
     // By dataset: what it may occupy, and what it would by reads alone.
     let mut datasets: BTreeMap<String, (u64, u64)> = BTreeMap::new();

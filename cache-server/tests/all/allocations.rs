@@ -169,12 +169,17 @@ async fn contested_bytes_go_to_the_job_that_waits_for_its_origin() {
     waiting.await.expect("the job that waits");
     let shown = fast.current().await.expect("the job");
     let last = allocation(&node).await;
+    let page = node.get("/metrics").send().await.expect("answer").text().await.expect("text");
     stop.store(true, Relaxed);
     computing.await.expect("the job that computes");
     seen.iter().for_each(|s| println!("{s:?}"));
     let (a, b) = (share(&last, "d0"), share(&last, "d1"));
     assert_eq!((a.basis, b.basis), (ShareBasis::Benefit, ShareBasis::Benefit));
     assert!(b.share_bytes as f64 >= 0.9 * last.divided_bytes as f64, "{last:#?}");
+    for begins in ["fletch_job_speed_ratio{", "fletch_job_waits_for{", "fletch_share_bytes{dataset=\"d1\""] {
+        let ours = |l: &str| l.starts_with(begins) && (l.contains("waits") || l.contains("d1"));
+        assert!(page.lines().any(ours), "{begins} in {page}");
+    }
     assert!((b.rank, a.rank) == (Some(1), Some(2)) && b.gain_per_gib > a.gain_per_gib, "{last:#?}");
     assert!(b.curve.windows(2).all(|w| w[0].speed <= w[1].speed + 1e-9), "{:?}", b.curve);
     let job = shown.share.expect("it runs");
@@ -216,5 +221,61 @@ async fn settings_of_jobs_are_checked_and_kept() {
     assert_eq!((settings.weight, settings.min_share_bytes), (Some(2.5), Some(20_000_000)));
     assert_eq!(put(&node, &id, "{}").await.expect("answer").status(), 200);
     assert_eq!(job.current().await.expect("job").settings.weight(), 1.0);
+    node.running.shutdown().await;
+}
+
+/// A cache policy without shares divides nothing, and says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_without_shares_has_no_least_shares() {
+    let tree = tree(8);
+    tree.index();
+    let node = Node::serving(&tree, &["--cache-size=32MiB", "--cache-policy=lru"]).await;
+    let job = client(&node).declare(&ask("a", OrderKind::Strict, world(1, 4, Tail::Keep))).await;
+    let path = routes::job_settings(&job.expect("declared").info().id);
+    let asked = node.json(Method::PUT, &path, r#"{"min_share_bytes":5}"#).send().await.expect("answer");
+    let told = problem(asked, Code::BadRequest).await;
+    assert!(told.detail.contains("cache.policy is not fletch"), "{told:?}");
+    let weight = node.json(Method::PUT, &path, r#"{"weight":5}"#).send().await.expect("answer");
+    assert_eq!(weight.status(), 200);
+    let now = allocation(&node).await;
+    assert!(now.datasets.is_empty() && now.reason.is_none(), "{now:?}");
+    node.running.shutdown().await;
+}
+
+/// Only an admin takes bytes from all tenants, and nobody changes the jobs of others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_sets_weights_of_its_own_jobs_only() {
+    let tree = tree(8);
+    tree.index();
+    let tokens = tempfile::tempdir().expect("tempdir");
+    let file = tokens.path().join("tokens.toml");
+    let row = |token: &str, tenant: &str, role: &str| {
+        let hash = fletch_core::Hash::of(token.as_bytes());
+        format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{tenant}\"\ndomain = \"d\"\nrole = \"{role}\"\n")
+    };
+    let of_a = [("u", "user"), ("r", "reader"), ("a", "admin")].map(|(token, role)| row(token, "a", role));
+    let rows = [of_a.concat(), row("o", "b", "user")];
+    std::fs::write(&file, rows.concat()).expect("write");
+    let flag = format!("--auth-tokens={}", file.display());
+    let local = format!("--local-dirs={}=*", tree.uri());
+    let mut node = Node::start(&["--cache-size=32MiB", &flag, &local]).await;
+    node.sign("u");
+    node.register("d", &tree.uri(), None).await;
+    let body = serde_json::to_string(&ask("a", OrderKind::Strict, world(1, 4, Tail::Keep))).expect("json");
+    let declared = node.post(routes::JOBS, body).send().await.expect("answer");
+    let text = declared.text().await.expect("text");
+    let job: fletch_api::Job = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text}"));
+    let path = routes::job_settings(&job.id);
+    let mut put = async |token: &str, body: &str| {
+        node.sign(token);
+        node.json(Method::PUT, &path, body.to_owned()).send().await.expect("answer")
+    };
+    assert_eq!(put("u", r#"{"weight":2}"#).await.status(), 200);
+    problem(put("u", r#"{"weight":2,"min_share_bytes":9}"#).await, Code::Forbidden).await;
+    problem(put("r", r#"{"weight":2}"#).await, Code::Forbidden).await;
+    problem(put("o", r#"{"weight":9}"#).await, Code::NotFound).await;
+    assert_eq!(put("a", r#"{"weight":2,"min_share_bytes":9}"#).await.status(), 200);
+    // What is set already is no change.
+    assert_eq!(put("u", r#"{"weight":3,"min_share_bytes":9}"#).await.status(), 200);
     node.running.shutdown().await;
 }

@@ -24,6 +24,9 @@ fn the_description_of_the_api_is_checked_in() {
     );
 }
 
+/// The metrics of measured jobs. `allocations` has such jobs, and asks for them.
+const OF_MEASURED_JOBS: [&str; 2] = ["fletch_job_speed_ratio", "fletch_job_waits_for"];
+
 #[tokio::test]
 async fn every_metric_is_documented_and_every_documented_metric_exists() {
     let tree = Tree::usual();
@@ -50,7 +53,7 @@ async fn every_metric_is_documented_and_every_documented_metric_exists() {
     let documented: BTreeSet<&str> = text
         .lines()
         .filter_map(|l| l.strip_prefix("| `")?.split(['`', '{']).next())
-        .filter(|name| name.starts_with("fletch_"))
+        .filter(|name| name.starts_with("fletch_") && !OF_MEASURED_JOBS.contains(name))
         .collect();
     assert_eq!(served, documented);
     node.running.shutdown().await;

@@ -10,6 +10,7 @@ pub mod text_table;
 pub use snapshot::{CredentialRow, MountRow, Snapshot};
 
 use crate::out::count;
+use fletch_api::AllocationReason;
 use fletch_settings::Span;
 use serde::Serialize;
 use std::{fmt::Write as _, time::Duration};
@@ -113,8 +114,8 @@ fn head(out: &mut String, now: &Snapshot) {
             let _infallible =
                 writeln!(out, "disk   {}{of} in {chunks}, policy {}", size(disk.chunk_bytes), disk.policy);
             let (allocation, ago) = (&now.allocation, now.allocation.age_s);
-            if let (Some(reason), Some(ago), false) = (allocation.reason, ago, allocation.datasets.is_empty())
-            {
+            let decided = allocation.reason.filter(|reason| *reason != AllocationReason::NotMeasured);
+            if let (Some(reason), Some(ago)) = (decided, ago) {
                 let ago = span(Duration::from_secs_f64(ago.clamp(0.0, 1e9)));
                 let _infallible = writeln!(out, "shares last decision {ago} ago: {}", reason.words());
             }

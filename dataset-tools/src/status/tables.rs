@@ -94,13 +94,13 @@ fn benefit(now: &Snapshot, line: Option<&JobLine>) -> (String, String) {
     let share = line.and_then(|line| now.allocation.jobs.iter().find(|share| share.id == line.id));
     let speed = share.and_then(|s| s.speed).map(|speed| format!("{:.0} %", speed * 100.0));
     let waits = share.and_then(|s| s.verdict).map(|verdict| match verdict {
-        BenefitVerdict::Compute => "-",
+        BenefitVerdict::Compute => "nothing",
         BenefitVerdict::Preparation => "itself",
         BenefitVerdict::Origin => "origin",
         BenefitVerdict::Disk => "disk",
         BenefitVerdict::Queue => "server",
     });
-    (speed.unwrap_or_else(|| "?".to_owned()), waits.unwrap_or("?").to_owned())
+    (speed.unwrap_or_else(|| "-".to_owned()), waits.unwrap_or("-").to_owned())
 }
 
 /// Returns the shares of the disk: the most valuable byte first.

@@ -484,7 +484,6 @@ impl OpenJob {
     /// Returns what cache is worth to the job, as far as its acks tell.
     #[must_use]
     pub fn benefit(&self) -> JobBenefit {
-        // A pack lies beside the tables, and files that are not packed lie at the dataset.
         let (data, tables) = (self.source.data.home(), self.source.tables.home());
         let mut origins = vec![data.reads()];
         if !Arc::ptr_eq(data, tables) {
@@ -502,7 +501,9 @@ impl OpenJob {
 
     /// Returns the name of the link over which the job's content comes, and the home at its end.
     pub(super) fn link(&self) -> (String, Arc<Home>) {
-        let home = self.source.data.home();
+        // A pack lies beside the tables, and files that are not packed lie at the dataset.
+        let packed = self.source.version.layout_doc().params.kind == LayoutKind::Pack;
+        let home = if packed { self.source.tables.home() } else { self.source.data.home() };
         // One bucket or server has one link, however many datasets lie there.
         let link = home.uri().top().map_or_else(|| home.uri().to_string(), |top| top.to_string());
         (link, Arc::clone(home))

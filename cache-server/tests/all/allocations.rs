@@ -78,8 +78,9 @@ async fn serve(datasets: &[Dataset], disk: u64, more: &[&str]) -> Node {
     args.extend_from_slice(more);
     let node = Node::start_in(state, &args).await;
     for (i, dataset) in datasets.iter().enumerate() {
-        // A pack lies beside its tables.
-        node.register(&format!("d{i}"), &dataset.origin.uri(), None).await;
+        // A pack lies beside its tables, wherever the files are.
+        let files = format!("{}/files", dataset.origin.uri());
+        node.register(&format!("d{i}"), &files, Some(&dataset.origin.uri())).await;
     }
     node
 }

@@ -134,18 +134,22 @@ fn write_share(w: &mut dyn Write, share: &JobShare, estimate: Option<&BenefitEst
     let (Some(has), Some(size), Some(basis)) = (share.share_bytes, share.size_bytes, share.basis) else {
         return writeln!(w, "share\tnone: the disk is not divided among datasets");
     };
-    write!(w, "share\t{} of the {} of its dataset", bytes(has), bytes(size))?;
-    match share.others {
-        0 => {}
-        n => write!(w, ", with {}", count(n, "other job"))?,
-    }
-    match (basis, share.rank, share.gain_per_gib) {
+    let others = match share.others {
+        0 => String::new(),
+        n => format!(", with {}", count(n, "other job")),
+    };
+    writeln!(w, "share\t{} of the {} of its dataset{others}", bytes(has), bytes(size))?;
+    let why = match (basis, share.rank, share.gain_per_gib) {
         (ShareBasis::Benefit, Some(rank), Some(gain)) => {
-            writeln!(w, ", by what it is worth: place {rank} of {}, {}", share.ranks, gain_words(gain))?;
+            format!("by what it is worth: place {rank} of {}, {}", share.ranks, gain_words(gain))
         }
-        (ShareBasis::Idle, ..) => writeln!(w, ", what others leave: no job reads it now")?,
-        _ => writeln!(w, ", by what is read of it: the job is not surely measured")?,
-    }
+        (ShareBasis::Idle, ..) => "what others leave: no job reads it now".to_owned(),
+        _ if estimate.is_some_and(|e| e.is_sure) => {
+            "by what is read of it: others read it too, or the rate of its link is not known yet".to_owned()
+        }
+        _ => "by what is read of it: the job is not surely measured".to_owned(),
+    };
+    writeln!(w, "why\t{why}")?;
     if let (Some(bound), Some(now)) = (share.bound_rate, estimate) {
         let why = if now.rate >= 0.95 * bound {
             "and it is there".to_owned()
@@ -265,8 +269,8 @@ mod tests {
         let worth = share(&format!(r#"{sizes},"basis":"benefit","rank":2,"gain_per_gib":0.2"#));
         assert_eq!(
             text(&worth),
-            "share\t1.00 KiB of the 4.00 KiB of its dataset, with 1 other job, by what it is worth: place 2 \
-             of 3, and 100 MiB more would give 2.0 % more speed\n"
+            "share\t1.00 KiB of the 4.00 KiB of its dataset, with 1 other job\n\
+             why\tby what it is worth: place 2 of 3, and 100 MiB more would give 2.0 % more speed\n"
         );
         let reads = share(&format!(r#"{sizes},"basis":"reads""#));
         assert!(text(&reads).ends_with("by what is read of it: the job is not surely measured\n"));

@@ -4,7 +4,7 @@ use crate::cmd::doctor::args::DoctorArgs;
 use crate::progress::Mode;
 use crate::source::walk::Symlinks;
 use crate::target::{Select, Target};
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use fletch_core::{DatasetName, TagName};
 use fletch_settings::ByteSize;
 use fletch_settings::Span;
@@ -384,15 +384,28 @@ the commits to which the job can roll back. --json prints the job as `GET /v1/jo
 The job's tenant has a weight, which its running jobs divide by their own. A job with twice the weight of
 another counts as two. The least share is of the job's dataset, holds while it runs, and needs an admin.
 Settings that are not named stay. --json prints {id, name, settings: {weight, min_share_bytes}}.")]
+    #[command(group = ArgGroup::new("setting").required(true).multiple(true))]
     Set {
         /// The job's name or id.
         job: String,
         /// Its weight beside its tenant's other jobs, 0.001 to 1000, or `default` (1).
-        #[arg(long, value_name = "N", required_unless_present = "min_share", allow_negative_numbers = true)]
+        #[arg(long, value_name = "N", group = "setting", allow_negative_numbers = true)]
         weight: Option<OrDefault<f64>>,
         /// The bytes of disk that its dataset gets at least, or `default` (none).
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", group = "setting")]
         min_share: Option<OrDefault<ByteSize>>,
+    },
+    /// Measure how fast a job is if it waits for no origin: for about 100 steps it gets cached samples only.
+    #[command(after_help = "Example:
+  fletch jobs probe train-7
+
+For a job of which `fletch jobs show` says \"at most\": it waits so much that its acks give only a bound.
+Needs a job that trains now under the order substitute, with a part of its dataset in the cache. Its epoch
+reads as much from the origin as without a probe. Waits until the probe is over; Ctrl-C ends the waiting only.
+--json prints {entries, of_entries, age_s, most_rate, is_sure}; rates are samples a second.")]
+    Probe {
+        /// The job's name or id.
+        job: String,
     },
     /// Delete jobs with their ledgers. Their names become free, and their receipts are gone.
     #[command(after_help = "Example:

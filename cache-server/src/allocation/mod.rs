@@ -5,8 +5,8 @@
 //! - [`Allocator`]: decides now and then, by [`fletch_core::capacity`], and keeps the decision.
 //! - [`Division`]: a decision. It turns the claims of all datasets into claims that carry it out.
 //!
-//! 1. Only datasets whose readers are jobs, one of them surely measured, are divided by worth. They divide
-//!    the bytes that they would have without measurements, so nobody else gets less because of them.
+//! 1. Only datasets whose readers are jobs, one of them measured, are divided by worth. They divide the bytes
+//!    that they would have without measurements, so nobody else gets less because of them.
 //! 2. A dataset whose jobs have all ended keeps what the others leave.
 //! 3. A division never exceeds a tenant's quota, nor the size of a dataset.
 

@@ -93,7 +93,7 @@ pub(super) fn build(
     let is_divided = |id: &DatasetId, jobs: &[&Reader]| {
         // One link may serve several datasets, so any of its reads tells what it carries.
         !plain.contains(id)
-            && jobs.iter().any(|r| r.is_sure())
+            && jobs.iter().any(|r| r.most_bytes().is_some())
             && jobs.iter().all(|r| bandwidths.contains_key(&r.link))
     };
     of.retain(|id, jobs| is_divided(id, jobs));

@@ -8,15 +8,16 @@ use std::time::Duration;
 /// How long a job counts as running after its last ack: longer than most checkpoints and validations take.
 pub const RUNNING_FOR: Duration = Duration::from_secs(300);
 
+/// No job reads more bytes a second. A bound without meaning is larger.
+const BYTES_PER_S_MAX: f64 = 1e13;
+
 /// What a job's acks tell. Rates are samples a second of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     /// The rate now.
     pub rate: f64,
-    /// The rate if the job never waited for data; an upper bound unless `is_sure`.
+    /// The rate if the job never waited for data, or an upper bound.
     pub most_rate: f64,
-    /// Whether `most_rate` is a value.
-    pub is_sure: bool,
     /// The mean bytes of a sample.
     pub sample_bytes: f64,
     /// What it waits for most.
@@ -55,13 +56,12 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Returns the rate that it would have if it never waited for data, in bytes a second.
+    /// Returns the rate that it would have if it never waited for data, in bytes a second; or a bound.
+    ///
+    /// A bound is good enough to divide by. A job with a bound waits. Until it gets so much that it waits less,
+    /// its bytes are worth the same, whatever its most rate is; and then it shows that rate.
     pub(super) fn most_bytes(&self) -> Option<f64> {
         let bytes = self.measured.map(|m| m.most_rate * m.sample_bytes)?;
-        (bytes.is_finite() && bytes > 0.0).then_some(bytes)
-    }
-
-    pub(super) fn is_sure(&self) -> bool {
-        self.measured.is_some_and(|m| m.is_sure) && self.most_bytes().is_some()
+        (bytes.is_finite() && bytes > 0.0).then_some(bytes.min(BYTES_PER_S_MAX))
     }
 }

@@ -39,7 +39,6 @@ fn reader(id: &str, dataset: u64, most: f64) -> Reader {
         measured: Some(Measured {
             rate: rate / 2.0,
             most_rate: rate,
-            is_sure: true,
             sample_bytes: 1024.0,
             verdict: BenefitVerdict::Origin,
         }),
@@ -75,10 +74,28 @@ fn measured_datasets_divide_what_they_would_have_by_reads() {
     assert!((32..=34).contains(&got[&3]), "a mount reads it: {got:?}");
     assert!(got[&2] >= 58 && got[&1] >= 1, "{got:?}");
     assert_eq!(allocator.current().divided / MIB, 66);
-    let unsure = Measured { is_sure: false, ..readers[0].measured.expect("it is") };
-    let unsure = Reader { measured: Some(unsure), ..reader("third", 3, 80.0) };
-    let (_, got) = decide(&claims, &[readers[0].clone(), readers[1].clone(), unsure], &Limits::default());
-    assert!((32..=34).contains(&got[&3]), "its job is not surely measured: {got:?}");
+    let new = Reader { measured: None, ..reader("third", 3, 80.0) };
+    let (_, got) = decide(&claims, &[readers[0].clone(), readers[1].clone(), new], &Limits::default());
+    assert!((32..=34).contains(&got[&3]), "its job is not measured: {got:?}");
+    // A bound may be anything. A job that waits gets no less with it than one of which the rate is known.
+    for most in [80.0, 1e290] {
+        let third = Reader { measured: reader("third", 3, most).measured, ..reader("third", 3, 80.0) };
+        let (_, got) = decide(&claims, &[readers[0].clone(), readers[1].clone(), third], &Limits::default());
+        assert!(got[&2] + got[&3] >= 90 && got[&3] >= got[&2], "{got:?}");
+    }
+}
+
+#[test]
+fn a_bound_keeps_what_a_value_has() {
+    let claims = vec![claim(1, 300), claim(2, 300)];
+    let readers = [reader("computes", 1, 5.0), reader("waits", 2, 40.0)];
+    let (allocator, before) = decide(&claims, &readers, &Limits::default());
+    // In a part of its pass it waits for the origin only, so its acks tell a bound.
+    let bound = Measured { most_rate: 50.0 * 1024.0, ..readers[1].measured.expect("it is") };
+    let waits = [readers[0].clone(), Reader { measured: Some(bound), ..readers[1].clone() }];
+    allocator.decide(&waits, &Limits::default());
+    assert_eq!(shares(&allocator, &claims), before);
+    assert_eq!(allocator.current().job_rates().len(), 2);
 }
 
 #[test]

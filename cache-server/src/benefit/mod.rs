@@ -8,9 +8,10 @@
 //! remembers 4,096 requests.
 
 mod lease_times;
+mod probe;
 mod service_log;
 mod window;
 
 pub use lease_times::{LeaseTimes, WaitCause};
 pub use service_log::{ServiceLog, busy_rate};
-pub use window::{AckedLease, JobWindow, Served};
+pub use window::{AckedLease, JobWindow, PROBE_STEPS, Served};

@@ -2,6 +2,7 @@
 
 use super::{
     lease_times::LeaseTimes,
+    probe::Probe,
     service_log::{ServiceLog, seconds},
 };
 use fletch_api::{
@@ -19,6 +20,8 @@ use std::{
 const RATE_STEPS: usize = 256;
 /// The steps that give the verdict: it follows a bottleneck that moves.
 const VERDICT_STEPS: usize = 64;
+/// The steps at the end of a probe that count.
+pub const PROBE_STEPS: usize = 64;
 /// The fewest batches that a window remembers at most.
 const BATCHES_MIN: usize = 512;
 /// The most ranks for which a window has room for all steps.
@@ -53,9 +56,13 @@ struct Inner {
     decodes_in_loop: bool,
     /// By epoch and lease.
     leases: BTreeMap<(u64, u64), LeaseTimes>,
+    /// Of the latest two epochs: the bytes that were streamed, and those of them that the server did not read
+    /// from the origin for the epoch.
+    passes: BTreeMap<u64, (u64, u64)>,
     /// The mean bytes of an entry, of the latest lease that has any.
     entry_bytes: f64,
     last_ack: Option<Instant>,
+    probe: Option<Probe>,
 }
 
 /// A lease as the ledger knows it.
@@ -82,7 +89,13 @@ impl JobWindow {
         if times.bytes > 0 {
             inner.entry_bytes = times.bytes as f64 / f64::from(times.entries);
         }
-        inner.leases.insert((epoch, lease), times);
+        let before = inner.leases.insert((epoch, lease), times).unwrap_or_default();
+        let (bytes, shared) = inner.passes.entry(epoch).or_default();
+        *bytes = bytes.saturating_sub(before.bytes) + times.bytes;
+        *shared = shared.saturating_sub(before.shared_bytes) + times.shared_bytes;
+        if inner.passes.len() > 2 {
+            inner.passes.pop_first();
+        }
         if inner.leases.len() > LEASES_MAX {
             inner.leases.pop_first();
         }
@@ -141,6 +154,16 @@ impl JobWindow {
             inner.batches.pop_front();
             inner.entries.pop_front();
         }
+        let Inner { batches: all, probe, .. } = inner;
+        if let Some(probe) = probe {
+            let entries = batches.iter().map(|b| u64::from(b.entries)).sum();
+            probe.count(entries, || latest_steps(all.make_contiguous(), PROBE_STEPS));
+        }
+    }
+
+    /// Begins a probe that ends when as many samples were acknowledged. It takes the place of an earlier one.
+    pub fn begin_probe(&self, entries: u64) {
+        self.lock().probe = Some(Probe::new(entries));
     }
 
     /// Returns when the latest ack came.
@@ -152,12 +175,12 @@ impl JobWindow {
     /// Returns what the latest batches tell.
     #[must_use]
     pub fn benefit(&self, served: &Served<'_>) -> JobBenefit {
-        let (batches, entries, entry_bytes, decodes_in_loop) = {
+        let (batches, entries, entry_bytes, decodes_in_loop, cached) = {
             let inner = self.lock();
             let entries: f64 = inner.entries.iter().map(|&n| f64::from(n)).sum();
             let batches: Vec<_> = inner.batches.iter().copied().collect();
             let mean = entries / batches.len().max(1) as f64;
-            (batches, mean.max(1.0), inner.entry_bytes, inner.decodes_in_loop)
+            (batches, mean.max(1.0), inner.entry_bytes, inner.decodes_in_loop, cached_part(&inner.passes))
         };
         let unknown = if batches.len() < BATCHES_TO_TELL {
             None
@@ -173,11 +196,11 @@ impl JobWindow {
                 steps: steps_of(&batches).len() as u64,
                 not_measured: Some(format!("not measured: {why}")),
                 estimate: None,
+                probe: self.lock().probe.as_ref().map(Probe::view),
             };
         }
-        let over = |steps: usize| {
-            let latest = latest_steps(&batches, steps);
-            let from = latest.iter().map(|b| b.ended).fold(f64::INFINITY, f64::min);
+        let of = |batches: &[BatchObservation]| {
+            let from = batches.iter().map(|b| b.ended).fold(f64::INFINITY, f64::min);
             let logs: Vec<_> = served.origins.iter().map(|log| log.requests(from, entry_bytes)).collect();
             let (disk, mut since) = served.disk.requests(from, entry_bytes);
             let mut link = Vec::new();
@@ -186,7 +209,7 @@ impl JobWindow {
                 since = since.max(forgotten);
             }
             estimate(&Window {
-                batches: &latest,
+                batches,
                 // Under load a request's time has its turn at the link in it, and nothing tells them apart.
                 first_byte: 0.0,
                 link: &link,
@@ -195,15 +218,33 @@ impl JobWindow {
                 samples: entries,
                 decodes_in_loop,
             })
-            .map(|estimate| (estimate, latest))
+        };
+        let over = |steps: usize| {
+            let latest = latest_steps(&batches, steps);
+            of(&latest).map(|estimate| (estimate, latest))
+        };
+        let (probed, probe) = {
+            let mut inner = self.lock();
+            if let Some(probe) = &mut inner.probe
+                && let Some(batches) = probe.take_batches()
+            {
+                probe.conclude(of(&batches).ok().as_ref());
+            }
+            (inner.probe.as_ref().and_then(Probe::most_rate), inner.probe.as_ref().map(Probe::view))
         };
         let verdict = over(VERDICT_STEPS).map(|(estimate, _)| estimate.verdict);
         match (over(RATE_STEPS), verdict) {
-            (Ok((estimate, latest)), Ok(verdict)) => JobBenefit {
-                steps: steps_of(&latest).len() as u64,
-                not_measured: None,
-                estimate: Some(view(&estimate, verdict, (&latest, entry_bytes))),
-            },
+            (Ok((mut estimate, latest)), Ok(verdict)) => {
+                if let Some(probed) = probed.filter(|_| !estimate.is_sure) {
+                    (estimate.most_rate, estimate.is_sure) = (estimate.most_rate.min(probed), true);
+                }
+                JobBenefit {
+                    steps: steps_of(&latest).len() as u64,
+                    not_measured: None,
+                    estimate: Some(view(&estimate, verdict, cached, entry_bytes)),
+                    probe,
+                }
+            }
             (Err(why), _) | (_, Err(why)) => JobBenefit {
                 steps: match why {
                     NotMeasured::FewSteps { steps } => steps as u64,
@@ -211,9 +252,28 @@ impl JobWindow {
                 },
                 not_measured: Some(why.to_string()),
                 estimate: None,
+                probe,
             },
         }
     }
+}
+
+/// Returns the part of the bytes of about one pass that the server did not read from the origin for the job: of
+/// the latest epoch, and as much of the one before as the latest has left.
+///
+/// A pass begins with what the cache holds of the window, so a part of a pass may tell another part.
+fn cached_part(passes: &BTreeMap<u64, (u64, u64)>) -> f64 {
+    let mut latest = passes.values().rev();
+    let Some(&(bytes, shared)) = latest.next() else { return 0.0 };
+    let (mut all, mut cached) = (bytes as f64, shared as f64);
+    if let Some(&(before, shared)) = latest.next()
+        && before > bytes
+    {
+        let left = (before - bytes) as f64;
+        all += left;
+        cached += shared as f64 * left / before as f64;
+    }
+    if all > 0.0 { cached / all } else { 0.0 }
 }
 
 fn steps_of(batches: &[BatchObservation]) -> BTreeSet<u64> {
@@ -226,12 +286,7 @@ fn latest_steps(batches: &[BatchObservation], steps: usize) -> Vec<BatchObservat
     batches.iter().filter(|b| b.step >= first).copied().collect()
 }
 
-fn view(
-    estimate: &Estimate,
-    verdict: Verdict,
-    (batches, sample_bytes): (&[BatchObservation], f64),
-) -> BenefitEstimate {
-    let cached = batches.iter().map(|b| b.hit_part).sum::<f64>() / batches.len() as f64;
+fn view(estimate: &Estimate, verdict: Verdict, cached: f64, sample_bytes: f64) -> BenefitEstimate {
     let mut parts: Vec<f64> = WHAT_IF.iter().map(|times| cached * times).filter(|c| *c < 1.0).collect();
     parts.push(1.0);
     // Twice or four times nothing is nothing.

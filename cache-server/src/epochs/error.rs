@@ -41,6 +41,9 @@ pub enum JobError {
     /// A setting of the job is invalid.
     #[error("{0}")]
     BadSettings(String),
+    /// The job cannot be probed now.
+    #[error("the job cannot be probed: {0}")]
+    NoProbe(String),
     /// The request asks for, acknowledges or renews more than one request may.
     #[error("{0}")]
     TooLarge(String),
@@ -172,7 +175,7 @@ impl JobError {
             JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) | JobError::TooLarge(_) => {
                 Code::BadPlan
             }
-            JobError::BadSettings(_) => Code::BadRequest,
+            JobError::BadSettings(_) | JobError::NoProbe(_) => Code::BadRequest,
             JobError::Lease(e) => match e {
                 LeaseError::Rank { .. } => Code::BadRank,
                 LeaseError::Stale { .. } => Code::StaleSequence,
@@ -219,6 +222,9 @@ impl JobError {
                 "change plan, buckets or world; nothing was declared"
             }
             JobError::BadSettings(_) => "nothing was changed; `fletch jobs show NAME` shows the settings",
+            JobError::NoProbe(_) => {
+                "probe it while it trains under the order substitute, with a part of its dataset in the cache"
+            }
             JobError::TooLarge(_) => {
                 "ask for as much as the message says, in several requests; nothing was changed"
             }
@@ -290,6 +296,7 @@ mod tests {
             JobError::Differs { name: "n".into(), what: "seed" },
             JobError::InvalidPlan(String::new()),
             JobError::BadSettings(String::new()),
+            JobError::NoProbe(String::new()),
             JobError::TooLarge(String::new()),
             JobError::Lease(LeaseError::Gone(1)),
             JobError::Closed { epoch: 1, what: "finished" },

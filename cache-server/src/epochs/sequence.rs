@@ -221,6 +221,26 @@ impl Sequence {
         }
     }
 
+    /// Begins a probe of `n` entries besides twice those that are under way, `held` by ranks or decided: they
+    /// come from the cache. Returns how many they are.
+    ///
+    /// # Errors
+    /// [`JobError::NoProbe`].
+    pub fn probe(&mut self, n: u64, held: u64) -> Result<u64, JobError> {
+        let Sequence::Substitute(of) = self else {
+            return Err(JobError::NoProbe("its order decides which samples it gets".to_owned()));
+        };
+        let all = n.saturating_add(held.saturating_add(of.queue.len() as u64).saturating_mul(2));
+        let cached = of.sweep.left_in_reserve(of.subscriber);
+        if cached < all {
+            return Err(JobError::NoProbe(format!(
+                "that takes {all} cached samples, and the cache has {cached} that its epoch still needs"
+            )));
+        }
+        of.queue.probe(all);
+        Ok(all)
+    }
+
     /// Records that the chosen entries became a lease.
     pub fn granted(&mut self, lease: u64, rank: u32, from: u64) {
         match self {

@@ -59,6 +59,20 @@ impl Epoch {
         }
     }
 
+    /// Lets the next entries come from the cache, for a probe of `steps` steps. Returns after how many
+    /// acknowledged entries the probe is over.
+    ///
+    /// # Errors
+    /// [`JobError`], if the epoch is over or has too few cached samples left.
+    pub fn probe(&self, steps: u64) -> Result<u64, JobError> {
+        let mut inner = self.lock();
+        self.is_open(&inner)?;
+        let l = &inner.leases;
+        let held = l.planned().count() - l.acked().count() - l.free().count();
+        let n = steps.saturating_mul(u64::from(l.world().batch));
+        inner.sequence.probe(n, held)
+    }
+
     /// Returns whether a lease of the epoch lives.
     #[must_use]
     pub fn has_leases(&self) -> bool {

@@ -33,6 +33,7 @@ use tokio::task::spawn_blocking;
 
 /// Points of a dataset's curve.
 const CURVE_POINTS: u64 = 8;
+const MIB: u64 = 1 << 20;
 const GIB: f64 = (1 << 30) as f64;
 
 fn reason(outcome: Outcome) -> AllocationReason {
@@ -243,7 +244,9 @@ pub async fn settings(
         if others.saturating_add(least) <= capacity {
             return Ok(());
         }
-        let (least, others, capacity) = (ByteSize(least), ByteSize(others), ByteSize(capacity));
+        // Whole MiB, unless there is less than one.
+        let whole = capacity - if capacity >= MIB { capacity % MIB } else { 0 };
+        let (least, others, capacity) = (ByteSize(least), ByteSize(others), ByteSize(whole));
         Err(JobError::BadSettings(format!(
             "a least share of {least} beside {others} that other jobs and tenants have set exceeds the disk, \
              which can divide {capacity}"

@@ -166,6 +166,34 @@ pub async fn get(
     Ok(Json(view(&server, &job).await?))
 }
 
+/// Probes a job: its next samples come from the cache, until its steps show how fast it is if it waits for no
+/// origin.
+///
+/// What it found stands in `benefit.probe` of the job. Later samples of the epoch come from the origin
+/// instead, so the job reads as much from there as without a probe.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/probe", tag = "jobs",
+    params(("id" = String, Path, description = "Id of the job")),
+    responses(
+        (status = 200, description = "The job, which is probed from now on", body = Job),
+        (status = 400, description = "The job does not train under the order `substitute` now, or too few \
+            of the samples that its epoch needs are cached", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The tenant has no job with that id", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn probe(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Job>> {
+    let Path(id) = path?;
+    let job = open_job(&server, &principal, &id).await?;
+    job.probe()?;
+    Ok(Json(view(&server, &job).await?))
+}
+
 /// Changes the world of a job: how many ranks share its steps.
 ///
 /// The leases of the open epoch become void, and the new ranks share its unacknowledged samples. Later epochs

@@ -77,6 +77,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(jobs::list, jobs::start))
         .routes(documented!(jobs::get, jobs::delete))
         .routes(documented!(jobs::world))
+        .routes(documented!(jobs::probe))
         .routes(documented!(allocation::settings))
         .routes(documented!(leases::post))
         .routes(documented!(epochs::acks))

@@ -23,7 +23,7 @@ use super::{
 use crate::versions::{Home, Source, Sources};
 use crate::{
     allocation::{Measured, RUNNING_FOR, Reader},
-    benefit::{JobWindow, Served},
+    benefit::{JobWindow, PROBE_STEPS, Served},
     epochs::{
         Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, is_unsynced, replayed_ledger,
         sync_parent, world_of,
@@ -492,6 +492,17 @@ impl OpenJob {
         self.setup.window.benefit(&Served { origins, disk: &self.setup.context.disk_reads })
     }
 
+    /// Begins a probe of the job's latest epoch.
+    ///
+    /// # Errors
+    /// [`JobError`], if there is none or it cannot be probed.
+    pub fn probe(&self) -> Result<(), JobError> {
+        let last = lock(&self.epochs).last_key_value().map(|(_, epoch)| Arc::clone(epoch));
+        let last = last.ok_or_else(|| JobError::NoProbe("it has no epoch under way".to_owned()))?;
+        self.setup.window.begin_probe(last.probe(PROBE_STEPS as u64)?);
+        Ok(())
+    }
+
     /// Returns whether the job has a live lease, or began or acknowledged something lately.
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -515,7 +526,6 @@ impl OpenJob {
         let measured = benefit.estimate.map(|e| Measured {
             rate: e.rate,
             most_rate: e.most_rate,
-            is_sure: e.is_sure,
             sample_bytes: e.sample_bytes,
             verdict: e.verdict,
         });

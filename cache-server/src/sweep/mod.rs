@@ -91,6 +91,8 @@ struct Inner {
     residence: Vec<u8>,
     fetches: Vec<u32>,
     fetched_for: Vec<u64>,
+    /// The bytes of the units whose fetches have not ended.
+    fetching_bytes: u64,
     /// By epoch: what its job's reads cost.
     costs: BTreeMap<u64, Weak<JobCosts>>,
     /// Pins of the chunks of resident units, where there is no disk tier: a read finds them in memory.
@@ -153,6 +155,7 @@ impl Sweep {
             residence: vec![ABSENT; units],
             fetches: vec![0; units],
             fetched_for: vec![u64::MAX; units],
+            fetching_bytes: 0,
             costs: BTreeMap::new(),
             held: HashMap::new(),
             evicted: VecDeque::new(),
@@ -276,6 +279,11 @@ impl Sweep {
         self.lock().policy.begin(subscriber, left);
     }
 
+    /// Returns how many samples of the subscriber's epoch are left in the reserve.
+    pub fn left_in_reserve(&self, subscriber: SubscriberId) -> u64 {
+        self.lock().policy.left_in_reserve(subscriber)
+    }
+
     /// Returns the next picks of an epoch, at most `n`.
     ///
     /// `owner` identifies the epoch; `base` is the number of entries in one pass over its plan.
@@ -328,7 +336,12 @@ impl Sweep {
         let mut free = self.permits.free();
         // A unit with pending reads does not leave early.
         let may = |i: &Inner| i.policy.oldest().is_none_or(|unit| !i.pending_reads.has_reads(unit));
-        while free.has_room() && may(inner) && inner.policy.advance(&mut inner.actions) {
+        let most = inner.policy.early_bytes_max();
+        while free.has_room()
+            && inner.fetching_bytes < most
+            && may(inner)
+            && inner.policy.advance(&mut inner.actions)
+        {
             for action in &inner.actions {
                 if let CacheAction::Load(unit) = action {
                     free.take(self.longest_chunk(*unit));
@@ -370,6 +383,7 @@ impl Sweep {
                     inner.pending_reads.reset(unit);
                     inner.fetches[u] = inner.fetches[u].wrapping_add(1);
                     inner.fetched_for[u] = owner;
+                    inner.fetching_bytes += self.samples.unit_map.bytes(unit);
                     let (sweep, number) = (Arc::clone(self), inner.fetches[u]);
                     self.context.tasks.spawn(async move { sweep.fetch(unit, number).await });
                 }
@@ -405,11 +419,22 @@ impl Sweep {
         }
     }
 
-    /// Fetches a unit, unless the policy gave it up in the meantime.
+    /// Fetches a unit, unless the policy gave it up in the meantime, and then more units ahead of need.
     async fn fetch(self: Arc<Self>, unit: u32, number: u32) {
-        let Some(permit) = self.permits.acquire(self.longest_chunk(unit)).await else { return };
+        let owner = self.bring(unit, number).await;
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        inner.fetching_bytes -= self.samples.unit_map.bytes(unit);
+        if let Some(owner) = owner {
+            self.fetch_early(inner, owner);
+        }
+    }
+
+    /// Fetches a unit. Returns the epoch that asked for it, if the cache has it now.
+    async fn bring(self: &Arc<Self>, unit: u32, number: u32) -> Option<u64> {
+        let _permit = self.permits.acquire(self.longest_chunk(unit)).await?;
         if !self.is_wanted(unit, number) {
-            return;
+            return None;
         }
         let brought = self.fetch_unit(unit).await;
         let mut inner = self.lock();
@@ -418,7 +443,7 @@ impl Sweep {
             if !inner.policy.holds(unit) && !inner.pending_reads.is_kept(unit) {
                 self.evict_chunks(unit);
             }
-            return;
+            return None;
         }
         match brought {
             Ok(chunks) => {
@@ -427,16 +452,14 @@ impl Sweep {
                 if let Some(chunks) = chunks {
                     inner.held.insert(unit, chunks);
                 }
-                // The link is free for the next fetch.
-                drop(permit);
-                let owner = inner.fetched_for[unit as usize];
-                self.fetch_early(inner, owner);
+                Some(inner.fetched_for[unit as usize])
             }
             Err(why) => {
                 tracing::debug!(unit, %why, "the fetch of a sweep's unit failed");
                 inner.residence[unit as usize] = ABSENT;
                 self.context.counts.failed.fetch_add(1, Relaxed);
                 inner.policy.lost(unit);
+                None
             }
         }
     }

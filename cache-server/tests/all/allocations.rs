@@ -96,8 +96,12 @@ fn declaration(name: &str, dataset: usize) -> StartJob {
 /// Trains with an emulated accelerator, which takes a step of a batch at `rate` bytes a second, by absolute
 /// deadlines. Ends after `passes` epochs, or when `stop` says so.
 async fn train(job: JobHandle, rate: f64, passes: u64, stop: Arc<AtomicBool>) {
+    train_from(job, rate, 0..passes, stop).await;
+}
+
+async fn train_from(job: JobHandle, rate: f64, epochs: std::ops::Range<u64>, stop: Arc<AtomicBool>) {
     let (mut due, tasks) = (Instant::now(), TaskTracker::new());
-    for epoch in 0..passes {
+    for epoch in epochs {
         let (to, mut from) = mpsc::channel::<LeaseBatch>(2);
         let asker = job.clone();
         let asking = tasks.spawn(async move {
@@ -185,6 +189,87 @@ async fn contested_bytes_go_to_the_job_that_waits_for_its_origin() {
     assert!(b.curve.windows(2).all(|w| w[0].speed <= w[1].speed + 1e-9), "{:?}", b.curve);
     let job = shown.share.expect("it runs");
     assert_eq!((job.share_bytes, job.rank, job.others), (Some(b.share_bytes), Some(1), 0));
+    node.running.shutdown().await;
+}
+
+/// R12: while the link brings the units of the window, a lone job reads its reserve. So the link is busy to the
+/// epoch's end, and half of its bytes come in the first half of the samples.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lone_job_reads_its_reserve_while_its_link_is_busy() {
+    let datasets = [Dataset::new(3)];
+    let node = serve(&datasets, (CHUNKS * CHUNK / 2) as u64, &[]).await;
+    let job = client(&node).declare(&declaration("alone", 0)).await.expect("declared");
+    let sent = || datasets[0].origin.counts().bytes_sent;
+    let steps = CHUNKS * CHUNK / SAMPLE / BATCH as usize;
+    let mut parts = Vec::new();
+    for epoch in 0..3 {
+        let (before, mut half) = (sent(), 0);
+        let mut reader = job.reader(epoch, 0, 0).patience(Duration::from_secs(60));
+        for step in 0..steps {
+            let Next::Batch(batch) = reader.next(BATCH).await.expect("a lease") else {
+                panic!("epoch {epoch} ended at step {step}")
+            };
+            job.ack(epoch, 0, &[batch.token.ack(BatchTimes::default())]).await.expect("acknowledged");
+            job.held().release(epoch, 0, batch.token.lease);
+            if step == steps / 2 {
+                half = sent() - before;
+            }
+        }
+        parts.push((half as f64 / (sent() - before) as f64, sent() - before));
+    }
+    // The sizes of units vary, and loads run ahead by a part of the window.
+    assert!((0.4..0.65).contains(&parts[2].0), "{parts:?}");
+    node.running.shutdown().await;
+}
+
+/// A job that waits for its origin most of the time gives a bound only, until a probe gives it cached samples.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_finds_the_most_rate_of_a_job_that_always_waits() {
+    let datasets = [Dataset::new(4)];
+    let node = serve(&datasets, (CHUNKS * CHUNK / 2) as u64, &[]).await;
+    let job = client(&node).declare(&declaration("probed", 0)).await.expect("declared");
+    let refused = job.probe().await.expect_err("it has not begun");
+    assert!(refused.to_string().contains("no epoch under way"), "{refused}");
+    let (stop, tasks) = (Arc::new(AtomicBool::new(false)), TaskTracker::new());
+    train(job.clone(), 20.0 * LINK as f64, 1, Arc::clone(&stop)).await;
+    let running = tasks.spawn(train_from(job.clone(), 20.0 * LINK as f64, 1..4, Arc::clone(&stop)));
+    // The second epoch has begun, and reads its reserve in small pieces.
+    let probe = async || job.current().await.expect("the job").benefit.expect("a new server");
+    let begun = loop {
+        match job.probe().await {
+            Ok(begun) => break begun.benefit.and_then(|b| b.probe).expect("it began"),
+            Err(refused) => assert!(!running.is_finished(), "{refused}"),
+        }
+        sleep(Duration::from_millis(50)).await;
+    };
+    assert!(begun.of_entries >= 64 * u64::from(BATCH) && begun.most_rate.is_none(), "{begun:?}");
+    let found = loop {
+        let found = probe().await.probe.expect("there is one");
+        if found.most_rate.is_some() {
+            break found;
+        }
+        assert!(!running.is_finished(), "{found:?}");
+        sleep(Duration::from_millis(20)).await;
+    };
+    stop.store(true, Relaxed);
+    running.await.expect("the job");
+    let estimate = probe().await.estimate.expect("many steps");
+    // Slower machines than this one are several times as fast as the link.
+    let link = LINK as f64 / SAMPLE as f64;
+    assert!(found.is_sure && found.most_rate.is_some_and(|most| most > 1.2 * link), "{found:?} {estimate:?}");
+    assert!(estimate.is_sure, "{estimate:?}");
+    let strict = StartJob {
+        name: JobName::new("strict").expect("name"),
+        order: OrderKind::Strict,
+        ..declaration("strict", 0)
+    };
+    let strict = client(&node).declare(&strict).await.expect("declared");
+    assert!(matches!(
+        strict.reader(0, 0, 0).patience(Duration::from_secs(60)).next(BATCH).await,
+        Ok(Next::Batch(_))
+    ));
+    let refused = strict.probe().await.expect_err("its order decides");
+    assert!(refused.to_string().contains("order decides"), "{refused}");
     node.running.shutdown().await;
 }
 

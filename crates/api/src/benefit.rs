@@ -14,6 +14,27 @@ pub struct JobBenefit {
     /// The estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate: Option<BenefitEstimate>,
+    /// The latest probe, since the server began. Absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<JobProbe>,
+}
+
+/// A probe: the job gets cached samples only, so that its steps show how fast it is if it waits for no origin.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct JobProbe {
+    /// Samples that were acknowledged since it began, at most `of_entries`.
+    pub entries: u64,
+    /// The samples that it takes.
+    pub of_entries: u64,
+    /// Seconds since it began.
+    pub age_s: f64,
+    /// What it found, in samples a second of all ranks. Absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_rate: Option<f64>,
+    /// Whether `most_rate` is a value. If not, it is an upper bound: the disk or the server was the limit, or
+    /// the acks carry too few times.
+    #[serde(default)]
+    pub is_sure: bool,
 }
 
 /// An estimate. Rates are samples a second of all ranks together; parts are 0 to 1.

@@ -42,6 +42,8 @@ pub const JOBS: &str = "/v1/jobs";
 pub const JOB: &str = "/v1/jobs/{id}";
 /// PUT: changes the world of a job.
 pub const JOB_WORLD: &str = "/v1/jobs/{id}/world";
+/// POST: probes a job.
+pub const JOB_PROBE: &str = "/v1/jobs/{id}/probe";
 /// PUT: changes the settings of a job.
 pub const JOB_SETTINGS: &str = "/v1/jobs/{id}/settings";
 /// POST: leases the next samples of an epoch.
@@ -160,6 +162,12 @@ pub fn job(id: &str) -> String {
     format!("/v1/jobs/{id}")
 }
 
+/// Returns the path of a job's probe.
+#[must_use]
+pub fn job_probe(id: &str) -> String {
+    format!("/v1/jobs/{id}/probe")
+}
+
 /// Returns the path of a job's settings.
 #[must_use]
 pub fn job_settings(id: &str) -> String {
@@ -222,6 +230,7 @@ mod tests {
         assert_eq!(mount(&MountId::new("x").expect("name")), MOUNT.replace("{id}", "x"));
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
+        assert_eq!(job_probe("x"), JOB_PROBE.replace("{id}", "x"));
         assert_eq!(job_settings("x"), JOB_SETTINGS.replace("{id}", "x"));
         for (what, template) in [
             ("leases", LEASES),

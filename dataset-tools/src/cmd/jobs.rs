@@ -12,16 +12,24 @@ use fletch_client::Client;
 use fletch_client::epochs::JobHandle;
 use fletch_settings::ByteSize;
 use serde::Serialize;
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::{Duration, Instant},
+};
 
 /// The most names that an error lists.
 const NAMED_MAX: usize = 8;
+/// How often a probe's progress is asked for.
+const PROBE_ASKED: Duration = Duration::from_millis(500);
+/// A job that acknowledges nothing for as long does not train now.
+const STANDS_STILL: Duration = Duration::from_secs(60);
 
 pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
     match what {
         JobsCommand::List => list(ctx),
         JobsCommand::Show { job } => show(ctx, &job),
         JobsCommand::Set { job, weight, min_share } => set(ctx, &job, weight, min_share),
+        JobsCommand::Probe { job } => probe(ctx, &job),
         JobsCommand::Delete { jobs } => delete(ctx, &jobs),
     }
     .map(|()| Exit::Ok)
@@ -144,10 +152,10 @@ fn write_share(w: &mut dyn Write, share: &JobShare, estimate: Option<&BenefitEst
             format!("by what it is worth: place {rank} of {}, {}", share.ranks, gain_words(gain))
         }
         (ShareBasis::Idle, ..) => "what others leave: no job reads it now".to_owned(),
-        _ if estimate.is_some_and(|e| e.is_sure) => {
+        _ if estimate.is_some() => {
             "by what is read of it: others read it too, or the rate of its link is not known yet".to_owned()
         }
-        _ => "by what is read of it: the job is not surely measured".to_owned(),
+        _ => "by what is read of it: the job is not measured yet".to_owned(),
     };
     writeln!(w, "why\t{why}")?;
     if let (Some(bound), Some(now)) = (share.bound_rate, estimate) {
@@ -214,6 +222,39 @@ fn set(
     })
 }
 
+fn probe(ctx: &Context, name: &str) -> Result<(), Failure> {
+    let client = ctx.client()?;
+    let found = ctx.rt.block_on(async {
+        let job = find(&client, name).await?;
+        let mut shown = job.probe().await?;
+        let (mut acked, mut since) = (0, Instant::now());
+        loop {
+            let Some(probe) = shown.benefit.and_then(|b| b.probe) else {
+                return Err(Failure::new("the server began anew, and the probe with it").hint("probe again"));
+            };
+            if probe.most_rate.is_some() {
+                return Ok(probe);
+            }
+            if probe.entries > acked {
+                (acked, since) = (probe.entries, Instant::now());
+            } else if since.elapsed() >= STANDS_STILL {
+                let at = format!("{} of {} samples", probe.entries, probe.of_entries);
+                return Err(Failure::new(format!("the job stands still since {at} of the probe"))
+                    .hint("does it train? the probe goes on with it: `fletch jobs show` tells its result"));
+            }
+            tokio::time::sleep(PROBE_ASKED).await;
+            shown = job.current().await?;
+        }
+    })?;
+    ctx.out.result(&found, |w| {
+        let most = found.most_rate.unwrap_or_default();
+        if found.is_sure {
+            return writeln!(w, "most\t{most:.0} samples/s if it never waited");
+        }
+        writeln!(w, "most\tnot known: the disk or the server was the limit, or the acks carry too few times")
+    })
+}
+
 fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Deleted<'a> {
@@ -273,7 +314,7 @@ mod tests {
              why\tby what it is worth: place 2 of 3, and 100 MiB more would give 2.0 % more speed\n"
         );
         let reads = share(&format!(r#"{sizes},"basis":"reads""#));
-        assert!(text(&reads).ends_with("by what is read of it: the job is not surely measured\n"));
+        assert!(text(&reads).ends_with("by what is read of it: the job is not measured yet\n"));
         assert!(text(&share(r#""speed":1.0"#)).contains("not divided"));
         assert_eq!(gain_words(0.0), "and more would hardly help");
     }
@@ -289,7 +330,7 @@ mod tests {
     #[test]
     fn a_job_says_what_it_waits_for_or_why_nobody_knows() {
         let why = "not measured yet: 3 of 8 steps";
-        let few = JobBenefit { steps: 3, not_measured: Some(why.to_owned()), estimate: None };
+        let few = JobBenefit { steps: 3, not_measured: Some(why.to_owned()), estimate: None, probe: None };
         assert_eq!(text(&few), format!("speed\t{why}\n"));
         let estimate = BenefitEstimate {
             rate: 50.0,
@@ -305,7 +346,7 @@ mod tests {
             sample_bytes: 8192.0,
             what_if: vec![WhatIf { cached: 0.6, rate: 87.5 }, WhatIf { cached: 1.0, rate: 200.0 }],
         };
-        let waits = JobBenefit { steps: 256, not_measured: None, estimate: Some(estimate) };
+        let waits = JobBenefit { steps: 256, not_measured: None, estimate: Some(estimate), probe: None };
         assert_eq!(
             text(&waits),
             "speed\t50 samples/s, 200 at most, if it never waited\n\

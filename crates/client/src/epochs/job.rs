@@ -97,6 +97,15 @@ impl JobHandle {
         self.client.send_json(Method::PUT, &path, &world, &[StatusCode::OK]).await
     }
 
+    /// Begins a probe: the job gets cached samples only, until its most rate is known. Returns the job.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `conflict` if the job cannot be probed now.
+    pub async fn probe(&self) -> Result<Job, ClientError> {
+        let path = routes::job_probe(&self.job.id);
+        self.client.send_json(Method::POST, &path, &serde_json::json!({}), &[StatusCode::OK]).await
+    }
+
     /// Replaces the job's settings. An absent setting gets its default.
     ///
     /// # Errors

@@ -268,6 +268,11 @@ impl OriginEmulator {
         *required = key_id.map(str::to_owned);
     }
 
+    /// Limits what all streams send together from now on, in bytes a second.
+    pub fn set_bandwidth(&self, total_bytes_per_s: Option<u64>) {
+        self.shared.throttle.set_total(total_bytes_per_s);
+    }
+
     /// Removes all faults.
     pub fn clear_faults(&self) {
         self.shared.faults.clear();

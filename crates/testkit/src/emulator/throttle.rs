@@ -4,7 +4,7 @@ use super::EmulatorConfig;
 use crate::seeds;
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -52,11 +52,15 @@ impl RateLimiter {
     }
 }
 
+fn total(bytes_per_s: Option<u64>) -> Option<Arc<RateLimiter>> {
+    bytes_per_s.map(|n| Arc::new(RateLimiter::new(n.max(1) as f64, BURST)))
+}
+
 pub(super) struct Throttle {
     rng: Mutex<ChaCha8Rng>,
     latency: Option<(f64, f64)>,
     stream: Option<f64>,
-    total: Option<RateLimiter>,
+    total: RwLock<Option<Arc<RateLimiter>>>,
     requests: Option<RateLimiter>,
 }
 
@@ -70,11 +74,20 @@ impl Throttle {
             rng: Mutex::new(seeds::rng(config.seed)),
             latency,
             stream: config.stream_bytes_per_s.map(|n| n.max(1) as f64),
-            total: config.total_bytes_per_s.map(|n| RateLimiter::new(n.max(1) as f64, BURST)),
+            total: RwLock::new(total(config.total_bytes_per_s)),
             requests: config
                 .rps_cap
                 .map(|n| RateLimiter::new(f64::from(n.max(1)), Duration::from_millis(100))),
         }
+    }
+
+    /// Limits what all streams send together from now on, in bytes a second.
+    pub fn set_total(&self, bytes_per_s: Option<u64>) {
+        *self.total.write().unwrap_or_else(PoisonError::into_inner) = total(bytes_per_s);
+    }
+
+    fn total(&self) -> Option<Arc<RateLimiter>> {
+        self.total.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns a random time to first byte.
@@ -96,7 +109,7 @@ impl Throttle {
 
     /// Returns the length of a piece of a body: about 10 ms of the slowest limit, 4 to 256 KiB.
     pub fn piece(&self) -> u64 {
-        let rate = self.stream.unwrap_or(f64::MAX).min(self.total.as_ref().map_or(f64::MAX, |t| t.per_s));
+        let rate = self.stream.unwrap_or(f64::MAX).min(self.total().map_or(f64::MAX, |t| t.per_s));
         ((rate / 100.0) as u64).clamp(4 << 10, 256 << 10)
     }
 
@@ -105,7 +118,7 @@ impl Throttle {
         if let Some(rate) = self.stream {
             sleep_until(began + Duration::from_secs_f64((sent + bytes) as f64 / rate)).await;
         }
-        if let Some(total) = &self.total {
+        if let Some(total) = self.total() {
             sleep_until(total.reserve(bytes as f64)).await;
         }
     }
@@ -157,6 +170,11 @@ mod tests {
         };
         tokio::join!(stream(), stream(), stream());
         assert!((1.95..2.05).contains(&began.elapsed().as_secs_f64()), "{:?}", began.elapsed());
+
+        throttle.set_total(Some(150_000));
+        let began = Instant::now();
+        throttle.wait(began, 0, 150_000).await;
+        assert!((0.99..1.01).contains(&began.elapsed().as_secs_f64()), "{:?}", began.elapsed());
 
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!((0..50).filter(|_| throttle.admit()).count(), 11, "a burst of a tenth of a second");

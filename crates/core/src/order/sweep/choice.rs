@@ -79,6 +79,20 @@ impl SweepPolicy {
         }
     }
 
+    /// Chooses a sample of the reserve, if the job needs any.
+    pub(super) fn pick_cached(
+        &mut self,
+        subscriber: SubscriberId,
+        actions: &mut Vec<CacheAction>,
+    ) -> Option<Pick> {
+        let job = subscriber.0 as usize;
+        if self.subscribers[job].reserve_left == 0 {
+            return self.pick(subscriber, actions);
+        }
+        self.measure_pace(job);
+        Some(self.serve_reserve(job))
+    }
+
     /// R12: loads the next unit ahead of need, if one job is active and no active job needs the oldest unit.
     /// Returns whether it did.
     pub(super) fn load_early(&mut self, actions: &mut Vec<CacheAction>) -> bool {

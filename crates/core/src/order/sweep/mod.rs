@@ -54,6 +54,9 @@ use std::{collections::VecDeque, sync::Arc};
 use subscriber::{Due, Members, Subscriber};
 use trace_log::TraceLog;
 
+/// The units that loads ahead of need may have under way in any case.
+const EARLY_UNITS: f64 = 4.0;
+
 /// Generation of a unit that is neither in the window nor in the reserve.
 const NOT_CACHED: u32 = 0;
 /// Generation of a unit of the reserve.
@@ -254,6 +257,21 @@ impl SweepPolicy {
         pick
     }
 
+    /// Returns a sample of the reserve, as long as the job needs any, and else what [`SweepPolicy::next`]
+    /// returns.
+    ///
+    /// For a probe of what the job does when it waits for no origin. R2 lets the job read less of the reserve
+    /// afterwards, until both parts of its epoch are even again.
+    pub fn next_cached(&mut self, subscriber: SubscriberId, actions: &mut Vec<CacheAction>) -> Option<Pick> {
+        let from = actions.len();
+        let pick = self.pick_cached(subscriber, actions);
+        self.record(
+            || Call::NextCached { subscriber },
+            || CallResult { pick, ..CallResult::actions(&actions[from..]) },
+        );
+        pick
+    }
+
     /// Loads one unit ahead of need, for a lone job while the link to the origin is idle (R12).
     ///
     /// Returns whether the sweep moved. A lone job pays for the same bytes, only sooner. Several jobs would
@@ -264,6 +282,15 @@ impl SweepPolicy {
         let moved = self.load_early(actions);
         self.record(|| Call::Advance, || CallResult { moved, ..CallResult::actions(&actions[from..]) });
         moved
+    }
+
+    /// Returns the most bytes that loads ahead of need should have under way.
+    ///
+    /// A sample comes due when as many bytes were ordered after its unit (R12). With no more under way, its
+    /// unit is there by then, on a link that all of them share. Four units are always allowed.
+    #[must_use]
+    pub fn early_bytes_max(&self) -> u64 {
+        (self.params.lead * self.window_max as f64).max(EARLY_UNITS * self.mean_unit_bytes) as u64
     }
 
     /// Takes back a slot that was handed out and not read, because its lease expired. The slot is due at

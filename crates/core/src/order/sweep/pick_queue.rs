@@ -22,6 +22,8 @@ use std::collections::VecDeque;
 pub struct PickQueue {
     planned: VecDeque<Pick>,
     echoes: Option<Echoes>,
+    /// Picks that are to come from the reserve, for a probe.
+    cached_next: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -126,7 +128,13 @@ impl PickQueue {
         let owed = owed.into_iter().map(|o| (due(&o), o)).collect();
         let (block, coming) = (Vec::new(), VecDeque::new());
         let echoes = Echoes { echo, draws, seen: done, block, coming, owed, drawn: 0 };
-        PickQueue { planned: VecDeque::new(), echoes: Some(echoes) }
+        PickQueue { planned: VecDeque::new(), echoes: Some(echoes), cached_next: 0 }
+    }
+
+    /// Takes the next `n` picks from the reserve, as long as it lasts: for a probe of what a job does when it
+    /// waits for no origin. A plan that echoes has no such picks.
+    pub fn probe(&mut self, n: u64) {
+        self.cached_next = n;
     }
 
     /// Decides the next pick: from the sweep, or an echo.
@@ -136,7 +144,13 @@ impl PickQueue {
         subscriber: SubscriberId,
         actions: &mut Vec<CacheAction>,
     ) -> Option<Pick> {
-        let Some(e) = &mut self.echoes else { return policy.next(subscriber, actions) };
+        let Some(e) = &mut self.echoes else {
+            if self.cached_next == 0 {
+                return policy.next(subscriber, actions);
+            }
+            self.cached_next -= 1;
+            return policy.next_cached(subscriber, actions);
+        };
         let (left, least) = (policy.left(subscriber), 2 * u64::from(e.echo.apart));
         // Copies that are owed wait while the rest of the first pass is too short for a block of its own.
         let first_pass_ends = left > 0 && left + (e.block.len() as u64) < least;

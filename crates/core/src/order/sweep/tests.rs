@@ -133,7 +133,10 @@ proptest! {
                     if let Some(job) = jobs.get_mut(job) {
                         for _ in 0..n {
                             let left = policy.left(job.subscriber);
-                            let pick = policy.next(job.subscriber, &mut actions);
+                            let pick = match n % 4 {
+                                0 => policy.next_cached(job.subscriber, &mut actions),
+                                _ => policy.next(job.subscriber, &mut actions),
+                            };
                             prop_assert_eq!(pick.is_some(), left > 0, "I2");
                             let Some(pick) = pick else { break };
                             store.obey(&mut actions);

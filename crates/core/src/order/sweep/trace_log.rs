@@ -80,6 +80,11 @@ pub enum Call {
         /// The position of the sweep up to which the units count.
         as_of: u64,
     },
+    /// [`SweepPolicy::next_cached`].
+    NextCached {
+        /// The job.
+        subscriber: SubscriberId,
+    },
 }
 
 /// The result of a call.
@@ -220,6 +225,7 @@ impl Call {
                 put_all(out, &[9, *as_of]);
                 put_residency(out, residency);
             }
+            Call::NextCached { subscriber: s } => put_all(out, &[10, subscriber(s)]),
         }
     }
 
@@ -268,6 +274,7 @@ impl Call {
                 let as_of = get(at)?;
                 Call::Reconcile { residency: get_residency(at, units)?, as_of }
             }
+            10 => Call::NextCached { subscriber: subscriber(at)? },
             _ => return None,
         })
     }
@@ -286,6 +293,9 @@ impl Call {
             Call::GiveBack { subscriber, slot } => policy.give_back(subscriber, slot),
             Call::Lost { unit } => policy.lost(unit),
             Call::Reconcile { residency, as_of } => policy.reconcile(&residency, as_of),
+            Call::NextCached { subscriber } => {
+                result.pick = policy.next_cached(subscriber, &mut result.actions);
+            }
         }
         result
     }

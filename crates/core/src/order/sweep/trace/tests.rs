@@ -53,6 +53,7 @@ fn run(ops: &[(u8, u32)], cuts: bool) -> (Vec<u8>, u64) {
                 policy.reconcile(&Residency::new(7, units), policy.progress().swept_bytes);
             }
             6 => drop(policy.advance(&mut actions)),
+            8 if !subscribers.is_empty() => subscribers[at].1.probe(u64::from(x % 50)),
             7 if cuts => trace.extend(policy.take_trace()),
             _ if !subscribers.is_empty() => {
                 let (subscriber, queue) = &mut subscribers[at];

@@ -1,0 +1,75 @@
+//! A bottleneck that moves without notice: between the accelerator, the worker that prepares batches, and the
+//! origin. The server's verdict is asked all the time.
+
+use super::{
+    judge,
+    rig::{BATCH, CHUNK, Rig, mib_per_s},
+    training::{Training, declare},
+};
+use fletch_api::{OrderKind, benefit::BenefitVerdict};
+use std::{sync::Arc, time::Duration};
+use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
+
+const CHUNKS: usize = 400;
+/// What the link carries and the slower of accelerator and worker does, in MiB/s, and how much faster the
+/// others are.
+const SLOW: f64 = 16.0;
+const FASTER: f64 = 4.0;
+/// Steps of a phase.
+const STEPS: u64 = 500;
+/// Within as many steps the verdict must be right, the pipeline's depth apart.
+const WITHIN: f64 = 128.0;
+
+use BenefitVerdict::{Compute, Origin, Preparation};
+/// Each bottleneck is followed by each other one.
+const PHASES: [BenefitVerdict; 7] = [Compute, Origin, Preparation, Compute, Preparation, Origin, Compute];
+
+/// Returns whether a target is missed.
+pub async fn run() -> bool {
+    let rig = Rig::new(&[CHUNKS]);
+    let (slow, fast) = (mib_per_s(SLOW), mib_per_s(SLOW * FASTER));
+    let origins = rig.origins(&[Some(slow)]);
+    // A fifth of the dataset is cached, so that the origin is asked for most samples.
+    let server = rig.serve(&origins, (CHUNKS * CHUNK / 5) as u64, &[]);
+    let client = server.client();
+    let job = declare(&client, ("moves", 0), OrderKind::Substitute, BATCH).await;
+    let (training, tasks) = (Training::new(slow), TaskTracker::new());
+    let running = tasks.spawn(Arc::clone(&training).run(job.clone(), 0..u64::MAX));
+    println!("| phase | right after, steps | wrong verdicts later |");
+    println!("|---|---|---|");
+    let (mut slowest, mut wrong) = (0.0_f64, 0_u32);
+    for phase in PHASES {
+        origins[0].set_bandwidth(Some(if phase == Origin { slow } else { fast } as u64));
+        let of = |bottleneck| if phase == bottleneck { slow } else { fast };
+        training.set_speeds(of(Compute), of(Preparation));
+        let begun = training.steps();
+        // When the verdict became right, and how often it was wrong after the time that it has.
+        let (mut right_at, mut later) = (None, Vec::new());
+        while training.steps() - begun < STEPS {
+            sleep(Duration::from_millis(20)).await;
+            let shown = job.current().await.expect("the job").benefit.expect("a new server");
+            let after = training.steps() - begun;
+            let verdict = shown.estimate.map(|e| e.verdict);
+            if verdict != Some(phase) {
+                right_at = None;
+                if after as f64 > WITHIN {
+                    later.push((after, verdict));
+                }
+            } else if right_at.is_none() {
+                right_at = Some(after);
+            }
+        }
+        let right = right_at.map_or(f64::INFINITY, |at| at as f64);
+        println!("| {phase:?} | {right} | {} |", later.len());
+        if !later.is_empty() {
+            eprintln!("{phase:?}: {later:?}");
+        }
+        slowest = slowest.max(right);
+        wrong += u32::try_from(later.len()).unwrap_or(u32::MAX);
+    }
+    training.stop();
+    running.await.expect("the job");
+    let in_time = judge("steps to spare until the verdict was right", WITHIN - slowest, 0.0);
+    judge("wrong verdicts after that (negative)", -f64::from(wrong), 0.0) || in_time
+}

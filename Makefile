@@ -17,7 +17,8 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel dist install ready-and-linted demo check test lint format-check \
+.PHONY: help build programs wheel dist image chart install ready-and-linted demo check test lint \
+    format-check \
     formats soak fuzz bench deny clean accept accept-allocation accept-allocator accept-attacks \
     accept-check-time accept-clusters accept-code-size accept-comments accept-contributing accept-dist \
     accept-domains \
@@ -42,6 +43,9 @@ wheel: ## the Python package, release, as a wheel in the target directory's rele
 
 dist: programs ## what can be installed, in target/dist: a tarball, a Debian package, a wheel
 	CARGO="$(CARGO)" JOBS=$(JOBS) packaging/dist.sh
+
+image: ## container images, by podman or docker; BASE=IMAGE: runtime base, BIN=DIR: programs built already
+	BASE="$(IMAGE_BASE)" BIN="$(BIN)" packaging/image.sh
 
 demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh

@@ -44,8 +44,9 @@ wheel: ## the Python package, release, as a wheel in the target directory's rele
 dist: programs ## what can be installed, in target/dist: a tarball, a Debian package, a wheel
 	CARGO="$(CARGO)" JOBS=$(JOBS) packaging/dist.sh
 
+# BASE has a default for the accept targets below, which is no image.
 image: ## container images, by podman or docker; BASE=IMAGE: runtime base, BIN=DIR: programs built already
-	BASE="$(IMAGE_BASE)" BIN="$(BIN)" packaging/image.sh
+	BASE="$(if $(filter-out file,$(origin BASE)),$(BASE))" BIN="$(BIN)" packaging/image.sh
 
 demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
@@ -73,6 +74,9 @@ formats: install ## the second implementation of the formats, and the judge of t
 	tests/formats/run.sh
 	python3 -m unittest discover -q -s benches/parity
 
+chart: install ## the Helm chart: rendered by Helm, against the schemas of Kubernetes
+	"$(abspath $(SERVERS))/chart/bin/python" -m unittest discover -q -s tests/chart
+
 # Packages come over the network: they come while the linter compiles.
 ready-and-linted: ## install and lint at the same time
 	@mkdir -p "$(TARGET)"
@@ -90,7 +94,7 @@ $(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
 $(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
 check: export CARGO_INCREMENTAL := 1
 
-test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
+test: ready-and-linted deny programs wheel formats chart ## everything that must hold before a change lands
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \
 	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 	$(CARGO) test --release $(TESTED) --doc -q

@@ -26,8 +26,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{- /* Metadata of an object. Arguments: root, component, name. Labels, annotations, namespace, and cluster (an
-object of no namespace) may be absent. */ -}}
+{{- /* Metadata of an object. Arguments: root, component, name. Labels, annotations, namespace, and cluster
+(for an object of no namespace) may be absent. */ -}}
 {{- define "fletch.metadata" -}}
 name: {{ .name }}
 {{- if not .cluster }}

@@ -6,7 +6,9 @@ import shutil
 import tempfile
 import unittest
 
-from rendering import CHART, CI, EXAMPLES, documents, faults, kube_versions, one, render, rendered, title, values
+from rendering import (
+    CHART, CI, EXAMPLES, documents, faults, kube_versions, one, render, rendered, title, values,
+)
 
 
 class Objects(unittest.TestCase):
@@ -67,7 +69,7 @@ class Objects(unittest.TestCase):
                 with self.assertRaisesRegex(Exception, f"monitoring.{kind}.enabled.*no files"):
                     render({"monitoring": {kind: {"enabled": True}}}, chart)
                 (chart / kind).mkdir()
-            rule = "      - {alert: Down, expr: up == 0, for: 5m, annotations: {text: 'of {{ $labels.pod }}'}}\n"
+            rule = "      - {alert: Down, expr: up == 0, annotations: {text: 'of {{ $labels.pod }}'}}\n"
             (chart / "rules" / "a.yaml").write_text(f"groups:\n  - name: a\n    rules:\n{rule}")
             (chart / "rules" / "b.yaml").write_text(f"groups:\n  - name: b\n    rules:\n{rule}")
             (chart / "dashboards" / "Node_view.json").write_text('{"title": "{{ node }}"}\n')

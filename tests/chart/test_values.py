@@ -47,7 +47,7 @@ REFUSED = [
     ({"mounts": {"updateStrategy": "Recreate"}}, "/mounts/updateStrategy"),
     ({"monitoring": {"serviceMonitor": {"enabled": "yes"}}}, "/monitoring/serviceMonitor/enabled"),
     # Between values: the templates check these.
-    ({"mounts": {"namespaces": [{"namespace": "a", "domain": "other"}]}}, "mounts.namespaces: the domain other"),
+    ({"mounts": {"namespaces": [{"namespace": "a", "domain": "other"}]}}, "the domain other is not in"),
     ({"mounts": {"enabled": False, "namespaces": [NAMESPACE]}}, "mounts.namespaces needs mounts.enabled"),
     ({"test": {"enabled": True, "domain": "other"}}, "test.domain"),
     (

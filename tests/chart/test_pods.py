@@ -63,7 +63,8 @@ class Security(unittest.TestCase):
                     read_only = container["securityContext"]["readOnlyRootFilesystem"]
                     self.assertTrue(read_only, container["name"])
                 seen.add((name.split("/")[0], storage))
-        self.assertLessEqual({("StatefulSet", "claim"), ("StatefulSet", "emptyDir"), ("Pod", "emptyDir")}, seen)
+        expected = {("StatefulSet", "claim"), ("StatefulSet", "emptyDir"), ("Pod", "emptyDir")}
+        self.assertLessEqual(expected, seen)
 
     def test_the_check_finds_each_offence(self):
         offences = unrestricted(server_spec(ci("daemonset")))

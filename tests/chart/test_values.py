@@ -51,7 +51,7 @@ REFUSED = [
     ({"mounts": {"enabled": False, "namespaces": [NAMESPACE]}}, "mounts.namespaces needs mounts.enabled"),
     ({"test": {"enabled": True, "domain": "other"}}, "test.domain"),
     (
-        {"mounts": {"domains": [{"name": "a", "tokenSecret": SECRET}, {"name": "a", "tokenSecret": SECRET}]}},
+        {"mounts": {"domains": [{"name": "a", "tokenSecret": SECRET}] * 2}},
         "mounts.domains",
     ),
 ]

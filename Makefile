@@ -18,13 +18,12 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel dist image chart install ready-and-linted demo check test lint \
-    format-check \
-    formats soak fuzz bench deny clean accept accept-allocation accept-allocator accept-attacks \
-    accept-check-time accept-clusters accept-code-size accept-comments accept-contributing accept-dist \
-    accept-domains \
-    accept-estimator accept-formats accept-fuzz accept-help accept-lines accept-lost-tests accept-mistakes \
-    accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries \
-    accept-questions accept-readme accept-sentences accept-structure accept-test-time
+    format-check formats soak fuzz bench deny clean accept accept-allocation accept-allocator \
+    accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
+    accept-contributing accept-dist accept-domains accept-estimator accept-formats accept-fuzz \
+    accept-help accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
+    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
+    accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -201,6 +200,11 @@ accept-domains: programs ## with tokens, an origin or a directory without domain
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'
 	$(CARGO) nextest run --release $(TESTED) --lib -E 'test(golden)'
+
+# It needs root, /dev/fuse and Debian's podman, runc, catatonit and mmdebstrap.
+accept-images: install $(if $(BIN),,programs) ## images and pods of the chart in real containers (BASE=, BIN=)
+	"$(abspath $(SERVERS))/chart/bin/python" tests/chart/accept_images.py \
+	    "$(or $(BIN),$(TARGET)/release)" $(if $(filter-out file,$(origin BASE)),$(BASE))
 
 accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names files of renames
 	@test -n "$(BEFORE)" || { echo 'give BEFORE=FILE, made at the revision before with'; \

@@ -6,7 +6,7 @@ scratch=$(mktemp -d)
 registered=
 finish() {
     code=$?
-    [ -z "$registered" ] || fletch unregister "$DATASET" --quiet || code=1
+    [ -z "$registered" ] || fletch unregister "$DATASET" --quiet >/dev/null || code=1
     rm -rf "$scratch"
     exit "$code"
 }
@@ -18,7 +18,8 @@ fail() {
 
 [ "$(id -u)" != 0 ] || fail "the test must run as an ordinary user, and runs as root"
 sh "$here/dataset.sh" "$scratch/original"
-fletch register "$DATASET" file:///srv/fletch-test/data --tables file:///srv/fletch-test/tables --replace ||
+set -- file:///srv/fletch-test/data --tables file:///srv/fletch-test/tables
+fletch register "$DATASET" "$@" --replace >/dev/null ||
     fail "the server did not register the dataset"
 registered=yes
 

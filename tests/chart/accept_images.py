@@ -6,8 +6,8 @@
 BIN is a directory with the built programs. BASE is a runtime base; without it, mmdebstrap makes one. The
 script needs root, podman, runc and catatonit (Debian's packages of these names), and /dev/fuse.
 
-It builds the images on BASE and compares their sizes with it. Then it starts the server pod as Helm renders
-it, except for what only a cluster has: claims, Secrets, ConfigMaps and probes. It mounts a dataset as the mount
+It builds the images on BASE and compares their sizes with it. It starts the server pod as Helm renders it,
+except for what only a cluster has: claims, Secrets, ConfigMaps and probes. It mounts a dataset as the mount
 pod does, and runs the pod of `helm test` as an ordinary user.
 """
 
@@ -141,6 +141,12 @@ def answer(url):
         return None
 
 
+def logs(container):
+    """Returns what a container wrote."""
+    done = subprocess.run(["podman", "logs", container], capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -193,8 +199,7 @@ def check_images(base, tag):
                         *arguments, "--listen", f"127.0.0.1:{port}")
         check = ["podman", "healthcheck", "run", container]
         try:
-            until("the server listens", 20, lambda: "listening" in subprocess.run(
-                ["podman", "logs", container], capture_output=True, text=True).stdout)
+            until("the server listens", 20, lambda: "listening" in logs(container))
             done = subprocess.run(check, capture_output=True)
             expect((done.returncode == 0) == healthy, f"HEALTHCHECK of a server at port {port}: {healthy}")
         finally:
@@ -305,9 +310,9 @@ def check_pods(stack, pods, scratch, programs, tag):
         pod = pods.play(f"{prefix}-test{number}", test, contents)
         name = f"{prefix}-test{number}-test"
         code = run("podman", "wait", name)
-        log = subprocess.run(["podman", "logs", name], capture_output=True, text=True)
+        log = logs(name)
         pods.remove(pod)
-        return code, log.stdout + log.stderr
+        return code, log
 
     code, log = helm_test(1)
     expect(code == "0" and "17 files are equal" in log,

@@ -24,7 +24,6 @@ import time
 import urllib.error
 import urllib.request
 
-import yaml
 from rendering import REPO, one, render, server_spec
 
 SIZE_MAX = 120_000_000
@@ -99,7 +98,7 @@ class Pods:
                 spec[kind] = [{k: v for k, v in c.items() if k not in KUBELET_ONLY} for c in spec[kind]]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         file = self.scratch / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(pod))
+        file.write_text(json.dumps(pod))
         done = subprocess.run(["podman", "kube", "play", "--network=host", str(file)],
                               capture_output=True, text=True)
         found = run("podman", "pod", "ls", "--quiet", "--no-trunc", "--filter", f"name=^{name}$")
@@ -257,6 +256,7 @@ def check_pods(stack, pods, scratch, programs, tag):
     contents = {("configMap", o["metadata"]["name"]): o["data"] for o in objects if o["kind"] == "ConfigMap"}
     contents["secret", "fletch-tokens"] = {f.name: f.read_text() for f in tokens.iterdir()}
     contents["claim", "fletch-test"] = link
+    contents["configMap", "fletch-test"]["reader.sh"] = READER
 
     # The cluster's DNS is missing, so clients name the server by its address.
     def local(spec):
@@ -278,7 +278,11 @@ def check_pods(stack, pods, scratch, programs, tag):
     stack.callback(lambda: run("umount", "--recursive", "--lazy", root, check=False))
     run("mount", "--make-shared", root)
 
-    # `helm test` registers again; this registration is for the mount of one dataset.
+    def register():
+        run(programs / "fletch", "register", "fletch-test", "file:///srv/fletch-test/data",
+            "--tables", "file:///srv/fletch-test/tables", "--server", f"http://127.0.0.1:{port}",
+            "--token-file", tokens / "test")
+
     mounts = local(one(objects, "DaemonSet")["spec"]["template"]["spec"])
     container = mounts["containers"][0]
     test = local(one(objects, "Pod")["spec"])
@@ -287,14 +291,13 @@ def check_pods(stack, pods, scratch, programs, tag):
         args = container["args"]
         options = [a for flag in ("--server", "--token-file", "--state-dir")
                    for a in (flag, args[args.index(flag) + 1])]
-        run(programs / "fletch", "register", "fletch-test", "file:///srv/fletch-test/data",
-            "--tables", "file:///srv/fletch-test/tables", "--server", f"http://127.0.0.1:{port}",
-            "--token-file", tokens / "test")
+        register()
         # The datasets lie in a tmpfs over the closed directory, as with --datasets.
         ready = args[args.index("--ready-file") + 1]
         directory = where / "default" / "fletch-test"
         container["command"] = ["/bin/sh", "-c", (
-            f"mount -t tmpfs -o mode=0755 tmpfs {where} && mkdir -p {directory} && "
+            f"{{ mountpoint -q {where} || mount -t tmpfs -o mode=0755 tmpfs {where}; }} && "
+            f"mkdir -p {directory.parent} && {{ [ -e {directory} ] || mkdir {directory} || true; }} && "
             f'fletch-mount fletch-test {directory} --allow-other "$@" --daemon && touch {ready} && sleep 600'
         )]
         container["args"] = ["sh", *options]
@@ -321,6 +324,12 @@ def check_pods(stack, pods, scratch, programs, tag):
     used, limit = cgroup_memory(server)
     expect(limit == 512 << 20 and used <= limit, f"the server uses {used >> 20} of {limit >> 20} MiB")
 
+    # The test's pod has unregistered its dataset.
+    register()
+    mount_pod = check_restart(pods, test, contents, prefix, lambda number: pods.play(
+        f"{prefix}-mounts{number}", mounts, contents), mount_pod, name, gate)
+    name = f"{prefix}-mounts2-{container['name']}"
+
     close = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]
     run("podman", "exec", name, *close["exec"]["command"])
     expect(not link.exists(), "the end of the mount pod closes the volume")
@@ -331,6 +340,63 @@ def check_pods(stack, pods, scratch, programs, tag):
     link.symlink_to("../default")
     code, log = helm_test(2)
     expect(code == "1" and "is not in" in log, "the pod of `helm test` fails without the mount, and says so")
+
+
+# Reads again and again, and says for each time whether the files are equal, an error, or wrong. The reads go
+# past the page cache, which still has the bytes when the mount is dead.
+READER = """
+sh /etc/fletch/test/dataset.sh /tmp/original
+wanted=$(ls /tmp/original/train)
+while :; do
+    if ! names=$(ls "$MOUNT/$DATASET/train" 2>/dev/null); then echo error
+    elif [ "$names" != "$wanted" ]; then echo WRONG: "$names"
+    elif ! dd if="$MOUNT/$DATASET/train/cat/8.txt" of=/tmp/read bs=64k iflag=direct 2>/dev/null
+    then echo error
+    elif cmp -s /tmp/read /tmp/original/train/cat/8.txt; then echo equal
+    else echo WRONG; fi
+    sleep 0.2
+done
+"""
+
+
+def check_restart(pods, test, contents, prefix, start, mount_pod, mount, gate):
+    """Kills the mount while two pods read, starts it again, and returns the new mount pod."""
+    readers = {}
+    for propagation in ("HostToContainer", "None"):
+        spec = json.loads(json.dumps(test))
+        container = spec["containers"][0]
+        container["command"] = ["/bin/sh", "/etc/fletch/test/reader.sh"]
+        for volume in container["volumeMounts"]:
+            if volume["name"] == "datasets":
+                volume["mountPropagation"] = propagation
+                if propagation == "None":
+                    del volume["mountPropagation"]
+        name = f"{prefix}-reader-{propagation.lower()}"
+        readers[propagation] = (pods.play(name, spec, contents), f"{name}-test")
+
+    def last(propagation):
+        return logs(readers[propagation][1]).split("\n")[-2:-1]
+
+    for propagation in readers:
+        until(f"the reader with {propagation} reads", 20, lambda p=propagation: last(p) == ["equal"])
+    run("podman", "kill", "--signal", "KILL", mount)
+    for propagation in readers:
+        until(f"the reader with {propagation} gets an error", 40, lambda p=propagation: last(p) == ["error"])
+    expect(True, "while the mount is dead, running readers get errors")
+    pods.remove(mount_pod)
+    began = time.monotonic()
+    mount_pod = start(2)
+    until("the reader sees the data again", 10, lambda: last("HostToContainer") == ["equal"])
+    expect(True, f"with HostToContainer a reader sees the data {time.monotonic() - began:.1f} s later")
+    mount = mount.replace("-mounts-", "-mounts2-")
+    until("the gate opens again", 30, lambda: subprocess.run(["podman", "exec", mount, *gate],
+                                                             capture_output=True).returncode == 0)
+    time.sleep(1)
+    expect(last("None") == ["error"], "without HostToContainer a running reader keeps its error")
+    for pod, name in readers.values():
+        expect("WRONG" not in logs(name), f"{name} never saw wrong or empty data")
+        pods.remove(pod)
+    return mount_pod
 
 
 if __name__ == "__main__":

@@ -287,11 +287,11 @@ def check_pods(stack, pods, scratch, programs, tag):
     container = mounts["containers"][0]
     test = local(one(objects, "Pod")["spec"])
     where = root / "default" / "datasets"
+    register()
     if "--datasets" not in run(programs / "fletch-mount", "--help"):
         args = container["args"]
         options = [a for flag in ("--server", "--token-file", "--state-dir")
                    for a in (flag, args[args.index(flag) + 1])]
-        register()
         # The datasets lie in a tmpfs over the closed directory, as with --datasets.
         ready = args[args.index("--ready-file") + 1]
         directory = where / "default" / "fletch-test"
@@ -307,7 +307,8 @@ def check_pods(stack, pods, scratch, programs, tag):
     until("the gate opens", 30, lambda: subprocess.run(["podman", "exec", name, *gate],
                                                        capture_output=True).returncode == 0)
     expect(link.is_dir(), "the readiness probe opens the volume")
-    expect(bool(list(where.rglob("*.txt"))), "the mount is seen outside its container")
+    until("a mounted file is seen outside the container", 15, lambda: any(where.rglob("8.txt")))
+    expect(True, "the mount is seen outside its container")
 
     def helm_test(number):
         pod = pods.play(f"{prefix}-test{number}", test, contents)
@@ -353,7 +354,7 @@ while :; do
     elif ! dd if="$MOUNT/$DATASET/train/cat/8.txt" of=/tmp/read bs=64k iflag=direct 2>/dev/null
     then echo error
     elif cmp -s /tmp/read /tmp/original/train/cat/8.txt; then echo equal
-    else echo WRONG; fi
+    else echo WRONG: $(wc -c </tmp/read) bytes; fi
     sleep 0.2
 done
 """
@@ -394,7 +395,8 @@ def check_restart(pods, test, contents, prefix, start, mount_pod, mount, gate):
     time.sleep(1)
     expect(last("None") == ["error"], "without HostToContainer a running reader keeps its error")
     for pod, name in readers.values():
-        expect("WRONG" not in logs(name), f"{name} never saw wrong or empty data")
+        wrong = [line for line in logs(name).splitlines() if "WRONG" in line]
+        expect(not wrong, f"{name} never saw wrong or empty data {wrong or ''}")
         pods.remove(pod)
     return mount_pod
 

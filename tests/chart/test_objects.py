@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import unittest
 
+from helm_python import Chart, lint
 from rendering import (
     CHART, CI, EXAMPLES, documents, faults, kube_versions, one, render, rendered, title, values,
 )
@@ -40,6 +41,21 @@ class Objects(unittest.TestCase):
     def test_a_key_that_occurs_twice_is_refused(self):
         with self.assertRaisesRegex(Exception, "twice"):
             documents("a: 1\nb: {c: 1, c: 2}\n")
+
+    def test_helm_finds_no_fault(self):
+        for path in CI:
+            report = lint(str(CHART), values=values(path), strict=True)
+            # The severities 2 and 3 are warnings and errors.
+            found = [m for m in report["messages"] if m["severity"] > 1]
+            self.assertEqual((report["errors"], found), ([], []), path.name)
+        self.assertTrue(lint(str(CHART), values={"server": {"replicas": 2}})["errors"])
+
+    def test_the_package_renders_the_same(self):
+        given = values(CHART / "ci" / "test-values.yaml")
+        with tempfile.TemporaryDirectory() as scratch:
+            with Chart.load(str(CHART)) as chart:
+                archive = chart.save(scratch)
+            self.assertEqual(render(given, archive), render(given))
 
     def test_names_are_unique_and_short(self):
         for path in CI:

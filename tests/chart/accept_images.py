@@ -96,6 +96,13 @@ class Pods:
         for kind in ("initContainers", "containers"):
             if kind in spec:
                 spec[kind] = [{k: v for k, v in c.items() if k not in KUBELET_ONLY} for c in spec[kind]]
+        # podman gives all pods one volume for each name of an emptyDir.
+        own = {v["name"]: f"{name}-{v['name']}" for v in spec["volumes"] if "emptyDir" in v}
+        spec["volumes"] = [{**v, "name": own.get(v["name"], v["name"])} for v in spec["volumes"]]
+        for container in spec.get("initContainers", []) + spec["containers"]:
+            container["volumeMounts"] = [
+                {**m, "name": own.get(m["name"], m["name"])} for m in container["volumeMounts"]
+            ]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         file = self.scratch / f"{name}.yaml"
         file.write_text(json.dumps(pod))

@@ -17,13 +17,13 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel dist install ready-and-linted demo check test lint format-check \
-    formats soak fuzz bench deny clean accept accept-allocation accept-allocator accept-attacks \
-    accept-check-time accept-clusters accept-code-size accept-comments accept-contributing accept-dist \
-    accept-domains \
-    accept-estimator accept-formats accept-fuzz accept-help accept-lines accept-lost-tests accept-mistakes \
-    accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries \
-    accept-questions accept-readme accept-sentences accept-structure accept-test-time
+.PHONY: help build programs wheel dist image chart install ready-and-linted demo check test lint \
+    format-check formats soak fuzz bench deny clean accept accept-allocation accept-allocator \
+    accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
+    accept-contributing accept-dist accept-domains accept-estimator accept-formats accept-fuzz \
+    accept-help accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
+    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
+    accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -42,6 +42,10 @@ wheel: ## the Python package, release, as a wheel in the target directory's rele
 
 dist: programs ## what can be installed, in target/dist: a tarball, a Debian package, a wheel
 	CARGO="$(CARGO)" JOBS=$(JOBS) packaging/dist.sh
+
+# BASE has a default for the accept targets below, which is no image.
+image: ## container images, by podman or docker; BASE=IMAGE: runtime base, BIN=DIR: programs built already
+	BASE="$(if $(filter-out file,$(origin BASE)),$(BASE))" BIN="$(BIN)" packaging/image.sh
 
 demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
@@ -69,6 +73,9 @@ formats: install ## the second implementation of the formats, and the judge of t
 	tests/formats/run.sh
 	python3 -m unittest discover -q -s benches/parity
 
+chart: install ## the Helm chart: rendered by Helm, against the schemas of Kubernetes
+	"$(abspath $(SERVERS))/chart/bin/python" -m unittest discover -q -s tests/chart
+
 # Packages come over the network: they come while the linter compiles.
 ready-and-linted: ## install and lint at the same time
 	@mkdir -p "$(TARGET)"
@@ -86,7 +93,7 @@ $(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
 $(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
 check: export CARGO_INCREMENTAL := 1
 
-test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
+test: ready-and-linted deny programs wheel formats chart ## everything that must hold before a change lands
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \
 	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 	$(CARGO) test --release $(TESTED) --doc -q
@@ -193,6 +200,11 @@ accept-domains: programs ## with tokens, an origin or a directory without domain
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'
 	$(CARGO) nextest run --release $(TESTED) --lib -E 'test(golden)'
+
+# It needs root, /dev/fuse and Debian's podman, runc, catatonit and mmdebstrap.
+accept-images: install $(if $(BIN),,programs) ## images and pods of the chart in real containers (BASE=, BIN=)
+	"$(abspath $(SERVERS))/chart/bin/python" tests/chart/accept_images.py \
+	    "$(or $(BIN),$(TARGET)/release)" $(if $(filter-out file,$(origin BASE)),$(BASE))
 
 accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names files of renames
 	@test -n "$(BEFORE)" || { echo 'give BEFORE=FILE, made at the revision before with'; \

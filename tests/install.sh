@@ -59,6 +59,17 @@ if [ ! -x "$servers/azure/node_modules/.bin/azurite-blob" ]; then
     fi
 fi
 
+# The Helm engine and the schemas of Kubernetes check the chart. Both are libraries for Python, and each file
+# that pip takes has the hash of tests/chart/requirements.txt.
+chart_list=$(dirname "$0")/chart/requirements.txt
+if ! cmp -s "$chart_list" "$servers/chart/requirements.txt"; then
+    rm -rf "$servers/chart"
+    mkdir -p "$servers"
+    python3 -m venv "$servers/chart"
+    "$servers/chart/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r "$chart_list"
+    cp "$chart_list" "$servers/chart/requirements.txt"
+fi
+
 # The check of licences comes as a built program: compiling it takes longer than linting Fletch.
 # An interpreter for which no program was built compiles it.
 if ! cargo deny --version >/dev/null 2>&1 && [ ! -x "$servers/tools/bin/cargo-deny" ]; then

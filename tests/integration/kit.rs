@@ -29,7 +29,8 @@ fn documents_call_targets_that_exist() {
 
 #[test]
 fn what_is_installed_is_in_the_table() {
-    let installed = installed(&read("tests/install.sh"), &read("tests/formats/requirements.txt"));
+    let requirements = read("tests/formats/requirements.txt") + &read("tests/chart/requirements.in");
+    let installed = installed(&read("tests/install.sh"), &requirements);
     assert!(installed.len() > 20, "{installed:?}");
     let faults = untold(&installed, &read("tests/README.md"), "What `make test` installs");
     assert!(faults.is_empty(), "{}", faults.join("\n"));

@@ -1,0 +1,212 @@
+{{- define "fletch.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* The prefix of all names. It leaves room for suffixes within the 63 characters of a label. */ -}}
+{{- define "fletch.fullname" -}}
+{{- $name := include "fletch.name" . -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- default $full .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* Labels that select pods. Arguments: the root context, and the component. */ -}}
+{{- define "fletch.selector" -}}
+app.kubernetes.io/name: {{ include "fletch.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "fletch.labels" -}}
+{{ include "fletch.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Metadata of an object. Arguments: root, component, name. Labels, annotations, namespace, and cluster
+(for an object of no namespace) may be absent. */ -}}
+{{- define "fletch.metadata" -}}
+name: {{ .name }}
+{{- if not .cluster }}
+namespace: {{ default .root.Release.Namespace .namespace }}
+{{- end }}
+labels:
+  {{- include "fletch.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Reference of an image. Arguments: root, and the name of the image in the values. */ -}}
+{{- define "fletch.image" -}}
+{{- $image := index .root.Values.images .image -}}
+{{- $registry := .root.Values.images.registry | trimSuffix "/" -}}
+{{- $repository := $image.repository -}}
+{{- if $registry }}{{ $repository = printf "%s/%s" $registry $repository }}{{ end -}}
+{{- if $image.digest -}}
+{{ printf "%s@%s" $repository $image.digest }}
+{{- else -}}
+{{ printf "%s:%s" $repository (default .root.Chart.AppVersion $image.tag) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "fletch.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ default (include "fletch.fullname" .) .Values.serviceAccount.name }}
+{{- else -}}
+{{ default "default" .Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
+{{- define "fletch.priorityClassName" -}}
+{{- $own := default (include "fletch.fullname" .root) .root.Values.priorityClass.name -}}
+{{- default (ternary $own "" .root.Values.priorityClass.create) .of.priorityClassName -}}
+{{- end -}}
+
+{{- define "fletch.serverUrl" -}}
+{{- $port := .Values.server.service.port -}}
+{{- $host := printf "%s.%s.svc.%s" (include "fletch.fullname" .) .Release.Namespace .Values.clusterDomain -}}
+{{ printf "http://%s:%v" $host $port }}
+{{- end -}}
+
+{{- /* Bytes that the cache may occupy: a part of the volume, never of the node's file system. */ -}}
+{{- define "fletch.cacheBytes" -}}
+{{- $size := .Values.server.cache.size -}}
+{{- $number := regexFind "^[0-9]+" $size | int64 -}}
+{{- $units := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := index $units (regexFind "[A-Za-z]+$" $size) | int64 -}}
+{{- div (mul $number $unit (int64 .Values.server.cache.budgetPercent)) 100 -}}
+{{- end -}}
+
+{{- /* The parent of the directory where the datasets of a domain are mounted. */ -}}
+{{- define "fletch.domainParent" -}}
+{{ printf "%s/%s" (.root.Values.mounts.hostPath | trimSuffix "/") .domain }}
+{{- end -}}
+
+{{- /* The path that a claim's volume has on the nodes. It is a link that exists while the domain is mounted,
+and it leads to the domain's parent. A volume of the type Directory keeps pods waiting without it. */ -}}
+{{- define "fletch.readyLink" -}}
+{{ printf "%s/.ready/%s" (.root.Values.mounts.hostPath | trimSuffix "/") .domain }}
+{{- end -}}
+
+{{- /* Claims: those of `mounts.namespaces`, and that of the test. The result is JSON: {claims: […]}. */ -}}
+{{- define "fletch.claims" -}}
+{{- $claims := list -}}
+{{- range .Values.mounts.namespaces -}}
+{{- $name := default "fletch-datasets" .claimName -}}
+{{- $claims = append $claims (dict "namespace" .namespace "domain" .domain "name" $name) -}}
+{{- end -}}
+{{- if .Values.test.enabled -}}
+{{- $name := printf "%s-test" (include "fletch.fullname" .) -}}
+{{- $domain := .Values.test.domain -}}
+{{- $claims = append $claims (dict "namespace" .Release.Namespace "domain" $domain "name" $name) -}}
+{{- end -}}
+{{ dict "claims" $claims | toJson }}
+{{- end -}}
+
+{{- define "fletch.domainNames" -}}
+{{- $names := list -}}
+{{- range .Values.mounts.domains }}{{ $names = append $names .name }}{{ end -}}
+{{ dict "names" $names | toJson }}
+{{- end -}}
+
+{{- /* Checks between values that a JSON schema cannot express. */ -}}
+{{- define "fletch.check" -}}
+{{- if ne (toString .Values.server.replicas) "1" -}}
+{{- fail "server.replicas is not 1: servers do not form a cluster yet" -}}
+{{- end -}}
+{{- $names := (include "fletch.domainNames" . | fromJson).names -}}
+{{- if ne (len $names) (len (uniq $names)) -}}
+{{- fail "mounts.domains names a domain twice: give each domain once" -}}
+{{- end -}}
+{{- range .Values.mounts.namespaces -}}
+{{- if not $.Values.mounts.enabled -}}
+{{- fail "mounts.namespaces needs mounts.enabled: enable the mounts, or remove the namespaces" -}}
+{{- end -}}
+{{- if not (has .domain $names) -}}
+{{- fail (printf "mounts.namespaces: the domain %s is not in mounts.domains: add it there" .domain) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.test.enabled -}}
+{{- if or (not .Values.mounts.enabled) (not (has .Values.test.domain $names)) -}}
+{{- fail "test.domain is not mounted: add it to mounts.domains, and enable the mounts" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.rules.enabled (not (.Files.Glob "rules/*.yaml")) -}}
+{{- fail "monitoring.rules.enabled: this chart has no files in rules; set it to false" -}}
+{{- end -}}
+{{- if and .Values.monitoring.dashboards.enabled (not (.Files.Glob "dashboards/*.json")) -}}
+{{- fail "monitoring.dashboards.enabled: this chart has no files in dashboards; set it to false" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The settings file of the server. Strings are written as in JSON, which TOML reads, too. */ -}}
+{{- define "fletch.toml" -}}
+# The server has no TLS: tokens and data cross the network unencrypted. Trusted networks only.
+listen = "0.0.0.0:{{ .Values.server.service.port }}"
+socket = "none"
+
+[auth]
+tokens = {{ printf "/etc/fletch/auth/%s" .Values.auth.tokensSecret.key | toRawJson }}
+
+[state]
+dir = "/var/lib/fletch"
+
+[cache]
+dir = "/var/cache/fletch"
+# {{ .Values.server.cache.budgetPercent }} % of the volume of {{ .Values.server.cache.size }}.
+size = {{ include "fletch.cacheBytes" . }}
+policy = {{ .Values.server.cache.policy | toRawJson }}
+free_floor = {{ .Values.server.cache.freeFloor | toRawJson }}
+{{- with .Values.server.memory.max }}
+
+[memory]
+max = {{ . | toRawJson }}
+{{- end }}
+
+[log]
+format = {{ .Values.server.logFormat | toRawJson }}
+{{- with .Values.server.publishUri }}
+
+[publish]
+uri = {{ . | toRawJson }}
+{{- end }}
+{{- $dirs := list }}
+{{- range .Values.server.datasetVolumes }}
+{{- $dirs = append $dirs (printf "%s=%s" .mountPath (join "," .domains)) }}
+{{- end }}
+{{- if .Values.test.enabled }}
+{{- $dirs = append $dirs (printf "/srv/fletch-test=%s" .Values.test.domain) }}
+{{- end }}
+{{- if $dirs }}
+
+[local]
+dirs = {{ $dirs | toRawJson }}
+{{- end }}
+{{- range $i, $o := .Values.server.origins }}
+
+[[origin]]
+prefix = {{ $o.prefix | toRawJson }}
+domains = {{ $o.domains | toRawJson }}
+{{- range $key := list "endpoint" "region" "account" "credentials" "proxy" "concurrency"
+    "requestsPerSecond" "bytesPerSecond" "allowHttp" "allowLinkLocal" }}
+{{- if hasKey $o $key }}
+{{ snakecase $key }} = {{ index $o $key | toRawJson }}
+{{- end }}
+{{- end }}
+{{- with $o.credentialsSecret }}
+credentials = { file = {{ printf "/etc/fletch/origins/%d/%s" $i .key | toRawJson }} }
+{{- end }}
+{{- end }}
+{{- with .Values.server.extraConfig }}
+
+{{ . | trim }}
+{{- end }}
+{{- end -}}

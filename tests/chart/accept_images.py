@@ -1,0 +1,412 @@
+#!/usr/bin/env python3
+"""Runs the images and the chart's pods in real containers, and checks what they promise.
+
+    accept_images.py BIN [BASE]
+
+BIN is a directory with the built programs. BASE is a runtime base; without it, mmdebstrap makes one. The
+script needs root, podman, runc and catatonit (Debian's packages of these names), and /dev/fuse.
+
+It builds the images on BASE and compares their sizes with it. It starts the server pod as Helm renders it,
+except for what only a cluster has: claims, Secrets, ConfigMaps and probes. It mounts a dataset as the mount
+pod does, and runs the pod of `helm test` as an ordinary user.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+from rendering import REPO, one, render, server_spec
+
+SIZE_MAX = 120_000_000
+USER = 65532
+# Keys of a pod and of a container that need a kubelet or a scheduler.
+CLUSTER_ONLY = ("topologySpreadConstraints", "serviceAccountName", "enableServiceLinks", "tolerations",
+                "activeDeadlineSeconds", "terminationGracePeriodSeconds")
+# podman maps no ports in the network of the host.
+KUBELET_ONLY = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
+
+
+def run(*command, check=True, **more):
+    """Runs a command and returns its output."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **more)
+    if check and done.returncode != 0:
+        raise SystemExit(f"FAILED: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout.strip()
+
+
+def until(what, seconds, test):
+    """Waits until `test` returns something."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = test()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise SystemExit(f"FAILED: {what}: not within {seconds} s")
+
+
+def expect(condition, what):
+    """Ends the run if a promise does not hold."""
+    if not condition:
+        raise SystemExit(f"FAILED: {what}")
+    print(f"ok: {what}", flush=True)
+
+
+class Pods:
+    """Pods of this run. They are removed by their ids when the run ends."""
+
+    def __init__(self, scratch):
+        self.scratch = scratch
+        self.ids = []
+
+    def volume(self, given, contents):
+        """Returns a volume for podman: files of ConfigMaps and Secrets lie in a directory."""
+        if "hostPath" in given or "emptyDir" in given:
+            return {k: ({} if k == "emptyDir" else v) for k, v in given.items()}
+        if "persistentVolumeClaim" in given:
+            path = contents["claim", given["persistentVolumeClaim"]["claimName"]]
+            return {"name": given["name"], "hostPath": {"path": str(path), "type": "Directory"}}
+        if "configMap" in given:
+            files = contents["configMap", given["configMap"]["name"]]
+        else:
+            files = contents["secret", given["secret"]["secretName"]]
+            files = {item["path"]: files[item["key"]] for item in given["secret"]["items"]}
+        home = pathlib.Path(tempfile.mkdtemp(dir=self.scratch))
+        home.chmod(0o755)
+        for name, text in files.items():
+            (home / name).write_text(text)
+            (home / name).chmod(0o444)
+        return {"name": given["name"], "hostPath": {"path": str(home), "type": "Directory"}}
+
+    def play(self, name, spec, contents, claims=()):
+        """Starts a pod and returns its id."""
+        spec = {k: v for k, v in spec.items() if k not in CLUSTER_ONLY}
+        spec["volumes"] = [self.volume(v, contents) for v in spec["volumes"]]
+        spec["volumes"] += [{"name": claim, "emptyDir": {}} for claim in claims]
+        spec["restartPolicy"] = "Never"
+        for kind in ("initContainers", "containers"):
+            if kind in spec:
+                spec[kind] = [{k: v for k, v in c.items() if k not in KUBELET_ONLY} for c in spec[kind]]
+        # podman gives all pods one volume for each name of an emptyDir.
+        own = {v["name"]: f"{name}-{v['name']}" for v in spec["volumes"] if "emptyDir" in v}
+        spec["volumes"] = [{**v, "name": own.get(v["name"], v["name"])} for v in spec["volumes"]]
+        for container in spec.get("initContainers", []) + spec["containers"]:
+            container["volumeMounts"] = [
+                {**m, "name": own.get(m["name"], m["name"])} for m in container["volumeMounts"]
+            ]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        file = self.scratch / f"{name}.yaml"
+        file.write_text(json.dumps(pod))
+        done = subprocess.run(["podman", "kube", "play", "--network=host", str(file)],
+                              capture_output=True, text=True)
+        found = run("podman", "pod", "ls", "--quiet", "--no-trunc", "--filter", f"name=^{name}$")
+        self.ids += found.split()
+        if done.returncode != 0:
+            raise SystemExit(f"FAILED: podman kube play {name}\n{done.stdout}{done.stderr}")
+        return self.ids[-1]
+
+    def remove(self, pod):
+        """Stops and removes a pod."""
+        run("podman", "pod", "rm", "--force", "--time", "10", pod)
+        self.ids.remove(pod)
+
+
+def make_base(scratch):
+    """Makes a runtime base of Debian and returns its name."""
+    name = "localhost/fletch-accept-base:bookworm"
+    if subprocess.run(["podman", "image", "exists", name]).returncode != 0:
+        tar = scratch / "base.tar"
+        run("mmdebstrap", "--variant=minbase", "--include=ca-certificates,fuse3", "bookworm", tar)
+        path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        run("podman", "import", "--quiet", "--change", f"ENV {path}", tar, name)
+        tar.unlink()
+    return name
+
+
+def size(image):
+    return int(run("podman", "image", "inspect", "--format", "{{.Size}}", image))
+
+
+def answer(url):
+    """Returns the status of a URL, or nothing if it does not answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def logs(container):
+    """Returns what a container wrote."""
+    done = subprocess.run(["podman", "logs", container], capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def cgroup_memory(container):
+    """Returns (bytes in use, limit) of a container's memory cgroup."""
+    pid = run("podman", "inspect", "--format", "{{.State.Pid}}", container)
+    for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            home = pathlib.Path("/sys/fs/cgroup/memory" + path)
+            names = ("memory.usage_in_bytes", "memory.limit_in_bytes")
+        elif number == "0" and (pathlib.Path("/sys/fs/cgroup" + path) / "memory.max").exists():
+            home = pathlib.Path("/sys/fs/cgroup" + path)
+            names = ("memory.current", "memory.max")
+        else:
+            continue
+        return tuple(int((home / name).read_text()) for name in names)
+    raise SystemExit("FAILED: the container has no memory cgroup")
+
+
+def check_images(base, tag):
+    """Checks size, user and health check of each image, and a server without any settings."""
+    for name in ("fletch-server", "fletch-mount", "fletch"):
+        image = f"localhost/{name}:{tag}"
+        added = size(image) - size(base)
+        expect(added <= SIZE_MAX, f"{image} has {added / 1e6:.1f} MB on top of its base, at most 120")
+    image = f"localhost/fletch-server:{tag}"
+    expect(run("podman", "image", "inspect", "--format", "{{.User}}", image) == f"{USER}:{USER}",
+           f"the server's user is {USER}")
+    port = free_port()
+    writable = [a for path in ("lib", "cache") for a in ("--tmpfs", f"/var/{path}/fletch:mode=0700,U")]
+    container = run("podman", "run", "--detach", "--network=host", "--read-only", "--cap-drop=all",
+                    "--security-opt=no-new-privileges", "--memory=512m", *writable, image,
+                    "--listen", f"127.0.0.1:{port}", "--socket", "none", "--state-dir", "/var/lib/fletch",
+                    "--cache-dir", "/var/cache/fletch", "--cache-size", "64MiB")
+    try:
+        until("the server answers", 20, lambda: answer(f"http://127.0.0.1:{port}/livez") == 200)
+        expect(True, "a server with a read-only root answers at /livez")
+        users = run("podman", "top", container, "huser", "args").splitlines()[1:]
+        expect(all(line.split()[0] == str(USER) for line in users), f"its process has the uid {USER}")
+    finally:
+        run("podman", "rm", "--force", "--time", "5", container)
+    # The health check asks the default port, so each server has a network of its own.
+    arguments = ["--state-dir", "/var/lib/fletch", "--cache-dir", "/var/cache/fletch", "--socket", "none"]
+    for port, healthy in ((7380, True), (7381, False)):
+        container = run("podman", "run", "--detach", "--network=none", "--read-only", *writable, image,
+                        *arguments, "--listen", f"127.0.0.1:{port}")
+        check = ["podman", "healthcheck", "run", container]
+        try:
+            until("the server listens", 20, lambda: "listening" in logs(container))
+            done = subprocess.run(check, capture_output=True)
+            expect((done.returncode == 0) == healthy, f"HEALTHCHECK of a server at port {port}: {healthy}")
+        finally:
+            run("podman", "rm", "--force", "--time", "5", container)
+
+
+def main():
+    programs = pathlib.Path(sys.argv[1]).resolve()
+    if os.geteuid() != 0:
+        raise SystemExit("run this as root: it mounts")
+    with contextlib.ExitStack() as stack:
+        scratch = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fletch-accept-")))
+        scratch.chmod(0o755)
+        if "CONTAINERS_CONF" not in os.environ:
+            conf = scratch / "containers.conf"
+            limits = '"nofile=1024:1024", "nproc=1024:1024"'
+            conf.write_text(f'[containers]\ndefault_ulimits=[{limits}]\n[engine]\nruntime="runc"\n')
+            os.environ["CONTAINERS_CONF"] = str(conf)
+        base = sys.argv[2] if len(sys.argv) > 2 else make_base(scratch)
+        tag = f"accept-{os.getpid()}"
+        given = {"BASE": base, "BIN": str(programs), "IMAGE_TAG": tag, "BUILD_TOOL": "podman"}
+        run(REPO / "packaging" / "image.sh", env={**os.environ, **given})
+        stack.callback(lambda: [run("podman", "rmi", f"localhost/{name}:{tag}", check=False)
+                                for name in ("fletch-server", "fletch-mount", "fletch")])
+        check_images(base, tag)
+
+        pods = Pods(scratch)
+        stack.callback(lambda: [pods.remove(pod) for pod in list(reversed(pods.ids))])
+        check_pods(stack, pods, scratch, programs, tag)
+
+
+def check_pods(stack, pods, scratch, programs, tag):
+    """Runs the rendered pods: server, mount, and the test as an ordinary user."""
+    port = free_port()
+    prefix = f"accept-{os.getpid()}"
+    root = pathlib.Path(f"/run/{prefix}")
+    image = {"tag": tag, "pullPolicy": "Never"}
+    objects, _ = render({
+        "images": {"registry": "localhost", "server": image, "mount": image, "tools": image},
+        "server": {
+            "service": {"port": port},
+            "cache": {"storage": "emptyDir", "size": "256Mi"},
+            "resources": {"limits": {"memory": "512Mi"}},
+        },
+        "mounts": {"hostPath": str(root)},
+        "test": {"enabled": True, "timeoutSeconds": 20},
+    })
+
+    tokens = scratch / "tokens"
+    tokens.mkdir()
+    for role, name in (("reader", "mount"), ("user", "test")):
+        run(programs / "fletch-server", "token", "new", "--tenant", "default", "--role", role,
+            "--append", tokens / "tokens.toml", "--out", tokens / name)
+    link = root / ".ready" / "default"
+    contents = {("configMap", o["metadata"]["name"]): o["data"] for o in objects if o["kind"] == "ConfigMap"}
+    contents["secret", "fletch-tokens"] = {f.name: f.read_text() for f in tokens.iterdir()}
+    contents["claim", "fletch-test"] = link
+    contents["configMap", "fletch-test"]["reader.sh"] = READER
+
+    # The cluster's DNS is missing, so clients name the server by its address.
+    def local(spec):
+        url = f"http://fletch.fletch.svc.cluster.local:{port}"
+        return json.loads(json.dumps(spec).replace(url, f"http://127.0.0.1:{port}"))
+
+    spec = server_spec(objects)
+    pods.play(f"{prefix}-server", spec, contents, claims=("state",))
+    server = f"{prefix}-server-server"
+    until("the server is ready", 30, lambda: answer(f"http://127.0.0.1:{port}/readyz") == 200)
+    expect(True, "the rendered server pod is ready, with the chart's settings file")
+    expect(answer(f"http://127.0.0.1:{port}/v1/datasets") == 401, "it refuses a request without a token")
+    expect(run("podman", "top", server, "huser").splitlines()[1:] == [str(USER)], f"its uid is {USER}")
+
+    # Only a shared mount takes part in propagation. On a node, systemd makes /run one.
+    root.mkdir()
+    stack.callback(lambda: shutil.rmtree(root, ignore_errors=True))
+    run("mount", "-t", "tmpfs", "tmpfs", root)
+    stack.callback(lambda: run("umount", "--recursive", "--lazy", root, check=False))
+    run("mount", "--make-shared", root)
+
+    def register():
+        run(programs / "fletch", "register", "fletch-test", "file:///srv/fletch-test/data",
+            "--tables", "file:///srv/fletch-test/tables", "--server", f"http://127.0.0.1:{port}",
+            "--token-file", tokens / "test")
+
+    mounts = local(one(objects, "DaemonSet")["spec"]["template"]["spec"])
+    container = mounts["containers"][0]
+    test = local(one(objects, "Pod")["spec"])
+    where = root / "default" / "datasets"
+    register()
+    if "--datasets" not in run(programs / "fletch-mount", "--help"):
+        args = container["args"]
+        options = [a for flag in ("--server", "--token-file", "--state-dir")
+                   for a in (flag, args[args.index(flag) + 1])]
+        # The datasets lie in a tmpfs over the closed directory, as with --datasets.
+        ready = args[args.index("--ready-file") + 1]
+        directory = where / "default" / "fletch-test"
+        container["command"] = ["/bin/sh", "-c", (
+            f"{{ mountpoint -q {where} || mount -t tmpfs -o mode=0755 tmpfs {where}; }} && "
+            f"mkdir -p {directory.parent} && {{ [ -e {directory} ] || mkdir {directory} || true; }} && "
+            f'fletch-mount fletch-test {directory} --allow-other "$@" --daemon && touch {ready} && sleep 600'
+        )]
+        container["args"] = ["sh", *options]
+    gate = container["readinessProbe"]["exec"]["command"]
+    mount_pod = pods.play(f"{prefix}-mounts", mounts, contents)
+    name = f"{prefix}-mounts-{container['name']}"
+    until("the gate opens", 30, lambda: subprocess.run(["podman", "exec", name, *gate],
+                                                       capture_output=True).returncode == 0)
+    expect(link.is_dir(), "the readiness probe opens the volume")
+    until("a mounted file is seen outside the container", 15, lambda: any(where.rglob("8.txt")))
+    expect(True, "the mount is seen outside its container")
+
+    def helm_test(number):
+        pod = pods.play(f"{prefix}-test{number}", test, contents)
+        name = f"{prefix}-test{number}-test"
+        code = run("podman", "wait", name)
+        log = logs(name)
+        pods.remove(pod)
+        return code, log
+
+    code, log = helm_test(1)
+    expect(code == "0" and "17 files are equal" in log,
+           f"the pod of `helm test` passes without privilege and capabilities ({log.splitlines()[-1]})")
+
+    used, limit = cgroup_memory(server)
+    expect(limit == 512 << 20 and used <= limit, f"the server uses {used >> 20} of {limit >> 20} MiB")
+
+    # The test's pod has unregistered its dataset.
+    register()
+    mount_pod = check_restart(pods, test, contents, prefix, lambda number: pods.play(
+        f"{prefix}-mounts{number}", mounts, contents), mount_pod, name, gate)
+    name = f"{prefix}-mounts2-{container['name']}"
+
+    close = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]
+    run("podman", "exec", name, *close["exec"]["command"])
+    expect(not link.exists(), "the end of the mount pod closes the volume")
+    pods.remove(mount_pod)
+    run("umount", "--recursive", "--lazy", where, check=False)
+    mode = where.stat().st_mode & 0o777
+    expect(mode == 0, "an unmounted directory is closed to ordinary users (mode 0000)")
+    link.symlink_to("../default")
+    code, log = helm_test(2)
+    expect(code == "1" and "is not in" in log, "the pod of `helm test` fails without the mount, and says so")
+
+
+# Reads again and again, and says for each time whether the files are equal, an error, or wrong. The reads go
+# past the page cache, which still has the bytes when the mount is dead.
+READER = """
+sh /etc/fletch/test/dataset.sh /tmp/original
+wanted=$(ls /tmp/original/train)
+while :; do
+    if ! names=$(ls "$MOUNT/$DATASET/train" 2>/dev/null); then echo error
+    elif [ "$names" != "$wanted" ]; then echo WRONG: "$names"
+    elif ! dd if="$MOUNT/$DATASET/train/cat/8.txt" of=/tmp/read bs=64k iflag=direct 2>/dev/null
+    then echo error
+    elif cmp -s /tmp/read /tmp/original/train/cat/8.txt; then echo equal
+    else echo WRONG: $(wc -c </tmp/read) bytes; fi
+    sleep 0.2
+done
+"""
+
+
+def check_restart(pods, test, contents, prefix, start, mount_pod, mount, gate):
+    """Kills the mount while two pods read, starts it again, and returns the new mount pod."""
+    readers = {}
+    for propagation in ("HostToContainer", "None"):
+        spec = json.loads(json.dumps(test))
+        container = spec["containers"][0]
+        container["command"] = ["/bin/sh", "/etc/fletch/test/reader.sh"]
+        for volume in container["volumeMounts"]:
+            if volume["name"] == "datasets":
+                volume["mountPropagation"] = propagation
+                if propagation == "None":
+                    del volume["mountPropagation"]
+        name = f"{prefix}-reader-{propagation.lower()}"
+        readers[propagation] = (pods.play(name, spec, contents), f"{name}-test")
+
+    def last(propagation):
+        return logs(readers[propagation][1]).split("\n")[-2:-1]
+
+    for propagation in readers:
+        until(f"the reader with {propagation} reads", 20, lambda p=propagation: last(p) == ["equal"])
+    run("podman", "kill", "--signal", "KILL", mount)
+    for propagation in readers:
+        until(f"the reader with {propagation} gets an error", 40, lambda p=propagation: last(p) == ["error"])
+    expect(True, "while the mount is dead, running readers get errors")
+    pods.remove(mount_pod)
+    began = time.monotonic()
+    mount_pod = start(2)
+    until("the reader sees the data again", 10, lambda: last("HostToContainer") == ["equal"])
+    expect(True, f"with HostToContainer a reader sees the data {time.monotonic() - began:.1f} s later")
+    mount = mount.replace("-mounts-", "-mounts2-")
+    until("the gate opens again", 30, lambda: subprocess.run(["podman", "exec", mount, *gate],
+                                                             capture_output=True).returncode == 0)
+    time.sleep(1)
+    expect(last("None") == ["error"], "without HostToContainer a running reader keeps its error")
+    for pod, name in readers.values():
+        wrong = [line for line in logs(name).splitlines() if "WRONG" in line]
+        expect(not wrong, f"{name} never saw wrong or empty data {wrong or ''}")
+        pods.remove(pod)
+    return mount_pod
+
+
+if __name__ == "__main__":
+    main()

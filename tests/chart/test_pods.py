@@ -1,0 +1,364 @@
+"""What the pods may do, what they mount, and what reaches them."""
+
+import json
+import re
+import tomllib
+import unittest
+
+from rendering import (
+    CHART, CI, NAMESPACE, REPO, containers, one, pod_specs, render, rendered, server_spec, settings, title,
+    values,
+)
+
+# Volumes that Pod Security *restricted* allows.
+RESTRICTED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected",
+    "secret",
+}
+
+
+def unrestricted(spec):
+    """Returns what Pod Security *restricted* forbids in a pod."""
+    out = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    for volume in spec.get("volumes", []):
+        out += [f"volume {kind}" for kind in volume if kind not in RESTRICTED_VOLUMES | {"name"}]
+    pod = spec.get("securityContext", {})
+    for container in containers(spec):
+        name, own = container["name"], container.get("securityContext", {})
+        if own.get("privileged"):
+            out.append(f"{name} is privileged")
+        if own.get("allowPrivilegeEscalation") is not False:
+            out.append(f"{name} may escalate privileges")
+        if not own.get("runAsNonRoot", pod.get("runAsNonRoot")):
+            out.append(f"{name} may run as root")
+        if own.get("runAsUser", pod.get("runAsUser")) == 0:
+            out.append(f"{name} runs as root")
+        capabilities = own.get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", []):
+            out.append(f"{name} keeps capabilities")
+        if set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}:
+            out.append(f"{name} adds capabilities")
+        profile = own.get("seccompProfile", pod.get("seccompProfile", {})).get("type")
+        if profile not in ("RuntimeDefault", "Localhost"):
+            out.append(f"{name} has no seccomp profile")
+        if any(port.get("hostPort") for port in container.get("ports", [])):
+            out.append(f"{name} has a host port")
+    return out
+
+
+def ci(name):
+    return rendered(CHART / "ci" / f"{name}-values.yaml")
+
+
+class Security(unittest.TestCase):
+    def test_server_and_test_pods_are_restricted(self):
+        seen = set()
+        for path in CI:
+            storage = values(path).get("server", {}).get("cache", {}).get("storage", "claim")
+            for name, spec in pod_specs(rendered(path)):
+                if name.endswith("-mounts") or (storage == "hostPath" and name.endswith("-server")):
+                    continue
+                self.assertEqual(unrestricted(spec), [], f"{path.name}: {name}")
+                for container in containers(spec):
+                    read_only = container["securityContext"]["readOnlyRootFilesystem"]
+                    self.assertTrue(read_only, container["name"])
+                seen.add((name.split("/")[0], storage))
+        expected = {("StatefulSet", "claim"), ("StatefulSet", "emptyDir"), ("Pod", "emptyDir")}
+        self.assertLessEqual(expected, seen)
+
+    def test_the_check_finds_each_offence(self):
+        offences = unrestricted(server_spec(ci("daemonset")))
+        self.assertIn("volume hostPath", offences)
+        self.assertIn("own-cache runs as root", offences)
+        mounts = one(ci("default"), "DaemonSet")["spec"]["template"]["spec"]
+        self.assertIn("mount-default is privileged", unrestricted(mounts))
+        for context in ({}, {"capabilities": {"drop": []}}, {"runAsUser": 0}):
+            objects, _ = render({"server": {"podSecurityContext": {"seccompProfile": None}}})
+            spec = server_spec(objects)
+            spec["containers"][0]["securityContext"] = context
+            self.assertGreaterEqual(len(unrestricted(spec)), 3)
+
+    def test_only_the_mounts_are_privileged(self):
+        for path in CI:
+            for name, spec in pod_specs(rendered(path)):
+                for container in containers(spec):
+                    privileged = container.get("securityContext", {}).get("privileged", False)
+                    mounts = name.endswith("-mounts") and container in spec["containers"]
+                    self.assertEqual(privileged, mounts, f"{path.name}: {name}/{container['name']}")
+
+    def test_no_pod_has_a_token_of_the_api(self):
+        for path in CI:
+            for name, spec in pod_specs(rendered(path)):
+                self.assertIs(spec["automountServiceAccountToken"], False, name)
+
+    def test_secrets_are_named_and_never_rendered(self):
+        for path in CI:
+            self.assertNotIn("Secret", {o["kind"] for o in rendered(path)})
+
+
+class Server(unittest.TestCase):
+    def test_settings_are_those_of_the_documents(self):
+        operations = (REPO / "docs" / "OPERATIONS.md").read_text()
+        origins = (REPO / "docs" / "ORIGINS.md").read_text()
+        for path in CI:
+            parsed = tomllib.loads(settings(rendered(path)))
+            for origin in parsed.pop("origin", []):
+                for key in origin:
+                    self.assertIn(f"| `{key}` |", origins, path.name)
+            for table, content in parsed.items():
+                keys = [f"{table}.{key}" for key in content] if isinstance(content, dict) else [table]
+                for key in keys:
+                    self.assertIn(f"| `{key}` |", operations, path.name)
+
+    def test_the_cache_stays_within_its_volume(self):
+        for name, size, percent in (("default", 200, 90), ("emptydir", 50, 80), ("daemonset", 2048, 90)):
+            cache = tomllib.loads(settings(ci(name)))["cache"]
+            self.assertEqual(cache["size"], (size << 30) * percent // 100, name)
+        volumes = {v["name"]: v for v in server_spec(ci("emptydir"))["volumes"]}
+        self.assertEqual(volumes["cache"]["emptyDir"]["sizeLimit"], "50Gi")
+
+    def test_state_lies_on_a_claim(self):
+        for path in CI:
+            objects = rendered(path)
+            spec = server_spec(objects)
+            of = [o for o in objects if o["kind"] == "StatefulSet"]
+            claims = [c["metadata"]["name"] for o in of for c in o["spec"].get("volumeClaimTemplates", [])]
+            volumes = {v["name"]: v for v in spec["volumes"]}
+            self.assertTrue("state" in claims or "persistentVolumeClaim" in volumes["state"], path.name)
+            self.assertFalse(set(claims) & set(volumes), "a claim and a volume of one name")
+        server = server_spec(ci("daemonset"))["containers"][0]
+        mount = next(m for m in server["volumeMounts"] if m["name"] == "state")
+        self.assertEqual(mount["subPathExpr"], "$(NODE_NAME)")
+
+    def test_every_mount_has_its_volume(self):
+        for path in CI:
+            for document in rendered(path):
+                if document["kind"] not in ("StatefulSet", "DaemonSet", "Pod"):
+                    continue
+                spec = document["spec"]
+                claims = spec.get("volumeClaimTemplates", [])
+                spec = spec["template"]["spec"] if "template" in spec else spec
+                names = [v["name"] for v in spec.get("volumes", [])] + [c["metadata"]["name"] for c in claims]
+                self.assertEqual(len(names), len(set(names)), title(document))
+                used = {m["name"] for c in containers(spec) for m in c.get("volumeMounts", [])}
+                self.assertEqual(used, set(names), f"{path.name}: {title(document)}")
+
+    def test_config_maps_of_pods_exist(self):
+        for path in CI:
+            maps = {o["metadata"]["name"] for o in rendered(path) if o["kind"] == "ConfigMap"}
+            for name, spec in pod_specs(rendered(path)):
+                for volume in spec["volumes"]:
+                    if "configMap" in volume:
+                        self.assertIn(volume["configMap"]["name"], maps, f"{path.name}: {name}")
+
+    def test_probes_ask_paths_of_the_api(self):
+        paths = json.loads((REPO / "docs" / "openapi.json").read_text())["paths"]
+        server = server_spec(ci("default"))["containers"][0]
+        probes = ("startupProbe", "readinessProbe", "livenessProbe")
+        asked = [server[probe]["httpGet"]["path"] for probe in probes]
+        self.assertEqual([p in paths for p in asked], [True] * 3, asked)
+        self.assertNotEqual(asked[1], asked[2])
+        objects, _ = render({"server": {"probes": {"startup": {"path": "/other"}}}})
+        self.assertEqual(server_spec(objects)["containers"][0]["startupProbe"]["httpGet"]["path"], "/other")
+
+    def test_a_server_drains_before_it_is_killed(self):
+        for path in CI:
+            spec = server_spec(rendered(path))
+            waits = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+            # OPERATIONS.md: the programs end within 10 s of SIGTERM.
+            self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], waits + 10)
+
+    def test_changed_settings_restart_the_server(self):
+        def checksum(given):
+            objects, _ = render(given)
+            template = one(objects, "StatefulSet")["spec"]["template"]
+            return template["metadata"]["annotations"]["checksum/config"]
+
+        self.assertEqual(checksum({}), checksum({"server": {"podLabels": {"a": "b"}}}))
+        self.assertNotEqual(checksum({}), checksum({"server": {"memory": {"max": "1GiB"}}}))
+
+    def test_images(self):
+        spec = server_spec(ci("everything"))
+        self.assertEqual(
+            spec["containers"][0]["image"], f"registry.example/team/fletch-server@sha256:{'a' * 64}"
+        )
+        mount = one(ci("everything"), "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+        self.assertEqual(mount["image"], "registry.example/team/fletch-mount:1")
+        version = re.search(r'^version = "(.*)"', (REPO / "Cargo.toml").read_text(), re.M).group(1)
+        self.assertEqual(server_spec(ci("default"))["containers"][0]["image"], f"fletch-server:{version}")
+
+    def test_services_policies_and_monitors_reach_their_pods(self):
+        for path in CI:
+            objects = rendered(path)
+            labels = {}
+            ports = {}
+            for document in objects:
+                if document["kind"] in ("StatefulSet", "DaemonSet"):
+                    template = document["spec"]["template"]
+                    kind = template["metadata"]["labels"]["app.kubernetes.io/component"]
+                    labels[kind] = template["metadata"]["labels"]
+                    ports[kind] = {p["name"]: p["containerPort"] for c in template["spec"]["containers"]
+                                   for p in c["ports"]}
+                    selector = document["spec"]["selector"]["matchLabels"]
+                    self.assertLessEqual(selector.items(), labels[kind].items())
+
+            def reached(selector):
+                return [kind for kind, has in labels.items() if selector.items() <= has.items()]
+
+            for document in objects:
+                spec = document.get("spec", {})
+                name = f"{path.name}: {title(document)}"
+                if document["kind"] == "Service":
+                    self.assertEqual(reached(spec["selector"]), ["server"], name)
+                    self.assertIn(spec["ports"][0]["targetPort"], ports["server"])
+                elif document["kind"] == "NetworkPolicy":
+                    kind = document["metadata"]["labels"]["app.kubernetes.io/component"]
+                    self.assertEqual(reached(spec["podSelector"]["matchLabels"]), [kind], name)
+                elif document["kind"] == "PodDisruptionBudget":
+                    self.assertEqual(reached(spec["selector"]["matchLabels"]), ["server"], name)
+                elif document["kind"] == "ServiceMonitor":
+                    wanted = spec["selector"]["matchLabels"].items()
+                    services = [o for o in objects
+                                if o["kind"] == "Service" and wanted <= o["metadata"]["labels"].items()]
+                    self.assertEqual(len(services), 1, name)
+                    self.assertEqual(spec["endpoints"][0]["port"], services[0]["spec"]["ports"][0]["name"])
+                elif document["kind"] == "PodMonitor":
+                    self.assertEqual(reached(spec["selector"]["matchLabels"]), ["mounts"], name)
+                    for endpoint in spec["podMetricsEndpoints"]:
+                        self.assertIn(endpoint["port"], ports["mounts"], name)
+
+    def test_a_stateful_set_is_governed_by_the_headless_service(self):
+        for path in CI:
+            for document in rendered(path):
+                if document["kind"] == "StatefulSet":
+                    service = one(rendered(path), "Service", document["spec"]["serviceName"])
+                    self.assertEqual(service["spec"]["clusterIP"], "None")
+
+    def test_what_users_add_reaches_the_server(self):
+        spec = server_spec(ci("everything"))
+        server = spec["containers"][0]
+        self.assertIn({"name": "AWS_REGION", "value": "eu-central-1"}, server["env"])
+        self.assertEqual(server["args"][-2:], ["--limits-jobs", "1000"])
+        self.assertIn({"name": "extra", "mountPath": "/extra"}, server["volumeMounts"])
+        self.assertEqual(spec["imagePullSecrets"], [{"name": "pull"}])
+        self.assertEqual(spec["priorityClassName"], "data-first")
+        self.assertEqual(spec["serviceAccountName"], "existing")
+        self.assertIn("nodeAffinity", spec["affinity"])
+        self.assertEqual(one(ci("everything"), "PriorityClass")["value"], 5000)
+        origins = server_spec(ci("origins"))
+        path = "/etc/fletch/origins/1"
+        self.assertIn(path, [m["mountPath"] for m in origins["containers"][0]["volumeMounts"]])
+        credentials = tomllib.loads(settings(ci("origins")))["origin"][1]["credentials"]
+        self.assertEqual(credentials, {"file": f"{path}/credentials"})
+        account = one(ci("origins"), "ServiceAccount")
+        self.assertIn("eks.amazonaws.com/role-arn", account["metadata"]["annotations"])
+
+    def test_notes_warn_and_have_three_commands(self):
+        for path in CI:
+            _, notes = render(values(path))
+            self.assertIn("TRUSTED NETWORK ONLY", notes, path.name)
+            self.assertEqual(re.findall(r"^  (\d)\. ", notes, re.M), ["1", "2", "3"], path.name)
+
+
+class Mounts(unittest.TestCase):
+    def test_each_domain_has_its_container_token_and_directory(self):
+        spec = one(ci("domains"), "DaemonSet")["spec"]["template"]["spec"]
+        self.assertEqual([c["name"] for c in spec["containers"]], ["mount-research", "mount-1"])
+        seen = set()
+        for container, domain in zip(spec["containers"], ("research", "Team_B"), strict=True):
+            args = dict(zip(container["args"], container["args"][1:], strict=False))
+            self.assertEqual(args["--datasets"], f"/run/fletch/{domain}/datasets")
+            self.assertEqual(args["--tags"], "release-*")
+            self.assertEqual(args["--keep"], "2h")
+            self.assertEqual(args["--server"], "http://fletch.fletch.svc.cluster.local:7380")
+            port = container["ports"][0]["containerPort"]
+            self.assertEqual(args["--metrics-listen"], f"0.0.0.0:{port}")
+            token = args["--token-file"].rsplit("/", 1)[0]
+            self.assertIn(token, [m["mountPath"] for m in container["volumeMounts"]])
+            seen |= {token, args["--ready-file"], args["--metrics-listen"], args["--state-dir"]}
+        self.assertEqual(len(seen), 8, "domains share a file or a port")
+
+    def test_mounts_reach_the_host(self):
+        for path in CI:
+            for name, spec in pod_specs(rendered(path)):
+                if not name.endswith("-mounts"):
+                    continue
+                volumes = {v["name"]: v for v in spec["volumes"]}
+                for container in spec["containers"]:
+                    mount = next(m for m in container["volumeMounts"] if m["name"] == "mounts")
+                    self.assertEqual(mount["mountPropagation"], "Bidirectional")
+                    self.assertEqual(mount["mountPath"], volumes["mounts"]["hostPath"]["path"])
+                    # A path that differs from the host's would break the link of the volume.
+                    self.assertTrue(container["args"][1].startswith(mount["mountPath"] + "/"))
+
+    def test_pods_are_replaced_only_by_hand(self):
+        self.assertEqual(one(ci("default"), "DaemonSet")["spec"]["updateStrategy"], {"type": "OnDelete"})
+        self.assertIn("nvidia.com/gpu", json.dumps(one(ci("default"), "DaemonSet")["spec"]))
+
+    def test_volumes_and_claims_are_pairs(self):
+        pairs = 0
+        for path in CI:
+            objects = rendered(path)
+            volumes = [o for o in objects if o["kind"] == "PersistentVolume"]
+            claims = [o for o in objects if o["kind"] == "PersistentVolumeClaim"]
+            given = values(path)
+            wanted = len(given.get("mounts", {}).get("namespaces", []))
+            wanted += bool(given.get("test", {}).get("enabled"))
+            self.assertEqual((len(volumes), len(claims)), (wanted, wanted), path.name)
+            for volume in volumes:
+                reference = volume["spec"]["claimRef"]
+                claim = next(c for c in claims if (c["metadata"]["namespace"], c["metadata"]["name"])
+                             == (reference["namespace"], reference["name"]))
+                self.assertEqual(claim["spec"]["volumeName"], volume["metadata"]["name"])
+                for key in ("accessModes", "storageClassName"):
+                    self.assertEqual(claim["spec"][key], volume["spec"][key])
+                self.assertEqual(
+                    claim["spec"]["resources"]["requests"]["storage"], volume["spec"]["capacity"]["storage"]
+                )
+                # Without the directory a pod waits: none starts on an empty one.
+                self.assertEqual(volume["spec"]["hostPath"]["type"], "Directory")
+                pairs += 1
+        self.assertGreater(pairs, 5)
+
+    def test_a_namespace_gets_its_domain_only(self):
+        where = {}
+        for volume in ci("domains"):
+            if volume["kind"] == "PersistentVolume":
+                where[volume["spec"]["claimRef"]["namespace"]] = volume["spec"]["hostPath"]["path"]
+        self.assertEqual(where, {
+            "research-1": "/run/fletch/.ready/research",
+            "research-2": "/run/fletch/.ready/research",
+            "team-b": "/run/fletch/.ready/Team_B",
+        })
+
+    def test_volumes_follow_the_nodes_of_the_mounts(self):
+        volume = one(ci("daemonset"), "PersistentVolume")
+        terms = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"]
+        self.assertEqual(terms, [{"key": "nvidia.com/gpu.present", "operator": "In", "values": ["true"]}])
+
+    def test_the_policy_lets_readers_in_and_nobody_else(self):
+        policy = one(ci("domains"), "NetworkPolicy", "fletch-server")
+        peers = json.dumps(policy["spec"]["ingress"][0]["from"])
+        for name in ("research-1", "research-2", "team-b", "monitoring", "notebooks"):
+            self.assertIn(name, peers)
+        self.assertNotIn("{}", peers, "an empty selector lets everybody in")
+        mounts = one(ci("domains"), "NetworkPolicy", "fletch-mounts")
+        self.assertNotIn("team-b", json.dumps(mounts["spec"]))
+        closed, _ = render({"networkPolicy": {"enabled": True}})
+        self.assertEqual(one(closed, "NetworkPolicy", "fletch-mounts")["spec"]["ingress"], [])
+
+    def test_helm_test_reads_as_an_ordinary_user(self):
+        pod = one(ci("test"), "Pod")
+        self.assertEqual(pod["metadata"]["annotations"]["helm.sh/hook"], "test")
+        self.assertEqual(pod["metadata"]["namespace"], NAMESPACE)
+        claim = next(v for v in pod["spec"]["volumes"] if v["name"] == "datasets")["persistentVolumeClaim"]
+        one(ci("test"), "PersistentVolumeClaim", claim["claimName"])
+        dirs = tomllib.loads(settings(ci("test")))["local"]["dirs"]
+        self.assertEqual(dirs, ["/srv/fletch-test=default"])
+        writes = next(c for c in server_spec(ci("test"))["initContainers"] if c["name"] == "test-data")
+        self.assertIn("/srv/fletch-test", [m["mountPath"] for m in writes["volumeMounts"]])
+        self.assertNotIn("initContainers", server_spec(ci("default")))
+
+
+if __name__ == "__main__":
+    unittest.main()

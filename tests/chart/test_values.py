@@ -1,0 +1,162 @@
+"""Wrong values are refused with the name of the key, and every value is described."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from rendering import CHART, REPO, render, values
+
+DIGEST = "sha256:" + "a" * 64
+SECRET = {"name": "s", "key": "k"}
+NAMESPACE = {"namespace": "a", "domain": "default"}
+
+# Wrong values, and what the message must name.
+REFUSED = [
+    ({"servers": {}}, "servers"),
+    ({"server": {"replica": 1}}, "replica"),
+    ({"server": {"replicas": 2}}, "/server/replicas"),
+    ({"server": {"kind": "Deployment"}}, "/server/kind"),
+    ({"server": {"kind": "DaemonSet", "cache": {"storage": "emptyDir"}}}, "/server/state/existingClaim"),
+    ({"server": {"cache": {"storage": "nfs"}}}, "/server/cache/storage"),
+    ({"server": {"cache": {"size": "200GB"}}}, "/server/cache/size"),
+    ({"server": {"cache": {"budgetPercent": 120}}}, "/server/cache/budgetPercent"),
+    ({"server": {"memory": {"max": "lots"}}}, "/server/memory/max"),
+    ({"server": {"service": {"port": "http"}}}, "/server/service/port"),
+    ({"server": {"origins": [{"prefix": "s3://a"}]}}, "domains"),
+    ({"server": {"origins": [{"prefix": "s3://a", "domains": ["x"], "secretKey": "x"}]}}, "secretKey"),
+    (
+        {"server": {"origins": [
+            {"prefix": "s3://a", "domains": ["x"], "credentials": "env", "credentialsSecret": SECRET}
+        ]}},
+        "/server/origins/0/credentials",
+    ),
+    ({"server": {"podDisruptionBudget": {"minAvailable": 1}}}, "minAvailable"),
+    ({"images": {"server": {"digest": DIGEST[:-1]}}}, "/images/server/digest"),
+    ({"auth": {"tokensSecret": {"name": ""}}}, "/auth/tokensSecret/name"),
+    ({"auth": {"token": "secret"}}, "token"),
+    ({"mounts": {"domains": []}}, "/mounts/domains"),
+    ({"mounts": {"domains": [{"name": "../x", "tokenSecret": SECRET}]}}, "/mounts/domains/0/name"),
+    ({"mounts": {"domains": [{"name": "x", "tokenSecret": {"name": "s"}}]}}, "key"),
+    ({"mounts": {"namespaces": [{"namespace": "a"}]}}, "domain"),
+    ({"mounts": {"hostPath": "/var/lib/x"}}, "/mounts/hostPath"),
+    ({"mounts": {"keep": "soon"}}, "/mounts/keep"),
+    ({"mounts": {"updateStrategy": "Recreate"}}, "/mounts/updateStrategy"),
+    ({"monitoring": {"serviceMonitor": {"enabled": "yes"}}}, "/monitoring/serviceMonitor/enabled"),
+    # Between values: the templates check these.
+    ({"mounts": {"namespaces": [{"namespace": "a", "domain": "other"}]}}, "the domain other is not in"),
+    ({"mounts": {"enabled": False, "namespaces": [NAMESPACE]}}, "mounts.namespaces needs mounts.enabled"),
+    ({"test": {"enabled": True, "domain": "other"}}, "test.domain"),
+    (
+        {"mounts": {"domains": [{"name": "a", "tokenSecret": SECRET}] * 2}},
+        "mounts.domains",
+    ),
+]
+
+
+def leaves(tree, path=()):
+    """Returns the paths of all values, and of all tables."""
+    for key, value in tree.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+
+
+class Values(unittest.TestCase):
+    def test_wrong_values_are_refused_by_name(self):
+        self.assertGreaterEqual(len(REFUSED), 12)
+        for given, named in REFUSED:
+            with self.subTest(values=given):
+                with self.assertRaises(Exception) as refused:
+                    render(given)
+                self.assertIn(named, str(refused.exception))
+
+    def test_several_replicas_are_refused_with_the_reason(self):
+        with self.assertRaisesRegex(Exception, "servers do not form a cluster yet"):
+            render({"server": {"replicas": 3}})
+        # The sentence itself is no number of replicas.
+        sentence = "More replicas are refused: servers do not form a cluster yet"
+        with self.assertRaisesRegex(Exception, "servers do not form a cluster yet"):
+            render({"server": {"replicas": sentence}})
+
+    def test_the_schema_allows_no_unknown_key(self):
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        open_tables = []
+
+        def walk(node, path):
+            if isinstance(node, list):
+                for item in node:
+                    walk(item, path)
+            elif isinstance(node, dict):
+                if "properties" in node and "type" in node:
+                    if node.get("additionalProperties") is not False:
+                        open_tables.append(path)
+                for key, value in node.items():
+                    walk(value, f"{path}/{key}")
+
+        walk(schema, "")
+        self.assertEqual(open_tables, [])
+
+    def test_the_schema_knows_every_value_and_no_other(self):
+        schema = json.loads((CHART / "values.schema.json").read_text())
+
+        def follow(node):
+            while "$ref" in node:
+                node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+            return node
+
+        def known(node, path=()):
+            for key, value in follow(node).get("properties", {}).items():
+                yield (*path, key)
+                yield from known(value, (*path, key))
+
+        defaults = set(leaves(values(CHART / "values.yaml")))
+        described = set(known(schema)) - {("global",), ("server", "resources", "claims")}
+        described -= {("mounts", "resources", "claims")}
+        free = {"podSecurityContext", "securityContext", "requests", "limits", "labels"}
+        defaults = {path for path in defaults if not free & set(path[:-1])}
+        self.assertEqual(described - defaults, set(), "in the schema only")
+        self.assertEqual(defaults - described, set(), "in values.yaml only")
+
+    def test_the_readme_is_current(self):
+        done = subprocess.run(
+            [sys.executable, REPO / "helm" / "generate-readme.py", "--check"], capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_an_old_readme_and_a_bare_value_are_noticed(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            helm = pathlib.Path(shutil.copytree(REPO / "helm", pathlib.Path(scratch) / "helm"))
+
+            def check(*arguments):
+                return subprocess.run(
+                    [sys.executable, helm / "generate-readme.py", *arguments], capture_output=True, text=True
+                )
+
+            source = helm / "fletch" / "values.yaml"
+            text = source.read_text()
+            self.assertEqual(check("--check").returncode, 0)
+            source.write_text(text.replace("size: 200Gi", "size: 300Gi"))
+            self.assertIn("not current", check("--check").stderr)
+            self.assertEqual(check().returncode, 0)
+            self.assertEqual(check("--check").returncode, 0)
+            source.write_text(text.replace("    # Policy of the cache: `fletch`, `lru` or `pin`.\n", ""))
+            self.assertIn("server.cache.policy", check("--check").stderr)
+
+    def test_the_readme_has_a_row_for_every_value(self):
+        rows = (CHART / "README.md").read_text()
+        whole = {"podSecurityContext", "securityContext", "resources", "labels"}
+        for path in leaves(values(CHART / "values.yaml")):
+            node = values(CHART / "values.yaml")
+            for key in path:
+                node = node[key]
+            if (isinstance(node, dict) and node) or whole & set(path[:-1]):
+                continue
+            self.assertIn(f"| `{'.'.join(path)}` |", rows)
+
+
+if __name__ == "__main__":
+    unittest.main()

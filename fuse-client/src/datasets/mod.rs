@@ -185,8 +185,10 @@ fn close(runtime: &Runtime, watcher: Arc<Watcher>) -> Result<()> {
 /// Reports the first complete pass: by the ready file, and to the terminal.
 fn ready(file: Option<&Path>, text: &str) -> Result<()> {
     if let Some(path) = file {
-        let part = path.with_extension("part");
-        let written = fs::write(&part, format!("{text}\n")).and_then(|()| fs::rename(&part, path));
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = Path::new(&part);
+        let written = fs::write(part, format!("{text}\n")).and_then(|()| fs::rename(part, path));
         written.with_context(|| format!("cannot write the ready file {}", path.display()))?;
     }
     say_ready(text)

@@ -111,6 +111,12 @@ impl VersionMount {
         Ok((session, device, end))
     }
 
+    /// Returns the device of the mount, as the mount table names it.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
     /// Returns whether another program unmounted this mount, or its device failed.
     #[must_use]
     pub fn has_ended(&self) -> bool {

@@ -81,6 +81,8 @@ struct Mounted {
 struct State {
     names: BTreeMap<String, Name>,
     mounted: BTreeMap<Root, Mounted>,
+    /// Mounts that another program detached while they were in use. They serve their users to the end.
+    detached: Vec<Arc<VersionMount>>,
     /// The counters of mounts that ended.
     ended: Snapshot,
     /// The names over the limit that were logged last.
@@ -317,13 +319,22 @@ impl Watcher {
 
     /// Takes mounts out of the state that another program unmounted, and their links with them.
     fn forget_ended(&self) -> Result<bool> {
-        let ended: Vec<Root> = {
-            let state = self.state();
-            state.mounted.iter().filter(|(_, m)| m.mount.has_ended()).map(|(root, _)| *root).collect()
+        let table = std::fs::read("/proc/self/mountinfo").context("cannot read the mount table")?;
+        let devices: BTreeSet<String> =
+            fletch_host::mounts::parse(&table).into_iter().map(|m| m.device).collect();
+        let ended: Vec<Arc<VersionMount>> = {
+            let mut state = self.state();
+            state.detached.retain(|mount| !mount.has_ended());
+            let is_gone = |mount: &VersionMount| mount.has_ended() || !devices.contains(mount.device());
+            let mounts = state.mounted.values().map(|m| &m.mount);
+            mounts.filter(|mount| is_gone(mount)).cloned().collect()
         };
-        for root in &ended {
-            tracing::warn!(%root, "another program unmounted a version: mounting it again");
-            self.forget_mount(*root)?;
+        for mount in &ended {
+            tracing::warn!(root = %mount.root, "another program unmounted a version: mounting it again");
+            self.forget_mount(mount.root)?;
+            if !mount.has_ended() {
+                self.state().detached.push(Arc::clone(mount));
+            }
         }
         Ok(!ended.is_empty())
     }
@@ -350,7 +361,10 @@ impl Watcher {
         if let Some(node) = &self.parts.shared.node {
             node.remove_version(root);
         }
-        self.dir.remove_version_dir(root).with_context(|| format!("cannot remove the directory of {root}"))
+        if let Err(error) = self.dir.remove_version_dir(root) {
+            tracing::warn!(%root, %error, "cannot remove the directory of a version; it stays closed");
+        }
+        Ok(())
     }
 
     /// Replaces what is known about names by what the server said. Links stay as they are.

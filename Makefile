@@ -20,8 +20,8 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel dist image chart install ready-and-linted demo check test lint \
     format-check formats soak fuzz bench deny clean accept accept-allocation accept-allocator \
     accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
-    accept-contributing accept-dist accept-domains accept-estimator accept-formats accept-fuzz \
-    accept-help accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
+    accept-contributing accept-datasets-mount accept-dist accept-domains accept-estimator accept-formats \
+    accept-fuzz accept-help accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
     accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
     accept-readme accept-sentences accept-structure accept-test-time
 
@@ -220,6 +220,9 @@ accept-mistakes: programs wheel ## the mistakes of a new user are named, with th
 accept-mount: programs ## one command to a bucket's files: a bare read + 3 s; a second run takes 1 s
 	FLETCH_MOUNT_OBJECTS=2000 $(TREE) --test mount_command --no-capture -j1 \
 	    -E 'test(=a_bucket_is_mounted_with_the_credentials_of_the_terminal)'
+
+accept-datasets-mount: programs ## 200 datasets of 10,000 files in one process: at most 400 MB, 64 threads
+	FLETCH_DATASETS_MOUNT=full $(TREE) --test datasets_mount --no-capture -j1
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture

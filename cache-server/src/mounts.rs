@@ -104,7 +104,8 @@ impl AnnouncedMounts {
         at: Announced,
     ) -> Result<(), TooManyMounts> {
         let a = &announced;
-        let texts = [a.dataset.as_str(), &a.dir, &a.host, a.job.as_str(), &a.version, id.as_str()];
+        let problem = a.problem.as_deref().unwrap_or_default();
+        let texts = [a.dataset.as_str(), &a.dir, &a.host, a.job.as_str(), &a.version, id.as_str(), problem];
         let bytes = ENTRY_BYTES + texts.iter().map(|t| t.len() as u64).sum::<u64>();
         let mut table = self.live(at.now_ns);
         let tenant = owner.tenant.clone();
@@ -190,6 +191,7 @@ mod tests {
             pid: 7,
             job: "j".parse().expect("name"),
             version: "latest".to_owned(),
+            problem: None,
         }
     }
 

@@ -142,36 +142,49 @@ pub async fn watch(
     let client = client.within(hold + HOLD_SLACK);
     while !stop.is_cancelled() {
         let started = Instant::now();
-        let asked = tokio::select! {
-            () = stop.cancelled() => return,
-            asked = client.check_access(root, hold) => asked,
-        };
-        match asked.as_ref().err().map(refusal) {
-            None => {
-                if access.refused().is_some() {
-                    access.set_errno(0);
-                    tracing::info!(%root, "the server allows the version again");
-                }
-            }
-            Some(Some(errno)) => {
-                if access.set_errno(errno) {
-                    let why = asked.err().map(|e| e.to_string()).unwrap_or_default();
-                    tracing::error!(
-                        %root, %why,
-                        "the server refuses the version: the kernel forgets it, and reads fail until \
-                         the server allows it again"
-                    );
-                    invalidate(&access, &cache, &stop).await;
-                }
-            }
-            // A server that does not answer refuses nothing. The errors of reads report its silence.
-            Some(None) => {
-                tracing::debug!(error = ?asked.err(), "the server did not say whether access is allowed")
-            }
-        }
+        check(&access, &client, root, &cache, hold, &stop).await;
         tokio::select! {
             () = stop.cancelled() => return,
             () = sleep(PERIOD_MIN.saturating_sub(started.elapsed())) => {}
+        }
+    }
+}
+
+/// Asks the server once, which may hold its answer back for `hold`. Makes the kernel forget the version when
+/// access is refused. Returns early at `stop`.
+pub(crate) async fn check(
+    access: &Arc<Access>,
+    client: &Client,
+    root: Root,
+    cache: &Arc<dyn KernelCache>,
+    hold: Duration,
+    stop: &CancellationToken,
+) {
+    let asked = tokio::select! {
+        () = stop.cancelled() => return,
+        asked = client.check_access(root, hold) => asked,
+    };
+    match asked.as_ref().err().map(refusal) {
+        None => {
+            if access.refused().is_some() {
+                access.set_errno(0);
+                tracing::info!(%root, "the server allows the version again");
+            }
+        }
+        Some(Some(errno)) => {
+            if access.set_errno(errno) {
+                let why = asked.err().map(|e| e.to_string()).unwrap_or_default();
+                tracing::error!(
+                    %root, %why,
+                    "the server refuses the version: the kernel forgets it, and reads fail until \
+                     the server allows it again"
+                );
+                invalidate(access, cache, stop).await;
+            }
+        }
+        // A server that does not answer refuses nothing. The errors of reads report its silence.
+        Some(None) => {
+            tracing::debug!(error = ?asked.err(), "the server did not say whether access is allowed")
         }
     }
 }

@@ -35,8 +35,9 @@ pub fn announcement(settings: &Settings, root: Root, dir: &Path) -> AnnounceMoun
         dir: text,
         host: host.trim().to_owned(),
         pid: std::process::id(),
-        job: settings.job.clone(),
+        job: settings.process.job.clone(),
         version: settings.target.version.clone(),
+        problem: None,
     }
 }
 

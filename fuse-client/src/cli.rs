@@ -8,6 +8,7 @@ use fletch_client::{Endpoint, TokenSource};
 use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_origin::OriginConfig;
 use fletch_settings::{ByteSize, Span};
+use globset::{Glob, GlobMatcher};
 use serde::Deserialize;
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -30,6 +31,10 @@ pub const KEYS: &[&str] = &[
     "cache.dir",
     "cache.size",
     "cache.free_floor",
+    "datasets.tags",
+    "datasets.keep",
+    "datasets.mounts_max",
+    "datasets.interval",
 ];
 
 const EXAMPLES: &str = "\
@@ -37,31 +42,39 @@ Examples:
   fletch-mount photos /mnt/photos --server http://cache.example:7380
   fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
   fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml
+  fletch-mount --datasets /mnt/datasets --server http://cache.example:7380 --allow-other
 
 ";
 
 const AFTER: &str = "\
-Options are variables, too: --io-timeout is FLETCH_IO_TIMEOUT (not --daemon, --foreground, --report).
+Options are variables, too: --io-timeout is FLETCH_IO_TIMEOUT (not --daemon, --report, --datasets).
 Exit codes: 0 ok, 1 failed, 2 usage, 4 server unreachable, 5 denied. A dead mount at DIR is replaced.";
 
 /// The examples come before the options, of which there are many.
 const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
-/// Shows one version of a dataset as a read-only directory.
+/// How the program is called.
+const USAGE: &str = "fletch-mount [OPTIONS] DATASET DIR
+       fletch-mount [OPTIONS] --datasets DIR";
+
+/// Shows a version of a dataset, or all datasets of a server, as read-only directories.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "fletch-mount",
     version,
     max_term_width = 110,
     help_template = TEMPLATE,
+    override_usage = USAGE,
     before_help = EXAMPLES,
     after_help = AFTER
 )]
 pub struct Cli {
     /// NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, when the mount starts)
-    pub dataset: String,
+    #[arg(required_unless_present = "datasets", conflicts_with = "datasets")]
+    pub dataset: Option<String>,
     /// Directory to mount at, which must exist
-    pub dir: PathBuf,
+    #[arg(required_unless_present = "datasets", conflicts_with = "datasets")]
+    pub dir: Option<PathBuf>,
     /// Server: http://host:port or unix:PATH
     #[arg(long, env = "FLETCH_SERVER", value_name = "URL", hide_env = true)]
     pub server: Option<Endpoint>,
@@ -100,6 +113,24 @@ pub struct Cli {
     /// Objects, if they are neither where the server says nor beside --tables
     #[arg(long, env = "FLETCH_URI", value_name = "URI", hide_env = true, help_heading = WITHOUT)]
     pub uri: Option<String>,
+    /// Mount every dataset that the token may read, at DIR/NAME (as root)
+    #[arg(long, value_name = "DIR", help_heading = DATASETS)]
+    pub datasets: Option<PathBuf>,
+    /// Mount the tags that match, too, at DIR/NAME@TAG
+    #[arg(long, env = "FLETCH_TAGS", value_name = "GLOB", hide_env = true, help_heading = DATASETS)]
+    pub tags: Option<Glob>,
+    /// Time for which a version stays mounted when no tag names it [default: 24h]
+    #[arg(long, env = "FLETCH_KEEP", value_name = "TIME", hide_env = true, help_heading = DATASETS)]
+    pub keep: Option<Span>,
+    /// The most versions mounted at once, 1 to 4096 [default: 256]
+    #[arg(long, env = "FLETCH_MOUNTS_MAX", value_name = "N", hide_env = true, help_heading = DATASETS)]
+    pub mounts_max: Option<usize>,
+    /// Time between two looks at the server's datasets, 1s to 1h [default: 5s]
+    #[arg(long, env = "FLETCH_INTERVAL", value_name = "TIME", hide_env = true, help_heading = DATASETS)]
+    pub interval: Option<Span>,
+    /// File that exists while the datasets are mounted
+    #[arg(long, value_name = "FILE", help_heading = DATASETS)]
+    pub ready_file: Option<PathBuf>,
     /// The flags of the node store.
     #[command(flatten)]
     pub cache: CacheFlags,
@@ -126,12 +157,17 @@ pub struct Cli {
     /// Serve Prometheus metrics at this loopback address
     #[arg(long, env = "FLETCH_METRICS", value_name = "IP:PORT", hide_env = true, help_heading = WATCHING)]
     pub metrics: Option<SocketAddr>,
+    /// Serve Prometheus metrics at any address, without a token
+    #[arg(long, env = "FLETCH_METRICS_LISTEN", value_name = "IP:PORT", hide_env = true,
+        conflicts_with = "metrics", help_heading = WATCHING)]
+    pub metrics_listen: Option<SocketAddr>,
     /// Write the counters to this file, as JSON, when the mount ends
     #[arg(long, value_name = "FILE", help_heading = WATCHING)]
     pub report: Option<PathBuf>,
 }
 
 const WITHOUT: &str = "Without the server";
+const DATASETS: &str = "All datasets of a server";
 const TUNING: &str = "Memory and threads";
 const WATCHING: &str = "Logs and numbers";
 
@@ -171,6 +207,8 @@ struct File {
     #[serde(default)]
     cache: CacheFile,
     #[serde(default)]
+    datasets: DatasetsFile,
+    #[serde(default)]
     io: IoFile,
     #[serde(default)]
     fuse: FuseFile,
@@ -184,6 +222,14 @@ struct File {
 struct MemoryFile {
     max: Option<ByteSize>,
     tables: Option<ByteSize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct DatasetsFile {
+    tags: Option<String>,
+    keep: Option<Span>,
+    mounts_max: Option<usize>,
+    interval: Option<Span>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -241,17 +287,67 @@ pub struct FallbackSettings {
     pub remembered_dir: Option<PathBuf>,
 }
 
-/// The settings of a mount. Each value is valid by itself; nothing was opened or connected yet.
+/// What the program does. Each value is valid by itself; nothing was opened or connected yet.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Mount one version.
+    Mount(Box<Settings>),
+    /// Mount all datasets that the token may read.
+    Datasets(Box<DatasetsSettings>),
+}
+
+impl Action {
+    /// Returns the settings that all mounts of the process share.
+    #[must_use]
+    pub fn process(&self) -> &ProcessSettings {
+        match self {
+            Action::Mount(s) => &s.process,
+            Action::Datasets(s) => &s.process,
+        }
+    }
+}
+
+/// The settings of a process with one mount.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The version to mount.
     pub target: Target,
     /// The directory to mount at, absolute.
     pub dir: PathBuf,
-    /// The server; `None` only with `--tables`.
-    pub server: Option<Endpoint>,
     /// How to read the origin while the server is gone; `None` means to wait for the server.
     pub fallback: Option<FallbackSettings>,
+    /// The path of the report, absolute.
+    pub report: Option<PathBuf>,
+    /// The other settings.
+    pub process: ProcessSettings,
+}
+
+/// The settings of a process that mounts all datasets.
+#[derive(Debug, Clone)]
+pub struct DatasetsSettings {
+    /// The directory with a link for each dataset, absolute.
+    pub dir: PathBuf,
+    /// The server.
+    pub server: Endpoint,
+    /// The tags that are mounted in addition to `latest`.
+    pub tags: Option<GlobMatcher>,
+    /// How long a version stays mounted when no link leads to it.
+    pub keep: Duration,
+    /// The most versions mounted at once.
+    pub mounts_max: usize,
+    /// The time between the starts of two passes over the server's datasets.
+    pub interval: Duration,
+    /// The path of the file that exists while the datasets are mounted, absolute.
+    pub ready_file: Option<PathBuf>,
+    /// The other settings.
+    pub process: ProcessSettings,
+}
+
+/// The settings that all mounts of a process share.
+#[derive(Debug, Clone)]
+pub struct ProcessSettings {
+    /// The server; `None` only with `--tables`.
+    pub server: Option<Endpoint>,
     /// The job to read for.
     pub job: JobName,
     /// The token.
@@ -262,9 +358,9 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// The memory for tables, in bytes.
     pub tables_bytes: u64,
-    /// The node store, if the mount takes part in one.
+    /// The node store, if the process takes part in one.
     pub cache: Option<CacheSettings>,
-    /// The number of FUSE threads.
+    /// The number of threads that receive requests of the kernel.
     pub threads: usize,
     /// The time within which every read ends.
     pub io_timeout: Duration,
@@ -274,19 +370,76 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// The address of the metrics page.
     pub metrics: Option<SocketAddr>,
-    /// The path of the report, absolute.
-    pub report: Option<PathBuf>,
 }
 
 /// The least memory that a mount works with: two of the largest chunks.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
+/// The default of `--keep`.
+const KEEP: Duration = Duration::from_secs(24 * 3600);
+/// The default and the largest value of `--mounts-max`.
+const MOUNTS_MAX: (usize, usize) = (256, 4096);
+/// The default, the smallest and the largest value of `--interval`.
+const INTERVAL: (Duration, Duration, Duration) =
+    (Duration::from_secs(5), Duration::from_secs(1), Duration::from_secs(3600));
+
+/// The flags of `--datasets`, with the table of the settings file.
+struct DatasetsFlags {
+    tags: Option<Glob>,
+    keep: Option<Span>,
+    mounts_max: Option<usize>,
+    interval: Option<Span>,
+    ready_file: Option<PathBuf>,
+    file: DatasetsFile,
+}
+
+impl DatasetsFlags {
+    /// Returns the settings for all datasets below `dir`.
+    fn into_settings(self, dir: PathBuf, process: ProcessSettings) -> Result<DatasetsSettings> {
+        let file = self.file;
+        let glob = |text: String| Glob::new(&text).with_context(|| format!("datasets.tags {text:?}"));
+        let tags = self.tags.map(Ok).or(file.tags.map(glob)).transpose()?;
+        let mounts_max = self.mounts_max.or(file.mounts_max).unwrap_or(MOUNTS_MAX.0);
+        if !(1..=MOUNTS_MAX.1).contains(&mounts_max) {
+            bail!("--mounts-max {mounts_max} is out of range: give 1 to {}", MOUNTS_MAX.1);
+        }
+        let interval = self.interval.or(file.interval).map_or(INTERVAL.0, |s| s.0);
+        if !(INTERVAL.1..=INTERVAL.2).contains(&interval) {
+            bail!("--interval {} is out of range: give 1s to 1h", Span(interval));
+        }
+        Ok(DatasetsSettings {
+            dir,
+            server: process.server.clone().context("--datasets needs a server: give --server URL")?,
+            tags: tags.map(|glob| glob.compile_matcher()),
+            keep: self.keep.or(file.keep).map_or(KEEP, |s| s.0),
+            mounts_max,
+            interval,
+            ready_file: self.ready_file,
+            process,
+        })
+    }
+
+    /// Refuses flags that have no meaning for one mount.
+    fn refuse(&self) -> Result<()> {
+        let given = [
+            ("--tags", self.tags.is_some()),
+            ("--keep", self.keep.is_some()),
+            ("--mounts-max", self.mounts_max.is_some()),
+            ("--interval", self.interval.is_some()),
+            ("--ready-file", self.ready_file.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => bail!("{flag} applies to all datasets of a server: add --datasets DIR"),
+            None => Ok(()),
+        }
+    }
+}
 
 impl Cli {
-    /// Returns the settings. Reads the settings file and the token.
+    /// Returns what to do. Reads the settings file and the token.
     ///
     /// # Errors
     /// A usage error: which setting is wrong, and what to give instead.
-    pub fn into_settings(self) -> Result<Settings> {
+    pub fn into_action(self) -> Result<Action> {
         let file: File = match &self.config {
             Some(path) => fletch_settings::load(path, &[KEYS, fletch_origin::KEYS].concat())?,
             None => File::default(),
@@ -297,6 +450,16 @@ impl Cli {
             text.map(|t| fletch_origin::OriginUri::from_arg(&t).map(|u| u.to_string())).transpose()
         };
         let (tables, uri) = (plain(self.tables.or(file.tables))?, plain(self.uri.or(file.uri))?);
+        let one_mount_only = [
+            ("--tables", tables.is_some()),
+            ("--uri", uri.is_some()),
+            ("--origin-fallback", self.origin_fallback.or(file.origin_fallback) == Some(true)),
+            ("--report", self.report.is_some()),
+        ];
+        if let (Some(_), Some((flag, _))) = (&self.datasets, one_mount_only.iter().find(|(_, given)| *given))
+        {
+            bail!("{flag} applies to one mount and cannot be combined with --datasets");
+        }
         let server = match (self.server, file.server) {
             (Some(s), _) => Some(s),
             (None, Some(s)) => Some(s.parse()?),
@@ -343,17 +506,16 @@ impl Cli {
         if io_timeout < Duration::from_millis(100) || io_timeout > Duration::from_secs(3600) {
             bail!("--io-timeout {} is out of range: give 100ms to 1h", Span(io_timeout));
         }
-        let metrics = self.metrics.or(file.metrics.listen);
-        if let Some(addr) = metrics
+        if let Some(addr) = self.metrics
             && !addr.ip().is_loopback()
         {
-            bail!("--metrics {addr} is no loopback address: the page needs no token, so give 127.0.0.1:PORT");
+            bail!(
+                "--metrics {addr} is no loopback address: the page needs no token, so give 127.0.0.1:PORT, \
+                 or give --metrics-listen {addr} if every host that reaches it may read it"
+            );
         }
-        Ok(Settings {
-            target: self.dataset.parse()?,
-            dir: absolute(self.dir)?,
+        let process = ProcessSettings {
             server,
-            fallback,
             job: self.job.or(file.job).map_or_else(default_job, Ok)?,
             token,
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
@@ -364,9 +526,30 @@ impl Cli {
             io_timeout,
             push: self.push.or(file.fuse.push).unwrap_or(Switch::On) == Switch::On,
             log_format: self.log_format.or(file.log.format).unwrap_or(LogFormat::Text),
-            metrics,
-            report: self.report.map(absolute).transpose()?,
-        })
+            metrics: self.metrics.or(self.metrics_listen).or(file.metrics.listen),
+        };
+        let flags = DatasetsFlags {
+            tags: self.tags,
+            keep: self.keep,
+            mounts_max: self.mounts_max,
+            interval: self.interval,
+            ready_file: self.ready_file.map(absolute).transpose()?,
+            file: file.datasets,
+        };
+        match (self.datasets, self.dataset, self.dir) {
+            (Some(dir), ..) => Ok(Action::Datasets(Box::new(flags.into_settings(absolute(dir)?, process)?))),
+            (None, Some(dataset), Some(dir)) => {
+                flags.refuse()?;
+                Ok(Action::Mount(Box::new(Settings {
+                    target: dataset.parse()?,
+                    dir: absolute(dir)?,
+                    fallback,
+                    report: self.report.map(absolute).transpose()?,
+                    process,
+                })))
+            }
+            (None, ..) => bail!("give DATASET and DIR, or --datasets DIR"),
+        }
     }
 }
 
@@ -389,7 +572,42 @@ mod tests {
     use super::*;
 
     fn into_settings(args: &[&str]) -> Result<Settings> {
-        Cli::try_parse_from([&["fletch-mount"], args].concat())?.into_settings()
+        match Cli::try_parse_from([&["fletch-mount"], args].concat())?.into_action()? {
+            Action::Mount(settings) => Ok(*settings),
+            Action::Datasets(_) => panic!("one mount was asked for"),
+        }
+    }
+
+    fn all_datasets(args: &[&str]) -> Result<DatasetsSettings> {
+        let given = [&["fletch-mount", "--datasets", "d", "--server", "http://h:1"], args].concat();
+        match Cli::try_parse_from(given)?.into_action()? {
+            Action::Datasets(settings) => Ok(*settings),
+            Action::Mount(_) => panic!("all datasets were asked for"),
+        }
+    }
+
+    #[test]
+    fn all_datasets_have_settings_of_their_own() {
+        let s = all_datasets(&[]).expect("usable");
+        assert!(s.dir.is_absolute() && s.tags.is_none() && s.ready_file.is_none());
+        assert_eq!((s.mounts_max, s.keep, s.interval), (256, KEEP, INTERVAL.0));
+        let s = all_datasets(&["--tags", "v*", "--keep", "1h", "--metrics-listen", "0.0.0.0:9400"]);
+        let s = s.expect("usable");
+        assert!(s.tags.is_some_and(|t| t.is_match("v2") && !t.is_match("latest")));
+        assert_eq!(s.keep, Duration::from_secs(3600));
+        assert!(s.process.metrics.is_some_and(|a| !a.ip().is_loopback()));
+        let cases: &[(&[&str], &str)] = &[
+            (&["--origin-fallback"], "--origin-fallback applies to one mount"),
+            (&["--report", "r"], "--report"),
+            (&["--mounts-max", "0"], "1 to 4096"),
+            (&["--interval", "1ms"], "1s to 1h"),
+            (&["photos", "m"], "cannot be used with"),
+            (&["--tags", "["], "--tags"),
+        ];
+        for (args, says) in cases {
+            let e = all_datasets(args).expect_err("refused");
+            assert!(format!("{e:#}").contains(says), "{args:?}: {e:#}");
+        }
     }
 
     #[test]
@@ -401,12 +619,12 @@ mod tests {
             s.target,
             Target { dataset: DatasetName::new("photos").expect("name"), version: "v1".into() }
         );
-        assert_eq!((s.memory_bytes, s.tables_bytes), (256 << 20, 64 << 20));
-        assert!(s.push && !s.allow_other && s.dir.is_absolute());
-        assert!((2..=4).contains(&s.threads));
+        assert_eq!((s.process.memory_bytes, s.process.tables_bytes), (256 << 20, 64 << 20));
+        assert!(s.process.push && !s.process.allow_other && s.dir.is_absolute());
+        assert!((2..=4).contains(&s.process.threads));
         let s = into_settings(&["photos", "m", "--server", "unix:/x"]).expect("usable");
-        assert_eq!((s.target.version.as_str(), s.memory_bytes), ("latest", 64 << 20));
-        assert!(s.job.as_str().starts_with("mount-"));
+        assert_eq!((s.target.version.as_str(), s.process.memory_bytes), ("latest", 64 << 20));
+        assert!(s.process.job.as_str().starts_with("mount-"));
     }
 
     #[test]
@@ -427,7 +645,7 @@ mod tests {
     fn tables_allow_a_mount_without_a_server() {
         let s = into_settings(&["d", "m", "--tables", "/"]).expect("usable");
         let without = s.fallback.expect("goes on without");
-        assert!(s.server.is_none() && without.uri.is_none() && without.tables.is_some());
+        assert!(s.process.server.is_none() && without.uri.is_none() && without.tables.is_some());
         assert!(into_settings(&["d", "m", "--server", "unix:/x"]).expect("usable").fallback.is_none());
         let s = into_settings(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
         assert!(s.fallback.is_some_and(|w| w.tables.is_none()));
@@ -446,6 +664,7 @@ mod tests {
             (&["d", "m", "--server", "unix:/x", "--threads", "99"], "1 to 16"),
             (&["d", "m", "--server", "unix:/x", "--metrics", "0.0.0.0:9"], "loopback"),
             (&["d", "m", "--server", "unix:/x", "--io-timeout", "1ms"], "100ms"),
+            (&["d", "m", "--server", "unix:/x", "--keep", "1h"], "--datasets DIR"),
         ];
         for (args, says) in cases {
             let e = into_settings(args).expect_err("refused");
@@ -462,12 +681,12 @@ mod tests {
         std::fs::write(&path, text).expect("write");
         let path = path.to_str().expect("utf-8");
         let s = into_settings(&["d", "m", "--config", path]).expect("usable");
-        let server = |s: &Settings| s.server.as_ref().map(ToString::to_string).unwrap_or_default();
-        assert_eq!((server(&s).as_str(), s.memory_bytes), ("unix:/file", 64 << 20));
-        assert_eq!((s.io_timeout, s.push), (Duration::from_secs(2), false));
+        let server = |s: &Settings| s.process.server.as_ref().map(ToString::to_string).unwrap_or_default();
+        assert_eq!((server(&s).as_str(), s.process.memory_bytes), ("unix:/file", 64 << 20));
+        assert_eq!((s.process.io_timeout, s.process.push), (Duration::from_secs(2), false));
         let s = into_settings(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"])
             .expect("usable");
-        assert_eq!((server(&s).as_str(), s.push), ("unix:/flag", true));
+        assert_eq!((server(&s).as_str(), s.process.push), ("unix:/flag", true));
         std::fs::write(path, "memory.mx = \"1GiB\"\n").expect("write");
         let e = into_settings(&["d", "m", "--config", path]).expect_err("unknown key");
         assert!(format!("{e:#}").contains("memory.max"), "{e:#}");

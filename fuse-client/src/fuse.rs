@@ -1,18 +1,14 @@
-//! The FUSE adapter, and the only file that knows the request loop. For each request of the kernel it makes
-//! one call into [`crate::fs`] and sends one reply. It decides only which thread a request waits on.
+//! The FUSE adapter, and the only file that names the FUSE crate. For each request of the kernel it makes one
+//! call into [`crate::requests`] and sends one reply.
 //!
-//! The adapter polls a request once on the FUSE thread, which replies if the data is in memory. A request
-//! that has to wait moves to the runtime, which sends the reply. So a slow server never holds a FUSE thread.
+//! It also opens sessions for `shared_session`, which serves them without the crate's threads.
 
 use crate::access::{Access, KernelCache};
-use crate::error_cache::ErrorCache;
-use crate::faults::Faults;
-use crate::fs::attr::{Attr, CommonAttr, InodeKind};
-use crate::fs::error::FsError;
-use crate::fs::read::{ReadReply, Reader};
-use crate::fs::tree::{self, DirEntry, Tree};
-use crate::metrics::{Op, RequestCounts};
-use crate::push::{PageCache, Pusher};
+use crate::fs::attr::{Attr, InodeKind};
+use crate::fs::tree::DirEntry;
+use crate::metrics::Op;
+use crate::push::PageCache;
+use crate::requests::{BLOCK_BYTES, NAME_BYTES_MAX, RequestContext, TTL};
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, MountOption, Notifier, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
@@ -23,50 +19,19 @@ use std::{
     ffi::OsStr,
     future::Future,
     io,
+    os::fd::{AsFd, OwnedFd},
     os::unix::ffi::OsStrExt,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    sync::{Arc, OnceLock},
-    task::{Context, Waker},
-    time::{Duration, Instant},
+    sync::Arc,
+    sync::atomic::Ordering::Relaxed,
 };
 use tokio::runtime::Handle;
-use tokio::time::timeout;
-use tokio_util::task::TaskTracker;
 
-/// How long the kernel may cache names and attributes. A version never changes.
-const TTL: Duration = Duration::from_secs(24 * 3600);
 /// The READs of its read-ahead that the kernel may have in flight.
 const BACKGROUND_MAX: u16 = 128;
 /// The longest message body, which also bounds the reply to a READ.
-const MESSAGE_BYTES_MAX: u32 = 1 << 20;
-/// Added to the timeout of a request, so that the store's own deadline ends first and says why.
-const STORE_DEADLINE_SLACK: Duration = Duration::from_millis(500);
+pub const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 const GENERATION: Generation = Generation(0);
-
-/// What the adapter needs to answer a request.
-pub struct RequestContext {
-    /// Names and attributes.
-    pub tree: Tree,
-    /// Bytes.
-    pub reader: Reader,
-    /// The attributes that all inodes share.
-    pub common: CommonAttr,
-    /// Requests by kind.
-    pub requests: RequestCounts,
-    /// The fault counters.
-    pub faults: Faults,
-    /// The access check, and the record of what the kernel caches.
-    pub access: Arc<Access>,
-    /// The errors of recent slow READs, for the kernel's second READ.
-    pub error_cache: ErrorCache,
-    /// Pushes pages; set once the session exists.
-    pub pusher: OnceLock<Pusher>,
-    /// The time within which every request ends, apart from a little slack.
-    pub io_timeout: Duration,
-    /// The tasks of requests that wait.
-    pub tasks: TaskTracker,
-}
 
 /// The options of the FUSE session.
 #[derive(Debug, Clone, Copy)]
@@ -77,56 +42,31 @@ pub struct MountOptions {
     pub threads: usize,
 }
 
-impl RequestContext {
-    /// Runs the work of one request: checks access before and after, bounds its time, records its failure.
-    async fn run<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Errno> {
-        self.check_access()?;
-        let late = self.io_timeout + STORE_DEADLINE_SLACK;
-        let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
-        // Access may have ended while the work ran.
-        self.check_access()?;
-        outcome.map_err(|e| {
-            self.faults.record(&e);
-            Errno::from_i32(e.errno())
-        })
+fn file_attr(fs: &RequestContext, a: &Attr) -> FileAttr {
+    let at = fs.common.created;
+    FileAttr {
+        ino: INodeNo(a.ino),
+        size: a.size,
+        blocks: a.blocks(),
+        atime: at,
+        mtime: at,
+        ctime: at,
+        crtime: at,
+        kind: file_type(a.kind),
+        perm: a.kind.mode(),
+        // 1 for directories too: `find` then infers no number of subdirectories from it.
+        nlink: 1,
+        uid: fs.common.uid,
+        gid: fs.common.gid,
+        rdev: 0,
+        blksize: crate::fs::attr::IO_BYTES,
+        flags: 0,
     }
+}
 
-    fn check_access(&self) -> Result<(), Errno> {
-        self.access.refused().map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
-    }
-
-    /// Records that the kernel may cache this name and inode.
-    fn record_lookup(&self, parent: u64, name: &[u8], ino: u64) {
-        self.access.kernel.record_inode(ino);
-        self.access.kernel.record_name(parent, name);
-    }
-
-    fn file_attr(&self, a: &Attr) -> FileAttr {
-        let at = self.common.created;
-        FileAttr {
-            ino: INodeNo(a.ino),
-            size: a.size,
-            blocks: a.blocks(),
-            atime: at,
-            mtime: at,
-            ctime: at,
-            crtime: at,
-            kind: file_type(a.kind),
-            perm: a.kind.mode(),
-            // 1 for directories too: `find` then infers no number of subdirectories from it.
-            nlink: 1,
-            uid: self.common.uid,
-            gid: self.common.gid,
-            rdev: 0,
-            blksize: crate::fs::attr::IO_BYTES,
-            flags: 0,
-        }
-    }
-
-    /// Returns the negative entry: the kernel caches "no such name" for as long as it caches names.
-    fn negative(&self) -> FileAttr {
-        self.file_attr(&Attr { ino: 0, kind: InodeKind::File, size: 0 })
-    }
+/// Returns the negative entry: the kernel caches "no such name" for as long as it caches names.
+fn negative(fs: &RequestContext) -> FileAttr {
+    file_attr(fs, &Attr { ino: 0, kind: InodeKind::File, size: 0 })
 }
 
 fn file_type(kind: InodeKind) -> FileType {
@@ -170,8 +110,7 @@ pub fn mount(
     config.n_threads = Some(options.threads);
     config.clone_fd = options.threads > 1;
     let access = Arc::clone(&fs.access);
-    let adapter =
-        Adapter { fs, runtime, no_open: AtomicBool::new(false), no_opendir: AtomicBool::new(false) };
+    let adapter = Adapter { fs, runtime };
     let session = Session::new(adapter, dir, &config)?;
     let notifier = session.notifier();
     Ok(FuseSession { session, notifier, access })
@@ -188,6 +127,16 @@ impl FuseSession {
     #[must_use]
     pub fn kernel_cache(&self) -> Arc<dyn KernelCache> {
         Arc::new(KernelNotifier(self.notifier.clone()))
+    }
+
+    /// Returns the device from which the requests of this mount are read, and to which replies are written.
+    ///
+    /// The mount must not be dropped while the device is used: that unmounts it.
+    ///
+    /// # Errors
+    /// The process has too many open files.
+    pub fn device(&self) -> io::Result<OwnedFd> {
+        self.session.as_fd().try_clone_to_owned()
     }
 
     /// Serves requests until the mount is gone. Blocks.
@@ -226,28 +175,19 @@ impl PageCache for FusePageCache {
 struct Adapter {
     fs: Arc<RequestContext>,
     runtime: Handle,
-    no_open: AtomicBool,
-    no_opendir: AtomicBool,
 }
 
 impl Adapter {
-    /// Polls the work of one request once on this FUSE thread, and moves it to the runtime if it has to wait.
     fn dispatch<F>(&self, op: Op, work: impl FnOnce(Arc<RequestContext>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.fs.requests.count(op);
-        let in_flight = self.fs.access.enter();
-        let work = work(Arc::clone(&self.fs));
-        let mut work = Box::pin(async move {
-            work.await;
-            drop(in_flight);
-        });
-        let _context = self.runtime.enter();
-        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.fs.tasks.spawn_on(work, &self.runtime);
-        }
+        self.fs.dispatch(op, &self.runtime, work);
     }
+}
+
+fn errno(code: i32) -> Errno {
+    Errno::from_i32(code)
 }
 
 impl Filesystem for Adapter {
@@ -267,8 +207,8 @@ impl Filesystem for Adapter {
         }
         let no_open = config.add_capabilities(InitFlags::FUSE_NO_OPEN_SUPPORT).is_ok();
         let no_opendir = config.add_capabilities(InitFlags::FUSE_NO_OPENDIR_SUPPORT).is_ok();
-        self.no_open.store(no_open, Relaxed);
-        self.no_opendir.store(no_opendir, Relaxed);
+        self.fs.no_open.store(no_open, Relaxed);
+        self.fs.no_opendir.store(no_opendir, Relaxed);
         let bound = |e| io::Error::other(format!("the kernel allows at most {e} requests in the background"));
         config.set_max_background(BACKGROUND_MAX).map_err(bound)?;
         config
@@ -283,10 +223,10 @@ impl Filesystem for Adapter {
             match fs.run(fs.tree.lookup(parent.0, &name)).await {
                 Ok(Some(attr)) => {
                     fs.record_lookup(parent.0, &name, attr.ino);
-                    reply.entry(&TTL, &fs.file_attr(&attr), GENERATION);
+                    reply.entry(&TTL, &file_attr(&fs, &attr), GENERATION);
                 }
-                Ok(None) => reply.entry(&TTL, &fs.negative(), GENERATION),
-                Err(e) => reply.error(e),
+                Ok(None) => reply.entry(&TTL, &negative(&fs), GENERATION),
+                Err(e) => reply.error(errno(e)),
             }
         });
     }
@@ -296,8 +236,8 @@ impl Filesystem for Adapter {
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         self.dispatch(Op::Getattr, |fs| async move {
             match fs.run(fs.tree.attr(ino.0)).await {
-                Ok(attr) => reply.attr(&TTL, &fs.file_attr(&attr)),
-                Err(e) => reply.error(e),
+                Ok(attr) => reply.attr(&TTL, &file_attr(&fs, &attr)),
+                Err(e) => reply.error(errno(e)),
             }
         });
     }
@@ -306,7 +246,7 @@ impl Filesystem for Adapter {
         self.dispatch(Op::Readlink, |fs| async move {
             match fs.run(fs.tree.target(ino.0)).await {
                 Ok(target) => reply.data(target.as_bytes()),
-                Err(e) => reply.error(e),
+                Err(e) => reply.error(errno(e)),
             }
         });
     }
@@ -314,7 +254,7 @@ impl Filesystem for Adapter {
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         self.fs.requests.count(Op::Open);
         // After one ENOSYS the kernel opens files without a request and keeps their pages.
-        if self.no_open.load(Relaxed) {
+        if self.fs.no_open.load(Relaxed) {
             reply.error(Errno::ENOSYS);
         } else {
             reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
@@ -332,39 +272,18 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // A direct READ holds no page lock, so it must not wait for READs that hold one (push.rs, 2).
         let direct = flags.0 & libc::O_DIRECT != 0;
-        self.dispatch(Op::Read, |fs| async move {
-            if let Some(errno) = fs.error_cache.recent(ino.0) {
-                return reply.error(Errno::from_i32(errno));
-            }
-            let started = Instant::now();
-            match fs.run(fs.reader.read(ino.0, offset, size)).await {
-                Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
-                    (Some(push), Some(p)) => {
-                        let (in_flight, fs) = (fs.access.enter(), Arc::clone(&fs));
-                        let send_reply = move || {
-                            match fs.check_access() {
-                                Ok(()) => reply.data(&bytes),
-                                Err(e) => reply.error(e),
-                            }
-                            drop(in_flight);
-                        };
-                        p.push_then(ino.0, push, Box::new(send_reply));
-                    }
-                    _ => reply.data(&bytes),
-                },
-                Err(e) => {
-                    fs.error_cache.record(ino.0, started, e.code());
-                    reply.error(e);
-                }
-            }
+        self.dispatch(Op::Read, |fs| {
+            fs.read((ino.0, offset, size), direct, move |outcome| match outcome {
+                Ok(bytes) => reply.data(bytes),
+                Err(e) => reply.error(errno(e)),
+            })
         });
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         self.fs.requests.count(Op::Opendir);
-        if self.no_opendir.load(Relaxed) {
+        if self.fs.no_opendir.load(Relaxed) {
             reply.error(Errno::ENOSYS);
         } else {
             reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
@@ -376,7 +295,7 @@ impl Filesystem for Adapter {
             let add = |l: DirEntry| reply.add(INodeNo(l.attr.ino), l.offset, file_type(l.attr.kind), l.name);
             match fs.run(fs.tree.list(ino.0, offset, add)).await {
                 Ok(()) => reply.ok(),
-                Err(e) => reply.error(e),
+                Err(e) => reply.error(errno(e)),
             }
         });
     }
@@ -391,13 +310,13 @@ impl Filesystem for Adapter {
     ) {
         self.dispatch(Op::Readdirplus, |fs| async move {
             let add = |l: DirEntry| {
-                let attr = fs.file_attr(&l.attr);
+                let attr = file_attr(&fs, &l.attr);
                 fs.record_lookup(ino.0, l.name.as_bytes(), l.attr.ino);
                 reply.add(attr.ino, l.offset, l.name, &TTL, &attr, GENERATION)
             };
             match fs.run(fs.tree.list(ino.0, offset, add)).await {
                 Ok(()) => reply.ok(),
-                Err(e) => reply.error(e),
+                Err(e) => reply.error(errno(e)),
             }
         });
     }
@@ -405,15 +324,13 @@ impl Filesystem for Adapter {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         self.fs.requests.count(Op::Statfs);
         let t = self.fs.tree.totals();
-        reply.statfs(t.bytes.div_ceil(512), 0, 0, t.entries, 0, crate::fs::attr::IO_BYTES, 255, 512);
+        let (blocks, io) = (t.bytes.div_ceil(u64::from(BLOCK_BYTES)), crate::fs::attr::IO_BYTES);
+        reply.statfs(blocks, 0, 0, t.entries, 0, io, NAME_BYTES_MAX, BLOCK_BYTES);
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if !tree::has_namespace(name.as_bytes()) {
-            // `ls -l` asks for such names. It stops asking after this answer, as at any file system without
-            // ACLs and labels; after ENODATA it would ask again for each file.
-            self.fs.requests.count(Op::Xattr);
-            return reply.error(self.fs.check_access().err().unwrap_or(Errno::ENOTSUP));
+        if let Some(e) = self.fs.foreign_xattr(name.as_bytes()) {
+            return reply.error(errno(e));
         }
         let name = name.as_bytes().to_vec();
         self.dispatch(Op::Xattr, |fs| async move {
@@ -458,9 +375,9 @@ impl Filesystem for Adapter {
     }
 }
 
-fn send_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+fn send_xattr(value: Result<Vec<u8>, i32>, size: u32, reply: ReplyXattr) {
     match value {
-        Err(e) => reply.error(e),
+        Err(e) => reply.error(errno(e)),
         Ok(v) if size == 0 => reply.size(u32::try_from(v.len()).unwrap_or(u32::MAX)),
         Ok(v) if v.len() > size as usize => reply.error(Errno::ERANGE),
         Ok(v) => reply.data(&v),

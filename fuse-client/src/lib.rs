@@ -1,12 +1,13 @@
-//! `fletch-mount`: one version of a dataset as a read-only directory.
+//! `fletch-mount`: one version of a dataset, or all datasets of a server, as read-only directories.
 //!
 //! This crate owns the FUSE session, the tree that a mount shows, and the reads of unmodified programs. It
 //! must never: touch its own mount (a process that serves a mount and waits for it deadlocks), hold a FUSE
 //! thread while it waits for a server, or return a byte that was not hashed (I1).
 //!
 //! ```text
-//! kernel ── fuse (adapter) ─┬─ fs/tree ── tables (parts, loaded on demand)
-//!                           └─ fs/read ── store (memory, flights, disk) ── chunk_sources
+//! kernel ─┬─ fuse (one mount) ──────────────┬─ requests ─┬─ fs/tree ── tables (parts, loaded on demand)
+//!         └─ shared_session (many mounts) ──┘            └─ fs/read ── store ── chunk_sources
+//! datasets ── lists the server's datasets, and mounts their versions by shared_session
 //! chunk_sources ─┬─ node: the owner of the node store, if this mount is its client
 //!                └─ fletch_client ── the server, or the origin while the server is gone
 //! ```
@@ -16,10 +17,12 @@ pub mod announce;
 pub mod chunk_sources;
 pub mod cli;
 pub mod daemon;
+pub mod datasets;
 pub mod error_cache;
 pub mod faults;
 pub mod fs;
 pub mod fuse;
+pub mod fuse_wire;
 pub mod metrics;
 pub mod mount;
 pub mod mount_dir;
@@ -27,6 +30,9 @@ pub mod mount_helper;
 pub mod node;
 pub mod open_version;
 pub mod push;
+pub mod requests;
 pub mod server_breaker;
 pub mod server_watch;
+pub mod shared_parts;
+pub mod shared_session;
 pub mod unmount;

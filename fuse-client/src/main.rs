@@ -1,8 +1,8 @@
 //! The program `fletch-mount`: parses the flags, mounts, and returns the exit code.
 
 use clap::Parser;
-use fletch_mount::cli::{Cli, LogFormat};
-use fletch_mount::{daemon, mount, mount_helper};
+use fletch_mount::cli::{Action, Cli, LogFormat};
+use fletch_mount::{daemon, datasets, mount, mount_helper};
 use fletch_store::allocator;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let background = cli.daemon;
-    let settings = match cli.clone().into_settings() {
+    let action = match cli.clone().into_action() {
         Ok(s) => s,
         Err(e) => {
             eprintln!("fletch-mount: {e:#}");
@@ -40,9 +40,13 @@ fn main() -> ExitCode {
             }
         };
     }
-    start_log(settings.log_format);
+    start_log(action.process().log_format);
     let outcome = if background { daemon::detach() } else { Ok(()) };
-    match outcome.and_then(|()| mount::run(&settings)) {
+    let run = || match &action {
+        Action::Mount(settings) => mount::run(settings),
+        Action::Datasets(settings) => datasets::run(settings),
+    };
+    match outcome.and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             let code = mount::exit_code(&e);

@@ -1,6 +1,8 @@
-//! The counters of a mount: as Prometheus text while it runs, as a JSON report when it ends.
+//! The counters of a process of mounts: as Prometheus text while it runs, as a JSON report when it ends.
 
 use crate::fs::error::Fault;
+use crate::push::Pusher;
+use crate::requests::RequestContext;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::{Router, response::IntoResponse, routing::get};
 use fletch_api::hosts::AllowedHosts;
@@ -94,13 +96,13 @@ impl RequestCounts {
     }
 }
 
-/// All counters of a mount at one moment. Byte counts are bytes sent to the kernel. The kernel serves cached
+/// All counters of a process at one moment. Byte counts are bytes sent to the kernel. The kernel serves cached
 /// pages without a request, and no counter includes those.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Snapshot {
-    /// The mounted dataset.
+    /// The mounted dataset; empty in a process with many mounts.
     pub dataset: String,
-    /// The root of the mounted version.
+    /// The root of the mounted version; empty in a process with many mounts.
     pub root: String,
     /// The job that the mount reads for.
     pub job: String,
@@ -156,6 +158,28 @@ pub struct Snapshot {
     pub origin_bytes: u64,
     /// The node store, if the mount takes part in one.
     pub node: Option<NodeSnapshot>,
+    /// The datasets, if the process mounts all that its token may read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub datasets: Option<DatasetsSnapshot>,
+}
+
+/// The numbers of a process that mounts all datasets.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct DatasetsSnapshot {
+    /// Names that lead to a mounted version.
+    pub linked: u64,
+    /// Names whose version is not mounted because of `--mounts-max`.
+    pub over_limit: u64,
+    /// Names whose version is not mounted because an attempt failed.
+    pub failed: u64,
+    /// The mounted versions, each with its dataset and its root.
+    pub mounted: Vec<(String, String)>,
+    /// The most versions mounted at once.
+    pub mounts_max: u64,
+    /// Passes over the server's datasets that the server answered.
+    pub passes: u64,
+    /// Passes that the server did not answer, or refused.
+    pub passes_failed: u64,
 }
 
 /// The counters of a mount's part in the node store.
@@ -186,6 +210,48 @@ pub struct NodeSnapshot {
 }
 
 impl Snapshot {
+    /// Returns the counters that each mount has by itself.
+    #[must_use]
+    pub fn of_mount(context: &RequestContext) -> Self {
+        let read = context.reader.counters();
+        let (pushed_bytes, pushes_skipped) = context.pusher.get().map_or((0, 0), Pusher::counts);
+        Snapshot {
+            requests: context.requests.counts(),
+            faults: faults(context.faults.counts()),
+            reads: read.reads.load(Relaxed),
+            read_bytes: read.bytes.load(Relaxed),
+            read_memory_bytes: read.bytes_memory.load(Relaxed),
+            read_disk_bytes: read.bytes_disk.load(Relaxed),
+            read_joined_bytes: read.bytes_joined.load(Relaxed),
+            read_fetched_bytes: read.bytes_fetched.load(Relaxed),
+            pushed_bytes,
+            pushes_skipped,
+            refusals: context.access.refusals(),
+            prefetch_slices: read.prefetched.load(Relaxed),
+            ..Snapshot::default()
+        }
+    }
+
+    /// Adds the counters that `other`, a result of [`Snapshot::of_mount`], has by itself.
+    pub fn add_mount(&mut self, other: &Snapshot) {
+        for (op, n) in &other.requests {
+            *self.requests.entry(op).or_default() += n;
+        }
+        for (fault, n) in &other.faults {
+            *self.faults.entry(fault).or_default() += n;
+        }
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.read_memory_bytes += other.read_memory_bytes;
+        self.read_disk_bytes += other.read_disk_bytes;
+        self.read_joined_bytes += other.read_joined_bytes;
+        self.read_fetched_bytes += other.read_fetched_bytes;
+        self.pushed_bytes += other.pushed_bytes;
+        self.pushes_skipped += other.pushes_skipped;
+        self.refusals += other.refusals;
+        self.prefetch_slices += other.prefetch_slices;
+    }
+
     /// Returns the Prometheus text.
     ///
     /// # Errors
@@ -286,11 +352,31 @@ impl Snapshot {
                 gauge(opts(name, help), n)?;
             }
         }
-        let info = opts("info", "The mounted version; always 1.")
-            .const_label("dataset", &self.dataset)
-            .const_label("train_job", &self.job)
-            .const_label("root", &self.root);
-        gauge(info, 1)?;
+        let one = [(self.dataset.clone(), self.root.clone())];
+        for (dataset, root) in self.datasets.as_ref().map_or(&one[..], |d| &d.mounted) {
+            let info = opts("info", "A mounted version; always 1.")
+                .const_label("dataset", dataset)
+                .const_label("train_job", &self.job)
+                .const_label("root", root);
+            gauge(info, 1)?;
+        }
+        if let Some(datasets) = &self.datasets {
+            for (state, n) in [
+                ("linked", datasets.linked),
+                ("over_limit", datasets.over_limit),
+                ("failed", datasets.failed),
+            ] {
+                let o = opts("datasets", "Names of datasets and tags, by state.");
+                gauge(o.const_label("state", state), n)?;
+            }
+            let mounted = opts("versions_mounted", "Versions that are mounted now.");
+            gauge(mounted, datasets.mounted.len() as u64)?;
+            gauge(opts("versions_max", "The most versions mounted at once."), datasets.mounts_max)?;
+            for (result, n) in [("ok", datasets.passes), ("error", datasets.passes_failed)] {
+                let o = opts("passes_total", "Looks at the server's datasets, by result.");
+                counter(o.const_label("result", result), n)?;
+            }
+        }
         let mut text = Vec::new();
         TextEncoder::new().encode(&registry.gather(), &mut text)?;
         Ok(text)
@@ -323,7 +409,8 @@ fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
     }
 }
 
-/// Serves `GET /metrics` until `stop`, to requests that name a loopback address or `localhost` as their host.
+/// Serves `GET /metrics` until `stop`. At a loopback address it answers only requests that name a loopback
+/// address or `localhost` as their host. At another address every host that reaches it may read the page.
 ///
 /// # Errors
 /// The listener failed.
@@ -332,8 +419,10 @@ pub async fn serve(
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
+    let is_loopback = listener.local_addr()?.ip().is_loopback();
     let page = move |uri: Uri, headers: HeaderMap| {
-        let answer = check_host(&uri, &headers).map(|()| snapshot().prometheus());
+        let allowed = if is_loopback { check_host(&uri, &headers) } else { Ok(()) };
+        let answer = allowed.map(|()| snapshot().prometheus());
         async move {
             match answer {
                 Ok(Ok(text)) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
@@ -375,34 +464,24 @@ mod tests {
         ops.count(Op::Read);
         ops.count(Op::Read);
         let snapshot = Snapshot {
-            dataset: "d".into(),
-            root: "r".into(),
             job: "j".into(),
             requests: ops.counts(),
             faults: BTreeMap::from([("gone", 3)]),
             reads: 2,
             read_bytes: 10,
             read_memory_bytes: 4,
-            read_disk_bytes: 0,
-            read_joined_bytes: 0,
             read_fetched_bytes: 6,
-            pushed_bytes: 0,
-            pushes_skipped: 0,
-            refusals: 0,
-            prefetch_slices: 0,
             fetches: 1,
             fetched_bytes: 10,
-            corrupt: 0,
             memory_live_bytes: 10,
             server_requests: 5,
-            server_retries: 0,
             server_bytes: 99,
-            server_losses: 0,
-            server_refused: 0,
-            server_gone: false,
-            server_away: false,
-            origin_requests: 0,
-            origin_bytes: 0,
+            datasets: Some(DatasetsSnapshot {
+                linked: 2,
+                over_limit: 4,
+                mounted: vec![("d".into(), "r".into()), ("e".into(), "s".into())],
+                ..DatasetsSnapshot::default()
+            }),
             node: Some(NodeSnapshot {
                 role: "client",
                 reads: 1,
@@ -416,6 +495,7 @@ mod tests {
                 queued_bytes: 0,
                 quarantined: 0,
             }),
+            ..Snapshot::default()
         };
         let text = String::from_utf8(snapshot.prometheus().expect("well-formed")).expect("text");
         for line in [
@@ -425,6 +505,9 @@ mod tests {
             "fletch_mount_node_role{role=\"client\"} 1",
             "fletch_mount_node_sent_bytes_total{tier=\"disk\"} 7",
             "fletch_mount_info{dataset=\"d\",root=\"r\",train_job=\"j\"} 1",
+            "fletch_mount_info{dataset=\"e\",root=\"s\",train_job=\"j\"} 1",
+            "fletch_mount_datasets{state=\"over_limit\"} 4",
+            "fletch_mount_versions_mounted 2",
         ] {
             assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
         }

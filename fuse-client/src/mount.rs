@@ -3,37 +3,24 @@
 //! A mount ends in this order: signal, unmount (wait, then detach), reply to the requests in flight, stop
 //! metrics, write the report, exit. All of it takes at most [`END_WITHIN`].
 
-use crate::access::{self, Access, KernelCache};
+use crate::access::{self, KernelCache};
 use crate::announce;
 use crate::cli::Settings;
-use crate::error_cache::ErrorCache;
-use crate::faults::Faults;
-use crate::fs::attr::CommonAttr;
-use crate::fs::read::{ChunkSource, ReadCounters, Reader};
-use crate::fs::tree::Tree;
-use crate::fuse::{self, FuseSession, MountOptions, RequestContext};
-use crate::metrics::{self, RequestCounts, Snapshot};
-use crate::node::chunk_source::NodeChunks;
-use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore};
+use crate::fuse::{self, FuseSession, MountOptions};
+use crate::metrics::{self, Snapshot};
 use crate::open_version::{OpenVersion, open};
-use crate::push::{Pusher, WATCH_EVERY};
+use crate::push::{PushThreads, WATCH_EVERY};
+use crate::requests::RequestContext;
+use crate::shared_parts::SharedParts;
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mount_dir};
 use anyhow::{Context, Result, anyhow};
-use fletch_api::node::MountedVersion;
 use fletch_client::fallback::Fallback;
-use fletch_client::{Client, ClientError, Endpoint};
+use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, Root};
 use fletch_host::mounts;
-use fletch_store::{DiskTier, Store, StoreLimits, disk::DiskEngine};
-use fletch_tables::{TableError, Version, documents};
-use std::{
-    io,
-    path::Path,
-    sync::atomic::Ordering::Relaxed,
-    sync::{Arc, OnceLock},
-    time::{Duration, UNIX_EPOCH},
-};
+use fletch_tables::TableError;
+use std::{io, path::Path, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
@@ -41,22 +28,11 @@ use tokio::{
     sync::oneshot,
     time::timeout,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The longest time from the signal to the exit.
-const END_WITHIN: Duration = Duration::from_secs(9);
-/// How long the process waits for requests in flight after the unmount.
-const DRAIN_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const END_WITHIN: Duration = Duration::from_secs(9);
 /// The kernel's read-ahead in KiB, if this process may set it.
 const KERNEL_READ_AHEAD_KIB: u32 = 1024;
-/// How often the store fetches a chunk whose bytes were wrong. With a node store it tries the owner in
-/// addition.
-const FETCH_ATTEMPTS: u32 = 2;
-/// The most bytes of chunks that wait for their append to disk. They count as part of `--memory`.
-const APPEND_BYTES_MAX: u64 = 256 << 20;
-/// How long the process waits for the node store to close.
-const CLOSE_STORE_WITHIN: Duration = Duration::from_secs(2);
-
 /// Returns the exit code for an error.
 #[must_use]
 pub fn exit_code(e: &anyhow::Error) -> u8 {
@@ -87,35 +63,36 @@ pub fn run(settings: &Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // A disk that hangs blocks every thread that reads it, and hashing needs threads too.
-        .max_blocking_threads(if settings.cache.is_some() { 64 } else { 16 })
+        .max_blocking_threads(if settings.process.cache.is_some() { 64 } else { 16 })
         .thread_name("fletch-io")
         .enable_all()
         .build()
         .context("starting the runtime")?;
     let opened = runtime.block_on(open(settings))?;
-    let metrics = match settings.metrics {
+    let metrics = match settings.process.metrics {
         Some(addr) => {
             let bound = runtime.block_on(TcpListener::bind(addr));
             Some(bound.with_context(|| format!("cannot serve metrics at {addr}"))?)
         }
         None => None,
     };
-    let running = RunningMount::new(settings, &opened, &runtime)?;
+    let running = RunningMount::new(settings, &opened, &runtime);
 
-    if let Some(node) = &running.node {
+    if let Some(node) = &running.shared.node {
         // With a role, the first reads find the node's chunks and do not go to the server.
         runtime.block_on(node.wait_for_role());
     }
     // Before the mount exists, so that a signal leaves no mount behind.
     let signals = runtime.block_on(async { EndSignals::listen() })?;
     let name = format!("{}{}", mounts::SOURCE_PREFIX, settings.target.dataset);
-    let options = MountOptions { allow_other: settings.allow_other, threads: settings.threads };
+    let options =
+        MountOptions { allow_other: settings.process.allow_other, threads: settings.process.threads };
     let session = fuse::mount(Arc::clone(&running.context), &dir, &name, options, runtime.handle().clone())
         .map_err(|e| explain_mount(e, &dir))?;
     let entry = mounts::at(&dir)?.context("another program removed the mount at once: mount again")?;
-    if settings.push {
-        let pusher = Pusher::start(session.page_cache()).context("starting the push thread")?;
-        drop(running.context.pusher.set(pusher));
+    if settings.process.push {
+        let threads = PushThreads::start(1).context("starting the push thread")?;
+        drop(running.context.pusher.set(threads.pusher(session.page_cache())));
     }
     raise_read_ahead(&entry.device);
 
@@ -129,17 +106,13 @@ pub fn run(settings: &Settings) -> Result<()> {
     );
     if let Some(client) = opened.client.clone() {
         let mount = announce::announcement(settings, version.root(), &dir);
-        let announced = announce::run(client.clone(), mount, running.stop.clone());
-        running.background.spawn_on(announced, runtime.handle());
+        let announced = announce::run(client.clone(), mount, running.shared.stop.clone());
+        running.shared.background.spawn_on(announced, runtime.handle());
         running.watch_access(&runtime, client, version.root(), session.kernel_cache());
     }
     let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
     // Bounds the rest of this function.
-    std::thread::spawn(|| {
-        std::thread::sleep(END_WITHIN);
-        tracing::error!(within = ?END_WITHIN, "the mount did not end in time: the process exits now");
-        std::process::exit(1);
-    });
+    exit_after(END_WITHIN);
     let gone = unmount(&dir, &entry.device);
     runtime.block_on(running.end(matches!(gone, Ok(Unmounted::Clean))));
     if let Some(path) = &settings.report {
@@ -150,107 +123,44 @@ pub fn run(settings: &Settings) -> Result<()> {
     outcome
 }
 
+/// Ends the process after a time, whatever it waits for then.
+pub(crate) fn exit_after(within: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(within);
+        tracing::error!(?within, "the mount did not end in time: the process exits now");
+        std::process::exit(1);
+    });
+}
+
 /// The parts of a running mount, and its tasks.
 struct RunningMount {
     context: Arc<RequestContext>,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
-    /// Waiting requests, and fetches.
-    tasks: TaskTracker,
-    /// Metrics and watches, which `stop` ends.
-    background: TaskTracker,
-    /// This mount's part in the node store, if the settings ask for one.
-    node: Option<Arc<Node>>,
-    /// The tasks of the node store. `stop_node` ends them, and so does `stop`.
-    node_tasks: TaskTracker,
-    stop_node: CancellationToken,
-    stop: CancellationToken,
+    shared: Arc<SharedParts>,
 }
 
 impl RunningMount {
-    fn new(settings: &Settings, opened: &OpenVersion, runtime: &Runtime) -> Result<Self> {
-        let _context = runtime.enter();
-        let (tasks, background, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
-        let cache = settings.cache.as_ref().filter(|_| {
-            let served = settings.server.as_ref().is_some_and(Endpoint::is_unix);
-            if served {
-                tracing::info!("the server runs on this node and keeps the chunks: cache.size is not used");
-            }
-            !served
-        });
-        let limits = StoreLimits {
-            memory_bytes: settings.memory_bytes,
-            deadline: settings.io_timeout,
-            attempts: FETCH_ATTEMPTS + u32::from(cache.is_some()),
-        };
-        let disk = cache.map(|_| DiskTier::new((settings.memory_bytes / 4).min(APPEND_BYTES_MAX)));
-        let store = Store::new(limits, disk, tasks.clone());
-        let version = &opened.version;
-        let tree = Tree::new(version.clone());
-        let (access, read) = (Arc::<Access>::default(), Arc::<ReadCounters>::default());
-        let node = cache.and_then(|cache| {
-            let own = (version.root(), Arc::clone(&access));
-            let clients = NodeClients::new(opened.client.clone(), own, background.clone(), stop.clone());
-            let node_store = NodeStore::new(
-                Arc::clone(&store),
-                clients.into(),
-                opened.client.clone(),
-                settings.memory_bytes,
-                settings.io_timeout,
-            );
-            Node::new(NodeContext {
-                settings: cache.clone(),
-                store: Arc::clone(&store),
-                node_store,
-                version: MountedVersion { root: version.root(), footprint: footprint_max(version) },
-                read: Arc::clone(&read),
-                job: settings.job.clone(),
-                dataset: settings.target.dataset.clone(),
-                io_timeout: settings.io_timeout,
-            })
-        });
-        let source: Arc<dyn ChunkSource> = match &node {
-            Some(node) => Arc::new(NodeChunks { node: Arc::clone(node), beyond: opened.chunks() }),
-            None => opened.chunks(),
-        };
-        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone()).with_counters(read);
-        let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
-        let common = CommonAttr {
-            uid: nix::unistd::getuid().as_raw(),
-            gid: nix::unistd::getgid().as_raw(),
-            created: UNIX_EPOCH + Duration::from_nanos(created),
-        };
-        let context = Arc::new(RequestContext {
-            tree,
-            reader,
-            common,
-            requests: RequestCounts::default(),
-            faults: Faults::default(),
-            access,
-            error_cache: ErrorCache::default(),
-            pusher: OnceLock::new(),
-            io_timeout: settings.io_timeout,
-            tasks: tasks.clone(),
-        });
-        let snapshot = snapshot_source(settings, opened, Arc::clone(&context), store, node.clone());
+    fn new(settings: &Settings, opened: &OpenVersion, runtime: &Runtime) -> Self {
+        let shared = Arc::new(SharedParts::new(&settings.process, opened.client.as_ref(), runtime.handle()));
+        let context = shared.context(opened, &settings.target.dataset, true);
+        let snapshot = snapshot_source(settings, opened, Arc::clone(&context), Arc::clone(&shared));
         if let Some(fallback) = opened.fallback.clone() {
-            let stop = stop.clone();
-            background.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
+            let stop = shared.stop.clone();
+            let watching = async move { stop.run_until_cancelled(fallback.watch()).await };
+            shared.background.spawn_on(watching, runtime.handle());
         }
         if let Some(watch) = opened.watch.clone() {
-            let stop = stop.clone();
-            background.spawn(async move { stop.run_until_cancelled(watch.run()).await });
+            let stop = shared.stop.clone();
+            let watching = async move { stop.run_until_cancelled(watch.run()).await };
+            shared.background.spawn_on(watching, runtime.handle());
         }
-        let (node_tasks, stop_node) = (TaskTracker::new(), stop.child_token());
-        if let Some(node) = &node {
-            node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
-        }
-        Ok(RunningMount { context, snapshot, tasks, background, node, node_tasks, stop_node, stop })
+        RunningMount { context, snapshot, shared }
     }
 
     fn watch_access(&self, runtime: &Runtime, client: Client, root: Root, cache: Arc<dyn KernelCache>) {
         let access = Arc::clone(&self.context.access);
-        self.background
-            .spawn_on(access::watch(access, client, root, cache, self.stop.clone()), runtime.handle());
+        let watching = access::watch(access, client, root, cache, self.shared.stop.clone());
+        self.shared.background.spawn_on(watching, runtime.handle());
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -258,33 +168,29 @@ impl RunningMount {
     }
 
     async fn end(&self, clean: bool) {
-        // First: clients of the node store that read on would keep this process busy.
-        self.stop_node.cancel();
-        self.tasks.close();
-        if timeout(DRAIN_WITHIN, self.tasks.wait()).await.is_err() {
-            tracing::warn!(left = self.tasks.len(), "requests in flight got no reply before the exit");
-        }
-        self.stop.cancel();
-        self.background.close();
-        self.node_tasks.close();
-        drop(timeout(Duration::from_millis(500), self.background.wait()).await);
-        if timeout(CLOSE_STORE_WITHIN, self.node_tasks.wait()).await.is_err() {
-            tracing::warn!("the node store is slow to close: the process exits without waiting for it");
-        }
+        self.shared.end().await;
         tracing::info!(clean, "unmounted");
     }
 }
 
 /// The signals that end a mount.
-struct EndSignals {
+pub(crate) struct EndSignals {
     term: Signal,
     int: Signal,
 }
 
 impl EndSignals {
-    fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).context("listening for signals");
         Ok(EndSignals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+    }
+
+    /// Waits for a signal and returns its name.
+    pub(crate) async fn wait(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        }
     }
 }
 
@@ -297,15 +203,15 @@ async fn serve(
     ready: &str,
 ) -> Result<()> {
     if let Some(listener) = metrics {
-        let page = metrics::serve(listener, Arc::clone(&running.snapshot), running.stop.clone());
-        running.background.spawn(async move {
+        let page = metrics::serve(listener, Arc::clone(&running.snapshot), running.shared.stop.clone());
+        running.shared.background.spawn(async move {
             if let Err(error) = page.await {
                 tracing::error!(%error, "metrics are no longer served: mount again to restore them");
             }
         });
     }
-    let (watched, stop) = (Arc::clone(&running.context), running.stop.clone());
-    running.background.spawn(async move {
+    let (watched, stop) = (Arc::clone(&running.context), running.shared.stop.clone());
+    running.shared.background.spawn(async move {
         while timeout(WATCH_EVERY, stop.cancelled()).await.is_err() {
             if let Some(p) = watched.pusher.get() {
                 p.answer_late();
@@ -325,8 +231,7 @@ async fn serve(
     }
     say_ready(ready)?;
     let signal = tokio::select! {
-        _ = signals.term.recv() => "SIGTERM",
-        _ = signals.int.recv() => "SIGINT",
+        signal = signals.wait() => signal,
         outcome = &mut end => {
             tracing::info!("another program unmounted this mount");
             return outcome.context("the FUSE threads ended")?.context("the FUSE session failed");
@@ -336,7 +241,7 @@ async fn serve(
     Ok(())
 }
 
-fn say_ready(ready: &str) -> Result<()> {
+pub(crate) fn say_ready(ready: &str) -> Result<()> {
     if daemon::is_child() {
         tracing::info!("{ready}");
         return daemon::report_ready(ready);
@@ -349,60 +254,29 @@ fn snapshot_source(
     settings: &Settings,
     opened: &OpenVersion,
     context: Arc<RequestContext>,
-    store: Arc<Store>,
-    node: Option<Arc<Node>>,
+    shared: Arc<SharedParts>,
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
-    let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
+    let (dataset, job) = (settings.target.dataset.to_string(), settings.process.job.to_string());
     let root = context.tree.version().root().to_string();
     let (client, fallback, watch) = (opened.client.clone(), opened.fallback.clone(), opened.watch.clone());
     Arc::new(move || {
-        let (read, store) = (context.reader.counters(), store.stats());
-        let client = client.as_ref().map(Client::stats).unwrap_or_default();
         let origin = fallback.as_ref().map(Fallback::origin_stats).unwrap_or_default();
-        let (losses, server_refused) = watch.as_ref().map_or((0, 0), |w| w.counts());
-        let (pushed_bytes, pushes_skipped) = context.pusher.get().map_or((0, 0), Pusher::counts);
+        let mut all = shared.counters(client.as_ref(), watch.as_deref());
+        all.add_mount(&Snapshot::of_mount(&context));
+        all.server_losses += fallback.as_ref().map_or(0, Fallback::losses);
         Snapshot {
             dataset: dataset.clone(),
             root: root.clone(),
             job: job.clone(),
-            requests: context.requests.counts(),
-            faults: metrics::faults(context.faults.counts()),
-            reads: read.reads.load(Relaxed),
-            read_bytes: read.bytes.load(Relaxed),
-            read_memory_bytes: read.bytes_memory.load(Relaxed),
-            read_disk_bytes: read.bytes_disk.load(Relaxed),
-            read_joined_bytes: read.bytes_joined.load(Relaxed),
-            read_fetched_bytes: read.bytes_fetched.load(Relaxed),
-            pushed_bytes,
-            pushes_skipped,
-            refusals: context.access.refusals(),
-            prefetch_slices: read.prefetched.load(Relaxed),
-            fetches: store.fetches,
-            fetched_bytes: store.fetched_bytes,
-            corrupt: store.corrupt,
-            memory_live_bytes: store.live_bytes,
-            server_requests: client.requests,
-            server_retries: client.retries,
-            server_bytes: client.bytes,
-            server_losses: losses + fallback.as_ref().map_or(0, Fallback::losses),
-            server_refused,
-            server_gone: watch.as_ref().is_some_and(|w| w.is_gone()),
             server_away: fallback.as_ref().is_some_and(Fallback::is_away),
             origin_requests: origin.requests,
             origin_bytes: origin.bytes_read,
-            node: node.as_ref().map(|n| n.snapshot()),
+            ..all
         }
     })
 }
 
-/// Returns the most bytes that a version's chunks, or the files of its packed chunks, can take on disk.
-fn footprint_max(version: &Version) -> u64 {
-    let doc = version.layout_doc();
-    let pieces = doc.chunks.max(version.manifest().entries);
-    DiskEngine::footprint_max(doc.bytes, pieces)
-}
-
-fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
+pub(crate) fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
     let what = match e.kind() {
         io::ErrorKind::NotFound => "cannot mount without /dev/fuse: load the fuse module (modprobe fuse)",
         io::ErrorKind::PermissionDenied => {
@@ -415,7 +289,7 @@ fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
 }
 
 /// Raises the kernel's read-ahead, which starts small whatever the session asks for. Only root can raise it.
-fn raise_read_ahead(device: &str) {
+pub(crate) fn raise_read_ahead(device: &str) {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
     match std::fs::write(&path, KERNEL_READ_AHEAD_KIB.to_string()) {
         Ok(()) => tracing::debug!(path, kib = KERNEL_READ_AHEAD_KIB, "raised the kernel's read-ahead"),

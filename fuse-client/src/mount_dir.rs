@@ -83,7 +83,7 @@ pub fn prepare(dir: &Path, wanted: &DatasetName) -> Result<PathBuf> {
 }
 
 /// Returns the absolute path of `dir` without links. Does not touch a mount at the directory itself.
-fn real_path(dir: &Path) -> Result<PathBuf> {
+pub(crate) fn real_path(dir: &Path) -> Result<PathBuf> {
     let mut dir = std::path::absolute(dir).with_context(|| format!("{}", dir.display()))?;
     for _ in 0..LINKS_MAX {
         // The root, and a path that ends in `..`, have no name.

@@ -55,8 +55,19 @@ const IGNORED: &[&str] = &[
     "users",
 ];
 
-/// Flags that a line of fstab does not set: the helper always mounts in the background.
-const NO_OPTIONS: &[&str] = &["daemon", "foreground", "help", "version"];
+/// Flags that a line of fstab does not set: the helper always mounts one dataset, in the background.
+const NO_OPTIONS: &[&str] = &[
+    "daemon",
+    "foreground",
+    "help",
+    "version",
+    "datasets",
+    "tags",
+    "keep",
+    "mounts-max",
+    "interval",
+    "ready-file",
+];
 
 /// Words that the helper cannot use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -194,7 +205,10 @@ mod tests {
         assert_eq!(plain.args[3..], ["--server=unix:/run/fletch/server.sock"]);
         let words = std::iter::once(OsString::from("fletch-mount")).chain(made.args);
         let cli = Cli::try_parse_from(words).expect("flags of the program");
-        assert_eq!((cli.dataset.as_str(), cli.allow_other, cli.daemon), ("photos@v2", Some(true), true));
+        assert_eq!(
+            (cli.dataset.as_deref(), cli.allow_other, cli.daemon),
+            (Some("photos@v2"), Some(true), true)
+        );
     }
 
     #[test]

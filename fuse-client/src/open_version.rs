@@ -2,7 +2,7 @@
 //! server's last answer.
 
 use crate::chunk_sources::{FallbackChunks, ServerChunks};
-use crate::cli::{FallbackSettings, Settings};
+use crate::cli::{FallbackSettings, ProcessSettings, Settings};
 use crate::fs::read::ChunkSource;
 use crate::server_watch::ServerWatch;
 use anyhow::{Context, Result, anyhow};
@@ -51,7 +51,9 @@ struct DatasetUris {
 /// # Errors
 /// What failed, and what to do.
 pub async fn open(settings: &Settings) -> Result<OpenVersion> {
-    let client = settings.server.as_ref().map(|server| client(settings, server)).transpose()?;
+    let client =
+        settings.process.server.as_ref().map(|server| client(&settings.process, server)).transpose()?;
+    let client = client.map(|c| c.for_dataset(Some(&settings.target.dataset)));
     let (root, layout, uris) = match (&client, &settings.fallback) {
         (None, None) => {
             return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
@@ -93,21 +95,43 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
             return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
         }
     };
-    let version = Version::open(tables, root, layout, PartCache::new(settings.tables_bytes));
+    let version = Version::open(tables, root, layout, PartCache::new(settings.process.tables_bytes));
     let version = version.await.with_context(|| format!("opening version {root}"))?;
     Ok(OpenVersion { client, fallback, watch, version, chunks })
 }
 
-fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Client> {
-    let io_timeout = settings.io_timeout;
-    let client = Client::new(ClientConfig {
-        token: settings.token.clone(),
-        job: Some(settings.job.clone()),
+/// Opens a version that the server resolved, through a client and a watch that other versions use, too.
+///
+/// # Errors
+/// What failed, and what to do.
+pub async fn open_shared(
+    client: &Client,
+    watch: &Arc<ServerWatch>,
+    resolved: &ResolvedVersion,
+    parts: &PartCache,
+) -> Result<OpenVersion> {
+    let (root, layout) = (resolved.root, resolved.layout);
+    let client = client.for_dataset(Some(&resolved.dataset));
+    let tables = watch.tables(client.tables(root, layout));
+    let version = Version::open(tables, root, layout, parts.clone());
+    let version = version.await.with_context(|| format!("opening version {root}"))?;
+    let chunks = Arc::new(ServerChunks { client: client.clone(), watch: Arc::clone(watch), root });
+    Ok(OpenVersion { client: Some(client), fallback: None, watch: Some(Arc::clone(watch)), version, chunks })
+}
+
+/// Returns the client of a process of mounts.
+///
+/// # Errors
+/// The token cannot be read, or TLS cannot be set up.
+pub fn client(process: &ProcessSettings, server: &fletch_client::Endpoint) -> Result<Client, ClientError> {
+    let io_timeout = process.io_timeout;
+    Client::new(ClientConfig {
+        token: process.token.clone(),
+        job: Some(process.job.clone()),
         // A little less than the store's own deadline, so that the client reports its reason first.
         io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
         ..ClientConfig::new(server.clone(), "mount")
-    })?;
-    Ok(client.for_dataset(Some(&settings.target.dataset)))
+    })
 }
 
 fn is_unreachable(e: &anyhow::Error) -> bool {
@@ -115,7 +139,7 @@ fn is_unreachable(e: &anyhow::Error) -> bool {
 }
 
 async fn resolve_at_server(settings: &Settings, client: &Client) -> Result<ResolvedVersion> {
-    let first = client.within(REACH_WITHIN.min(settings.io_timeout));
+    let first = client.within(REACH_WITHIN.min(settings.process.io_timeout));
     first.info().await?;
     let target = &settings.target;
     let resolved = first.resolve(&target.dataset, &target.version).await;
@@ -172,6 +196,7 @@ async fn resolve_without_server(
         return Ok((root, layout, Some(DatasetUris { objects, tables: tables.clone() })));
     }
     let server = settings
+        .process
         .server
         .as_ref()
         .context("neither a server nor tables were given: give --server or --tables")?;
@@ -206,7 +231,7 @@ fn origins(settings: &Settings, fallback_settings: &FallbackSettings) -> Result<
     let limits = OriginLimits {
         requests_max: ORIGIN_READS_MAX,
         // The other half of the time goes to a server that hangs.
-        io_timeout: settings.io_timeout / 2,
+        io_timeout: settings.process.io_timeout / 2,
         ..OriginLimits::default()
     };
     Ok(Origins::new(fallback_settings.origins.clone(), limits)?)

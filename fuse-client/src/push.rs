@@ -2,7 +2,7 @@
 //! small blocks then costs one request, not one for each read-ahead window.
 //!
 //! To store pages, the kernel *waits for page locks*, and a locked page may belong to another READ. So:
-//! 1. A push runs on this module's own thread, never on a FUSE thread or a runtime worker, and holds no lock
+//! 1. A push runs on this module's own threads, never on a FUSE thread or a runtime worker, and holds no lock
 //!    while the kernel stores. The mount can reply to every other READ meanwhile.
 //! 2. A push delays the reply to a READ at offset 0 only. The kernel locks the first page of that READ, so a
 //!    file has at most one such READ. A push may wait for other READs, but none of those waits for a push.
@@ -27,7 +27,7 @@ pub const PUSH_WAIT_MAX: Duration = Duration::from_secs(1);
 pub const WATCH_EVERY: Duration = Duration::from_millis(250);
 
 /// The kernel's page cache, as far as this module writes to it.
-pub trait PageCache: Send + 'static {
+pub trait PageCache: Send + Sync + 'static {
     /// Stores whole pages of an inode. May wait for page locks.
     ///
     /// # Errors
@@ -38,8 +38,8 @@ pub trait PageCache: Send + 'static {
 /// Sends the reply to the waiting READ.
 pub type SendReply = Box<dyn FnOnce() + Send>;
 
-#[derive(Default)]
 struct Shared {
+    cache: Box<dyn PageCache>,
     /// The waiting READs, by number. The thread that removes a READ sends its reply.
     waiting: Mutex<HashMap<u64, (Instant, SendReply)>>,
     off: AtomicBool,
@@ -49,12 +49,48 @@ struct Shared {
 }
 
 struct QueuedPush {
+    shared: Arc<Shared>,
     number: u64,
     ino: u64,
     push: PagePush,
 }
 
-/// Hands pushes to the push thread.
+/// The threads that push, for one mount or for all mounts of a process.
+pub struct PushThreads {
+    jobs: SyncSender<QueuedPush>,
+}
+
+impl PushThreads {
+    /// Starts the threads. They end when this value and all its pushers are dropped.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn start(threads: usize) -> io::Result<Self> {
+        let (jobs, todo) = sync_channel(WAITING_MAX);
+        let todo = Arc::new(Mutex::new(todo));
+        for _ in 0..threads {
+            let todo = Arc::clone(&todo);
+            std::thread::Builder::new().name("fletch-push".into()).spawn(move || work(&todo))?;
+        }
+        Ok(PushThreads { jobs })
+    }
+
+    /// Returns the pusher of one mount.
+    #[must_use]
+    pub fn pusher(&self, cache: impl PageCache) -> Pusher {
+        let shared = Arc::new(Shared {
+            cache: Box::new(cache),
+            waiting: Mutex::default(),
+            off: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            pushed_bytes: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+        });
+        Pusher { shared, jobs: self.jobs.clone() }
+    }
+}
+
+/// Hands the pushes of one mount to the push threads.
 #[derive(Clone)]
 pub struct Pusher {
     shared: Arc<Shared>,
@@ -62,18 +98,6 @@ pub struct Pusher {
 }
 
 impl Pusher {
-    /// Starts the push thread. It ends when the last clone of the pusher is dropped.
-    ///
-    /// # Errors
-    /// The system cannot start the thread.
-    pub fn start(cache: impl PageCache) -> io::Result<Self> {
-        let (jobs, todo) = sync_channel(WAITING_MAX);
-        let shared = Arc::<Shared>::default();
-        let worker = Arc::clone(&shared);
-        std::thread::Builder::new().name("fletch-push".into()).spawn(move || work(&worker, &cache, &todo))?;
-        Ok(Pusher { shared, jobs })
-    }
-
     /// Pushes, then calls `done`. Calls `done` at once if pushing is off or the queue is full.
     pub fn push_then(&self, ino: u64, push: PagePush, done: SendReply) {
         if self.shared.off.load(Relaxed) {
@@ -81,7 +105,8 @@ impl Pusher {
         }
         let number = self.shared.next.fetch_add(1, Relaxed);
         self.shared.lock().insert(number, (Instant::now(), done));
-        if self.jobs.try_send(QueuedPush { number, ino, push }).is_err() {
+        let job = QueuedPush { shared: Arc::clone(&self.shared), number, ino, push };
+        if self.jobs.try_send(job).is_err() {
             self.shared.skipped.fetch_add(1, Relaxed);
             self.shared.answer(number);
         }
@@ -134,10 +159,13 @@ impl Shared {
     }
 }
 
-fn work(shared: &Shared, cache: &impl PageCache, todo: &Receiver<QueuedPush>) {
-    while let Ok(QueuedPush { number, ino, push }) = todo.recv() {
+fn work(todo: &Mutex<Receiver<QueuedPush>>) {
+    loop {
+        // A thread that waits holds the lock, and the other threads wait for the lock.
+        let next = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(QueuedPush { shared, number, ino, push }) = next else { return };
         if !shared.off.load(Relaxed) {
-            match cache.store(ino, push.offset, &push.bytes) {
+            match shared.cache.store(ino, push.offset, &push.bytes) {
                 Ok(()) => {
                     shared.pushed_bytes.fetch_add(push.bytes.len() as u64, Relaxed);
                 }
@@ -161,15 +189,19 @@ mod tests {
 
     struct Fake {
         stored: Sender<(u64, u64, usize)>,
-        gate: Receiver<()>,
+        gate: Mutex<Receiver<()>>,
     }
 
     impl PageCache for Fake {
         fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-            self.gate.recv().expect("gate");
+            self.gate.lock().expect("one store at a time").recv().expect("gate");
             self.stored.send((ino, offset, bytes.len())).expect("test listens");
             Ok(())
         }
+    }
+
+    fn pusher(cache: Fake) -> Pusher {
+        PushThreads::start(1).expect("thread").pusher(cache)
     }
 
     fn push() -> PagePush {
@@ -179,7 +211,7 @@ mod tests {
     #[test]
     fn pages_are_stored_before_the_reply() {
         let ((stored, seen), (open, gate)) = (channel(), channel());
-        let pusher = Pusher::start(Fake { stored, gate }).expect("thread");
+        let pusher = pusher(Fake { stored, gate: Mutex::new(gate) });
         let (tell, done) = channel();
         pusher.push_then(9, push(), Box::new(move || tell.send(()).expect("test listens")));
         assert!(done.recv_timeout(Duration::from_millis(50)).is_err(), "answered before the store");
@@ -192,7 +224,7 @@ mod tests {
     #[test]
     fn a_stuck_store_delays_no_reply_beyond_the_bound_and_ends_pushing() {
         let ((stored, _seen), (open, gate)) = (channel(), channel::<()>());
-        let pusher = Pusher::start(Fake { stored, gate }).expect("thread");
+        let pusher = pusher(Fake { stored, gate: Mutex::new(gate) });
         let (tell, done) = channel();
         let many = WAITING_MAX + 10;
         for i in 0..many {

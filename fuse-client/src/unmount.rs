@@ -67,7 +67,7 @@ pub fn detach(dir: &Path) -> Result<(), String> {
     attempt(dir, true)
 }
 
-fn attempt(dir: &Path, detach: bool) -> Result<(), String> {
+pub(crate) fn attempt(dir: &Path, detach: bool) -> Result<(), String> {
     let lazy = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
     match umount2(dir, lazy | MntFlags::UMOUNT_NOFOLLOW) {
         Ok(()) | Err(Errno::EINVAL) => Ok(()),

@@ -5,7 +5,7 @@ use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins,
 use fletch_testkit::servers;
 use fletch_tests::bins::{Running, bin_dir, command, repo, run};
 use fletch_tests::console;
-use fletch_tests::fixture::Site;
+use fletch_tests::fixture::{Site, index};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
@@ -302,26 +302,13 @@ fn semantics_tree(dir: &Path) {
     fs::write(&script, "#!/bin/sh\necho ran\n").expect("write");
 }
 
-#[test]
-fn semantics_are_executed() {
-    if !have(&[Need::Fuse, Need::Python]) {
-        return;
-    }
-    let text = fs::read_to_string(repo().join("docs/SEMANTICS.md")).expect("docs/SEMANTICS.md");
-    let blocks = console::blocks(&text, "sh semantics");
-    assert!(blocks.len() >= 10, "SEMANTICS has {} executable statements", blocks.len());
-    let tree = TempDir::with_prefix("fletch-semantics-").expect("tree");
-    semantics_tree(tree.path());
-    let site = Site::start(&[]);
-    let root = site.publish("known", tree.path());
-    let mounted = site.mount("known", "semantics", &[]);
+/// Runs executable statements of SEMANTICS. Returns those that failed, with their output.
+fn failed_statements(blocks: &[(usize, String)], variables: &[(&str, &Path)]) -> String {
     let mut faults = String::new();
-    for (line, body) in &blocks {
+    for (line, body) in blocks {
         let out = Command::new("bash")
             .args(["-euo", "pipefail", "-c", body])
-            .env("MNT", &mounted.dir)
-            .env("SRC", tree.path())
-            .env("ROOT", &root)
+            .envs(variables.iter().copied())
             .env("PATH", format!("{}:{}", bin_dir().display(), std::env::var("PATH").unwrap_or_default()))
             .stdin(Stdio::null())
             .output()
@@ -335,8 +322,76 @@ fn semantics_are_executed() {
             ));
         }
     }
+    faults
+}
+
+fn semantics(info: &str) -> Vec<(usize, String)> {
+    let text = fs::read_to_string(repo().join("docs/SEMANTICS.md")).expect("docs/SEMANTICS.md");
+    console::blocks(&text, info)
+}
+
+#[test]
+fn semantics_are_executed() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    let blocks = semantics("sh semantics");
+    assert!(blocks.len() >= 10, "SEMANTICS has {} executable statements", blocks.len());
+    let tree = TempDir::with_prefix("fletch-semantics-").expect("tree");
+    semantics_tree(tree.path());
+    let site = Site::start(&[]);
+    let root = site.publish("known", tree.path());
+    let mounted = site.mount("known", "semantics", &[]);
+    let variables = [("MNT", &*mounted.dir), ("SRC", tree.path()), ("ROOT", Path::new(&root))];
+    let faults = failed_statements(&blocks, &variables);
     assert!(faults.is_empty(), "{faults}");
     mounted.stop();
+}
+
+#[test]
+fn semantics_are_executed_among_all_datasets() {
+    if !have(&[Need::Fuse, Need::Root, Need::Python]) {
+        return;
+    }
+    let tree = TempDir::with_prefix("fletch-semantics-").expect("tree");
+    semantics_tree(tree.path());
+    let site = Site::start(&[]);
+    let root = site.publish("known", tree.path());
+    let tables = site.place("tables-known");
+    let tag = |tag: &str, to: &str| run(command("fletch").arg("tag").arg(&tables).args([tag, to]));
+    // Another version, which has one more file.
+    fs::write(tree.path().join("new.txt"), "new").expect("write");
+    let other_root = index(tree.path(), &tables, &[]);
+    fs::remove_file(tree.path().join("new.txt")).expect("remove");
+    tag("stable", &root);
+    tag("latest", &root);
+    let dir = site.place("node").join("datasets");
+    let log = site.place("logs").join("datasets");
+    let mut c = command("fletch-mount");
+    c.arg("--datasets").arg(&dir).args(["--server", &site.url, "--tags", "s*"]);
+    c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).expect("log"));
+    let mut daemon = Running::spawn("fletch-mount", &mut c);
+    until("the datasets are mounted", Duration::from_secs(20), || {
+        assert!(daemon.alive(), "{}", fs::read_to_string(&log).unwrap_or_default());
+        dir.join("known/README.txt").exists()
+    });
+    let mounted = dir.join(".versions").join(&root);
+    let variables = [
+        ("MNT", &*mounted),
+        ("SRC", tree.path()),
+        ("ROOT", Path::new(&root)),
+        ("DATASETS", &*dir),
+        ("TABLES", &*tables),
+        ("OTHER", Path::new(&other_root)),
+    ];
+    let faults = failed_statements(
+        &[semantics("sh semantics"), semantics("sh semantics-datasets")].concat(),
+        &variables,
+    );
+    daemon.signal(Signal::SIGTERM);
+    let ended = daemon.wait(Duration::from_secs(11));
+    assert!(faults.is_empty(), "{faults}");
+    assert!(ended.success(), "{ended}: {}", fs::read_to_string(&log).unwrap_or_default());
 }
 
 fn leftovers(tmp: &Path) -> Vec<String> {

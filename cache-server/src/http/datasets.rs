@@ -19,13 +19,18 @@ use axum::{
     http::StatusCode,
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion};
+use fletch_api::{Code, Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion, Tags};
 use fletch_core::{DatasetName, Domain, Root, TagName};
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 use tokio::task::spawn_blocking;
+
+/// The most tags that an error names.
+const TAGS_NAMED: usize = 8;
+/// The most tags that a list has.
+const TAGS_LISTED: usize = 1000;
 
 /// Lists the datasets of the caller's domain.
 #[utoipa::path(
@@ -83,7 +88,7 @@ pub async fn register(
         registered_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     };
     let entry = Registration { domain: principal.domain, tenant: principal.tenant, dataset };
-    if request.check && server.versions.tags(&entry).await?.is_empty() {
+    if request.check && server.versions.tags(&entry, 1).await?.is_empty() {
         return Err(not_indexed(&entry.dataset));
     }
     let quota = server.auth.quota(&entry.tenant).registered;
@@ -157,6 +162,31 @@ pub async fn unregister(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Lists the tags of a dataset.
+///
+/// The server lists them at the dataset's tables at every call. At a plain HTTP server, which has no listing,
+/// it looks for the tag `latest` only.
+#[utoipa::path(
+    get, path = "/v1/datasets/{name}/tags", tag = "datasets",
+    params(("name" = String, Path, description = "Name of the dataset")),
+    responses(
+        (status = 200, description = "The first 1000 tags, sorted by name", body = Tags),
+        (status = 404, description = "The domain has no dataset of that name", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn tags(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Tags>> {
+    let Path(name) = path?;
+    let entry = find_dataset(&server, &principal.domain, &name)?;
+    let mut tags = server.versions.tags(&entry, TAGS_LISTED).await?;
+    tags.sort();
+    Ok(Json(Tags { tags }))
+}
+
 /// Resolves a tag or a root of a dataset.
 ///
 /// The server reads a tag from the dataset's tables at every call.
@@ -213,7 +243,7 @@ pub async fn resolve_version(
             let tag: TagName = parse_param(version)?;
             match server.versions.resolve_tag(entry, &tag).await {
                 Err(VersionError::NotFound) => {
-                    let tags = server.versions.tags(entry).await?;
+                    let tags = server.versions.tags(entry, TAGS_NAMED).await?;
                     return Err(no_tag(&entry.dataset, &tag, &tags));
                 }
                 source => (source?, Some(tag)),

@@ -71,6 +71,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(datasets::list, datasets::register))
         .routes(documented!(datasets::get, datasets::unregister))
         .routes(documented!(datasets::version))
+        .routes(documented!(datasets::tags))
         .routes(documented!(warmups::list, warmups::start))
         .routes(documented!(warmups::get, warmups::cancel))
         .routes(documented!(warmups::evict))

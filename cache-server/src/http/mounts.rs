@@ -17,7 +17,7 @@ use axum::{
 };
 use fletch_api::{
     AnnounceMount, Code, Mounts, Problem,
-    mounts::{DIR_BYTES_MAX, WORD_BYTES_MAX},
+    mounts::{DIR_BYTES_MAX, PROBLEM_BYTES_MAX, WORD_BYTES_MAX},
 };
 use fletch_core::MountId;
 use std::{
@@ -40,10 +40,12 @@ fn owner(server: &Server, principal: &Principal, peer: Peer) -> MountOwner {
 }
 
 fn check(mount: &AnnounceMount) -> ApiResult<()> {
+    let problem = mount.problem.as_deref().unwrap_or_default();
     let texts = [
-        ("dir", &mount.dir, DIR_BYTES_MAX),
-        ("host", &mount.host, WORD_BYTES_MAX),
-        ("version", &mount.version, WORD_BYTES_MAX),
+        ("dir", &*mount.dir, DIR_BYTES_MAX),
+        ("host", &*mount.host, WORD_BYTES_MAX),
+        ("version", &*mount.version, WORD_BYTES_MAX),
+        ("problem", problem, PROBLEM_BYTES_MAX),
     ];
     for (field, text, max) in texts {
         if text.len() > max {

@@ -20,8 +20,6 @@ use tokio::time::{Instant, timeout};
 const SCAN_AT_ONCE: usize = 16;
 /// The most layouts of one root at one location that are tried.
 const LAYOUTS_MAX: usize = 8;
-/// The most tags that an answer names.
-const TAGS_MAX: usize = 8;
 /// The longest tag document that is read, in bytes.
 const TAG_BYTES_MAX: u64 = 64 << 10;
 /// The longest wait for a tag or a list of layouts, so that the caller learns which origin is silent.
@@ -261,13 +259,13 @@ impl Versions {
         }
     }
 
-    /// Returns tags of a dataset's tables, at most [`TAGS_MAX`], in the order of their names.
+    /// Returns tags of a dataset's tables, at most `tags_max`, in the order of their names.
     ///
     /// A plain HTTP server has no listing. There only the tag `latest` is looked for.
     ///
     /// # Errors
     /// Those of the origin.
-    pub async fn tags(&self, entry: &Registration) -> Result<Vec<TagName>, VersionError> {
+    pub async fn tags(&self, entry: &Registration, tags_max: usize) -> Result<Vec<TagName>, VersionError> {
         let tables = self.tables_of(entry)?;
         if tables.uri().is_plain_http() {
             let latest = TagName::latest();
@@ -284,7 +282,7 @@ impl Versions {
                     let tag = meta.path.strip_prefix(paths::TAGS).and_then(|name| TagName::new(name).ok());
                     Ok(tag)
                 })
-                .take(TAGS_MAX)
+                .take(tags_max)
                 .collect()
                 .await;
             found.into_iter().collect::<Result<Vec<_>, OriginError>>()

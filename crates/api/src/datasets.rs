@@ -25,6 +25,14 @@ pub struct Datasets {
     pub datasets: Vec<Dataset>,
 }
 
+/// The tags of a dataset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Tags {
+    /// The first 1000 tags, in the order of their names.
+    #[schema(value_type = Vec<String>)]
+    pub tags: Vec<TagName>,
+}
+
 /// Body of `POST /v1/datasets`. Registering the same dataset again changes nothing.
 ///
 /// The same name and URI with other tables replace the registration.

@@ -14,6 +14,8 @@ pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(10);
 pub const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// The longest directory of an announcement, in bytes.
 pub const DIR_BYTES_MAX: usize = 4096;
+/// The longest problem of an announcement, in bytes.
+pub const PROBLEM_BYTES_MAX: usize = 255;
 /// The longest host name or version of an announcement, in bytes.
 pub const WORD_BYTES_MAX: usize = 255;
 
@@ -37,6 +39,10 @@ pub struct AnnounceMount {
     pub job: JobName,
     /// The tag or root by which the mount named the version, at most 255 bytes.
     pub version: String,
+    /// Why the directory does not show the version that its name means now, at most 255 bytes. Absent if it
+    /// shows that version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// A mount that announced itself.

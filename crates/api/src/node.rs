@@ -26,10 +26,13 @@ pub fn file(root: Root, hash: Hash, len: u32, path: &str) -> String {
     format!("/node/v1/versions/{root}/files/{hash}/{len}/{}", crate::routes::escaped(path))
 }
 
-/// Returns the path of the state, for a client that reads this version.
+/// Returns the path of the state, for a client that reads this version, or none yet.
 #[must_use]
-pub fn state(version: MountedVersion) -> String {
-    format!("{STATE}?root={}&footprint={}", version.root, version.footprint)
+pub fn state(version: Option<MountedVersion>) -> String {
+    match version {
+        Some(MountedVersion { root, footprint }) => format!("{STATE}?root={root}&footprint={footprint}"),
+        None => STATE.to_owned(),
+    }
 }
 
 /// The version that a mount reads, as the mount tells the owner of the node store.

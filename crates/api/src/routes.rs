@@ -28,6 +28,8 @@ pub const DATASETS: &str = "/v1/datasets";
 pub const DATASET: &str = "/v1/datasets/{name}";
 /// GET: the version that a tag or root of a dataset names.
 pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
+/// GET: the tags of a dataset.
+pub const DATASET_TAGS: &str = "/v1/datasets/{name}/tags";
 /// DELETE: evicts a dataset's chunks from disk.
 pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
 /// GET: which dataset has how much of the disk, and why.
@@ -194,6 +196,12 @@ pub fn mount(id: &MountId) -> String {
     format!("/v1/mounts/{id}")
 }
 
+/// Returns the path of the tags of a dataset.
+#[must_use]
+pub fn dataset_tags(name: &DatasetName) -> String {
+    format!("/v1/datasets/{name}/tags")
+}
+
 /// Returns the path of a version of a dataset. `version` is a tag or a root; both need no encoding.
 #[must_use]
 pub fn dataset_version(name: &DatasetName, version: &str) -> String {
@@ -227,6 +235,7 @@ mod tests {
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
         assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
+        assert_eq!(dataset_tags(&name), fill(DATASET_TAGS));
         assert_eq!(mount(&MountId::new("x").expect("name")), MOUNT.replace("{id}", "x"));
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));

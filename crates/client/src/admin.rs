@@ -5,9 +5,10 @@ use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
     Allocation, AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
-    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Warmup, routes,
+    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Tags, Warmup,
+    routes,
 };
-use fletch_core::{DatasetName, MountId};
+use fletch_core::{DatasetName, MountId, TagName};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
@@ -26,6 +27,15 @@ impl Client {
     /// [`ClientError`]; `not_found` if the dataset is not registered or the caller may not see it.
     pub async fn dataset(&self, name: &DatasetName) -> Result<Dataset, ClientError> {
         self.get_json(&routes::dataset(name)).await
+    }
+
+    /// Returns the first 1000 tags of a dataset, in the order of their names.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` if the caller may not see the dataset, or the server is older than this
+    /// route.
+    pub async fn tags(&self, name: &DatasetName) -> Result<Vec<TagName>, ClientError> {
+        Ok(self.get_json::<Tags>(&routes::dataset_tags(name)).await?.tags)
     }
 
     /// Registers a dataset. Registering the same dataset again changes nothing.

@@ -377,13 +377,13 @@ impl Client {
         Ok(Batch::new(self.shown.to_string(), response, count, item_bytes_max, until))
     }
 
-    /// Returns the state of the node's store, and tells its owner which version the caller reads.
+    /// Returns the state of the node's store, and tells its owner a version that the caller reads.
     ///
     /// The client's endpoint must be the socket of the node's store.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn node_state(&self, version: MountedVersion) -> Result<NodeState, ClientError> {
+    pub async fn node_state(&self, version: Option<MountedVersion>) -> Result<NodeState, ClientError> {
         self.get_json(&node::state(version)).await
     }
 

@@ -60,6 +60,7 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
                 dataset: a.dataset.to_string(),
                 job: a.job.to_string(),
                 dead: false,
+                problem: a.problem,
             }
         })
         .collect();
@@ -77,7 +78,8 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
         match rows.iter_mut().find(|row| row.dir == dir && row.host == host) {
             Some(row) => row.dead = true,
             None => {
-                rows.push(MountRow { dir, host: host.clone(), dataset, job: "-".to_owned(), dead: true });
+                let (host, job) = (host.clone(), "-".to_owned());
+                rows.push(MountRow { dir, host, dataset, job, dead: true, problem: None });
             }
         }
     }

@@ -16,6 +16,9 @@ pub struct MountRow {
     pub job: String,
     /// Whether the mount's process is gone, so that every read fails.
     pub dead: bool,
+    /// Why the directory does not show the version that its name means now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// A credential that somebody handed to the server. It holds no secret.

@@ -190,11 +190,15 @@ pub fn mounts(now: &Snapshot) -> TextTable {
     let mut table =
         TextTable::new(&[("DIR", Left), ("HOST", Left), ("DATASET", Left), ("JOB", Left), ("STATE", Left)]);
     let mut mounts: Vec<_> = now.mounts.iter().collect();
-    // Dead mounts first: they need somebody.
-    mounts.sort_by_key(|m| (!m.dead, &m.dir, &m.host));
+    // Dead mounts first, then those with a problem: they need somebody.
+    mounts.sort_by_key(|m| (!m.dead, m.problem.is_none(), &m.dir, &m.host));
     for m in mounts {
-        let state = if m.dead { "dead" } else { "ok" };
-        table.push([m.dir.clone(), m.host.clone(), m.dataset.clone(), m.job.clone(), state.to_owned()]);
+        let state = match &m.problem {
+            _ if m.dead => "dead".to_owned(),
+            Some(problem) => problem.clone(),
+            None => "ok".to_owned(),
+        };
+        table.push([m.dir.clone(), m.host.clone(), m.dataset.clone(), m.job.clone(), state]);
     }
     table
 }

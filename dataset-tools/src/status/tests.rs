@@ -87,6 +87,7 @@ fn full(at_s: u64) -> Snapshot {
             dataset: "images".into(),
             job: "eda".into(),
             dead: false,
+            problem: None,
         },
         MountRow {
             dir: "/mnt/b".into(),
@@ -94,6 +95,7 @@ fn full(at_s: u64) -> Snapshot {
             dataset: String::new(),
             job: String::new(),
             dead: true,
+            problem: None,
         },
     ];
     let origin = |uri: &str, state: &str| -> OriginView {

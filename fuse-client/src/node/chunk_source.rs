@@ -5,14 +5,19 @@ use super::Node;
 use crate::fs::read::{ChunkSource, FetchRequest};
 use bytes::Bytes;
 use fletch_client::fallback::OriginLocation;
+use fletch_core::{DatasetName, Root};
 use fletch_store::FetchError;
 use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
 
 /// Fetches chunks from the owner of the node store, and otherwise from the source beyond it.
 pub struct NodeChunks {
-    /// This mount's part in the node store.
+    /// This process's part in the node store.
     pub node: Arc<Node>,
+    /// The version.
+    pub root: Root,
+    /// The dataset through which the mount reads.
+    pub dataset: DatasetName,
     /// The source if this mount is not a client, or the owner sent no bytes.
     pub beyond: Arc<dyn ChunkSource>,
 }
@@ -25,10 +30,11 @@ impl ChunkSource for NodeChunks {
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (node, beyond, location) = (Arc::clone(&self.node), Arc::clone(&self.beyond), location.clone());
+        let (root, dataset) = (self.root, self.dataset.clone());
         async move {
             // After wrong bytes from the owner, the retry goes to the source beyond.
             if attempt == 0
-                && let Some(bytes) = node.fetch_from_owner(&request).await
+                && let Some(bytes) = node.fetch_from_owner(root, &dataset, &request).await
             {
                 return Ok(bytes);
             }

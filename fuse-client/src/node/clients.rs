@@ -6,7 +6,8 @@
 //! owner. A server that does not answer refuses nothing. I6: the owner watches at most [`VERSIONS_MAX`]
 //! versions.
 
-use crate::access::{self, Access};
+use super::own_versions::OwnVersions;
+use crate::access;
 use fletch_client::Client;
 use fletch_core::{DatasetName, JobName, Root};
 use std::{
@@ -45,8 +46,8 @@ pub struct NodeClient {
 pub struct NodeClients {
     /// `None` if this mount has no server. Then every version may be read.
     client: Option<Client>,
-    /// The version of this mount, which [`access::watch`] watches already.
-    own_version: (Root, Arc<Access>),
+    /// The versions of this process's mounts, whose access is checked already.
+    own: Arc<OwnVersions>,
     versions: Mutex<HashMap<Root, Arc<WatchedVersion>>>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -67,19 +68,19 @@ impl NodeClients {
     #[must_use]
     pub fn new(
         client: Option<Client>,
-        own_version: (Root, Arc<Access>),
+        own: Arc<OwnVersions>,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         // The clients' versions may belong to other datasets than the owner's.
         let client = client.map(|c| c.for_dataset(None));
-        NodeClients { client, own_version, versions: Mutex::default(), tasks, stop }
+        NodeClients { client, own, versions: Mutex::default(), tasks, stop }
     }
 
     /// Returns whether the owner may serve a version now.
     pub async fn may_read(self: &Arc<Self>, root: Root) -> bool {
-        if root == self.own_version.0 {
-            return self.own_version.1.refused().is_none();
+        if let Some(may_read) = self.own.may_read(root) {
+            return may_read;
         }
         let Some(client) = &self.client else { return true };
         let Some(watched) = self.watched(root) else { return false };

@@ -22,18 +22,19 @@ pub mod clients;
 pub mod directory;
 pub mod listener;
 pub mod node_store;
+pub mod own_versions;
 mod owner;
 pub mod settings;
 
-use crate::fs::read::{FetchRequest, ReadCounters};
+use crate::fs::read::FetchRequest;
 use crate::metrics::NodeSnapshot;
 use bytes::Bytes;
 use directory::{StoreDirectory, socket_path};
-use fletch_api::node::MountedVersion;
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
-use fletch_core::{DatasetName, JobName};
+use fletch_core::{DatasetName, JobName, Root};
 use fletch_store::{DiskTier, Store, disk::DiskError, maintenance};
 use node_store::NodeStore;
+use own_versions::{OwnVersion, OwnVersions};
 use settings::CacheSettings;
 use std::{
     fs::File,
@@ -118,22 +119,18 @@ pub struct ClientCounters {
     pub losses: AtomicU64,
 }
 
-/// What the node store needs from its mount.
+/// What the node store needs from its process.
 pub struct NodeContext {
     /// The settings of the node store.
     pub settings: CacheSettings,
-    /// The mount's own store, which has room for a disk tier.
+    /// The process's own store, which has room for a disk tier.
     pub store: Arc<Store>,
     /// Serves clients while this mount is the owner.
     pub node_store: Arc<NodeStore>,
-    /// The version that this mount reads.
-    pub version: MountedVersion,
-    /// Counts the reads of this mount.
-    pub read: Arc<ReadCounters>,
-    /// The job that this mount reads for.
+    /// The versions that the mounts of this process read.
+    pub own: Arc<OwnVersions>,
+    /// The job that this process reads for.
     pub job: JobName,
-    /// The dataset that this mount shows.
-    pub dataset: DatasetName,
     /// The time within which every read ends.
     pub io_timeout: Duration,
 }
@@ -146,8 +143,6 @@ pub struct Node {
     directory: Mutex<StoreDirectory>,
     role: watch::Sender<Role>,
     role_known: watch::Sender<bool>,
-    /// The read count at which this mount last renewed its dataset's share of the disk.
-    recorded_reads: AtomicU64,
     counters: ClientCounters,
 }
 
@@ -165,16 +160,28 @@ impl Node {
     #[must_use]
     pub fn new(context: NodeContext) -> Option<Arc<Self>> {
         let disk = Arc::clone(context.store.disk()?);
-        context.node_store.register_version(context.version);
         Some(Arc::new(Node {
             directory: Mutex::new(StoreDirectory::new(&context.settings.dir, context.settings.name)),
             disk,
             context,
             role: watch::Sender::new(Role::Direct),
             role_known: watch::Sender::new(false),
-            recorded_reads: AtomicU64::new(u64::MAX),
             counters: ClientCounters::default(),
         }))
+    }
+
+    /// Adds the version of a mount of this process.
+    pub fn add_version(&self, version: OwnVersion) {
+        self.node_store().register_version(version.mounted);
+        if version.reserves_disk && matches!(self.role(), Role::Owner) {
+            self.node_store().record_read(version.mounted.root);
+        }
+        self.context.own.add(version);
+    }
+
+    /// Removes the version of a mount that ended.
+    pub fn remove_version(&self, root: Root) {
+        self.context.own.remove(root);
     }
 
     fn directory(&self) -> StoreDirectory {
@@ -233,20 +240,23 @@ impl Node {
     }
 
     /// Fetches bytes from the owner. `None` if this mount has no owner, or the owner sent no bytes.
-    pub async fn fetch_from_owner(&self, request: &FetchRequest) -> Option<Bytes> {
+    pub async fn fetch_from_owner(
+        &self,
+        root: Root,
+        dataset: &DatasetName,
+        request: &FetchRequest,
+    ) -> Option<Bytes> {
         let Role::Client(link) = self.role() else { return None };
         let Ok(_permit) = link.permits.try_acquire() else {
             self.counters.left.fetch_add(1, Relaxed);
             return None;
         };
-        let root = self.context.version.root;
+        let client = link.client.for_dataset(Some(dataset));
         let asked = async {
             match request {
-                FetchRequest::Chunk { hash, len } => {
-                    link.client.node_chunk_unchecked(root, *hash, *len).await
-                }
+                FetchRequest::Chunk { hash, len } => client.node_chunk_unchecked(root, *hash, *len).await,
                 FetchRequest::File { path, hash, len } => {
-                    link.client.node_file_unchecked(root, *hash, *len, path).await
+                    client.node_file_unchecked(root, *hash, *len, path).await
                 }
             }
         };
@@ -335,9 +345,9 @@ impl Node {
             connections_idle_max,
             ..ClientConfig::new(Endpoint::Unix(socket_path(&dir)), "mount")
         };
-        let client = Client::new(config(IDLE_MAX))?.fail_fast().for_dataset(Some(&self.context.dataset));
+        let client = Client::new(config(IDLE_MAX))?.fail_fast();
         let health = Client::new(config(1))?.fail_fast().within(self.owner_check_within());
-        health.node_state(self.context.version).await?;
+        health.node_state(self.context.own.next()).await?;
         let (permits, check_now, gone) = (Semaphore::new(READS_MAX), Notify::new(), CancellationToken::new());
         Ok(Arc::new(OwnerLink { client, health, permits, _dir: dir, check_now, gone }))
     }
@@ -353,7 +363,7 @@ impl Node {
                 () = link.check_now.notified() => {}
                 () = sleep(OWNER_CHECK_EVERY) => {}
             }
-            let state = link.health.node_state(self.context.version).await;
+            let state = link.health.node_state(self.context.own.next()).await;
             let error = match state {
                 Err(e) => e,
                 Ok(_) if self.current_directory() != directory => {

@@ -14,11 +14,7 @@ use fletch_store::{
     maintenance,
 };
 use futures::future::{BoxFuture, FutureExt};
-use std::{
-    io,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 use tokio::{
     task::spawn_blocking,
     time::{sleep, timeout},
@@ -42,8 +38,10 @@ impl Node {
         let idle = directory.clone();
         // Nothing here depends on the removal, so nothing waits for it.
         drop(spawn_blocking(move || idle.remove_idle()));
-        // Gives the dataset a share of the disk until a read renews it.
-        self.node_store().record_read(self.context.version.root);
+        // Gives the dataset of a single mount a share of the disk until a read renews it.
+        for root in self.context.own.reserving() {
+            self.node_store().record_read(root);
+        }
         let ended = stop.child_token();
         let serving = self.serve_clients(&directory, &ended);
         let maintaining = {
@@ -179,9 +177,8 @@ impl DiskOwner for Node {
     }
 
     fn divide(&self, disk: &DiskTier) {
-        let reads = self.context.read.reads.load(Relaxed);
-        if self.recorded_reads.swap(reads, Relaxed) != reads {
-            self.node_store().record_read(self.context.version.root);
+        for root in self.context.own.newly_read() {
+            self.node_store().record_read(root);
         }
         if let Some(split) = self.node_store().shares().next_split(disk, self.node_store().now_ns()) {
             self.node_store().shares().apply(disk, &split);

@@ -1,7 +1,7 @@
 //! What clients may hold, and for how long.
 
 use super::*;
-use crate::access::Access;
+use crate::node::own_versions::{OwnVersion, OwnVersions};
 use fletch_client::{ClientConfig, Endpoint};
 use fletch_core::{Hash, JobName};
 use fletch_store::StoreLimits;
@@ -14,7 +14,13 @@ fn node_store(memory: u32, client: Option<Client>) -> (Arc<NodeStore>, NodeClien
     let limits = StoreLimits { memory_bytes: memory.into(), deadline: Duration::from_secs(20), attempts: 1 };
     let store = Store::new(limits, None, TaskTracker::new());
     let root = Root(Hash::of(b"a version"));
-    let own = (root, Arc::<Access>::default());
+    let own = Arc::<OwnVersions>::default();
+    own.add(OwnVersion {
+        mounted: MountedVersion { root, footprint: u64::MAX },
+        access: Arc::default(),
+        reads: Arc::default(),
+        reserves_disk: false,
+    });
     let clients = NodeClients::new(client.clone(), own, TaskTracker::new(), CancellationToken::new());
     let node_store = NodeStore::new(store, clients.into(), client, memory.into(), limits.deadline);
     (node_store, NodeClient { root, job: JobName::new("client-job").expect("a name"), dataset: None })

@@ -1,0 +1,289 @@
+//! The directory with a link for each dataset: a small file system of its own, in memory.
+//!
+//! ```text
+//! DIR/NAME          link to .versions/ROOT, the version that the tag `latest` names
+//! DIR/NAME@TAG      link to .versions/ROOT, the version that another tag names
+//! DIR/.versions/ROOT    a mount of that version
+//! ```
+//!
+//! 1. While nothing is mounted at DIR, the directory below has mode 0000 and the file [`NOT_MOUNTED`]. So has
+//!    each directory of a version. A reader gets an error or that file, never an empty dataset.
+//! 2. A link is replaced in one step, so a reader finds the old version or the new one.
+//! 3. One process has the lock of DIR. The kernel releases it when the process ends, however it ends.
+
+use crate::mount_dir::real_path;
+use crate::unmount;
+use anyhow::{Context, Result, anyhow, bail};
+use fletch_core::Root;
+use fletch_host::mounts::{self, Health};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    mount::{MsFlags, mount},
+};
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+/// The file that takes the place of datasets while nothing is mounted.
+pub const NOT_MOUNTED: &str = "NOT-MOUNTED";
+/// What the file says.
+const NOT_MOUNTED_TEXT: &str =
+    "The datasets are not mounted here now: start `fletch-mount --datasets` for this directory again.\n";
+/// The directory with a mount for each version.
+const VERSIONS: &str = ".versions";
+/// The name of a link until it takes its place.
+const NEW_LINK: &str = ".new-link";
+/// The source of the file system in the mount table.
+const SOURCE: &str = "fletch-datasets";
+/// The file system holds links and directories only, which have no pages.
+const OPTIONS: &str = "size=4m,nr_inodes=65536,mode=0000";
+/// The mode of the directory while datasets are shown, and while they are not.
+const MODE: (u32, u32) = (0o755, 0o000);
+/// The most dead mounts that are detached. Each crash leaves one.
+const DEAD_MOUNTS_MAX: usize = 64;
+/// How long a mount may take to say that it lives.
+const HEALTH_WITHIN: Duration = Duration::from_secs(2);
+
+/// The directory while its file system is mounted.
+pub struct DatasetsDir {
+    dir: PathBuf,
+    device: String,
+    /// Released before the unmount: an open file keeps the file system busy.
+    lock: Mutex<Option<Flock<File>>>,
+}
+
+impl DatasetsDir {
+    /// Detaches what a dead process left at `dir`, closes the directory, and mounts a file system there that
+    /// shows nothing yet. Blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the directory, and what to do.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let dir = closed(dir)?;
+        mount(Some(SOURCE), &dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(OPTIONS))
+            .map_err(|e| explain(e, &dir))?;
+        let device = match mounts::at(&dir).context("cannot read the mount table")? {
+            Some(entry) => entry.device,
+            None => bail!("another program unmounted {} at once: start again", dir.display()),
+        };
+        let lock = match lock(&dir)? {
+            Some(lock) => lock,
+            None => bail!("{} was taken by another fletch-mount at the same moment", dir.display()),
+        };
+        let opened = DatasetsDir { dir, device, lock: Mutex::new(Some(lock)) };
+        opened.hide()?;
+        let versions = opened.dir.join(VERSIONS);
+        fs::create_dir(&versions).with_context(|| format!("cannot create {}", versions.display()))?;
+        opened.set_mode(&versions, MODE.0)?;
+        Ok(opened)
+    }
+
+    /// Returns the path of the directory, without links.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns whether the file system is still mounted.
+    ///
+    /// # Errors
+    /// The mount table cannot be read.
+    pub fn is_mounted(&self) -> Result<bool> {
+        let top = mounts::at(&self.dir).context("cannot read the mount table")?;
+        Ok(top.is_some_and(|entry| entry.device == self.device))
+    }
+
+    /// Shows the links to every user.
+    ///
+    /// # Errors
+    /// The file system is gone.
+    pub fn show(&self) -> Result<()> {
+        let file = self.dir.join(NOT_MOUNTED);
+        fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))?;
+        self.set_mode(&self.dir, MODE.0)
+    }
+
+    /// Closes the directory: no user but root can list it, and it has the file [`NOT_MOUNTED`].
+    ///
+    /// # Errors
+    /// The file system is gone.
+    pub fn hide(&self) -> Result<()> {
+        let file = self.dir.join(NOT_MOUNTED);
+        fs::write(&file, NOT_MOUNTED_TEXT).with_context(|| format!("cannot write {}", file.display()))?;
+        self.set_mode(&self.dir, MODE.1)
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> Result<()> {
+        let set = fs::set_permissions(path, Permissions::from_mode(mode));
+        set.with_context(|| format!("cannot set the mode of {}", path.display()))
+    }
+
+    /// Returns the directory of a version. Creates it, closed, if it does not exist.
+    ///
+    /// # Errors
+    /// The file system is gone or full.
+    pub fn make_version_dir(&self, root: Root) -> Result<PathBuf> {
+        let dir = self.version_dir(root);
+        let made = match fs::create_dir(&dir) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(dir),
+            made => made.and_then(|()| File::create(dir.join(NOT_MOUNTED)).map(drop)),
+        };
+        made.with_context(|| format!("cannot create {}", dir.display()))?;
+        self.set_mode(&dir, MODE.1)?;
+        Ok(dir)
+    }
+
+    /// Returns the path of the directory of a version.
+    #[must_use]
+    pub fn version_dir(&self, root: Root) -> PathBuf {
+        self.dir.join(VERSIONS).join(root.to_string())
+    }
+
+    /// Removes the directory of a version that is not mounted.
+    ///
+    /// # Errors
+    /// The directory is mounted.
+    pub fn remove_version_dir(&self, root: Root) -> io::Result<()> {
+        let dir = self.version_dir(root);
+        fs::remove_file(dir.join(NOT_MOUNTED))?;
+        fs::remove_dir(dir)
+    }
+
+    /// Makes the link `name` lead to a version, in one step.
+    ///
+    /// # Errors
+    /// The file system is gone or full.
+    pub fn set_link(&self, name: &str, root: Root) -> io::Result<()> {
+        let new = self.dir.join(VERSIONS).join(NEW_LINK);
+        match fs::remove_file(&new) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        symlink(format!("{VERSIONS}/{root}"), &new)?;
+        fs::rename(&new, self.dir.join(name))
+    }
+
+    /// Removes the link `name`.
+    ///
+    /// # Errors
+    /// The file system is gone.
+    pub fn remove_link(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.dir.join(name))
+    }
+
+    /// Unmounts the file system, or detaches it with everything below it. Then the closed directory is there
+    /// again. Blocks.
+    ///
+    /// # Errors
+    /// The kernel does not even detach the file system.
+    pub fn close(&self) -> Result<()> {
+        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let shown = self.dir.display();
+        if self.is_mounted()? {
+            let refused = |why| anyhow!("cannot unmount {shown}: {why}; as root, run: umount -l {shown}");
+            unmount::attempt(&self.dir, false).or_else(|_| unmount::detach(&self.dir)).map_err(refused)?;
+        }
+        close_dir(&self.dir)
+    }
+}
+
+fn explain(e: Errno, dir: &Path) -> anyhow::Error {
+    let shown = dir.display();
+    match e {
+        Errno::EPERM | Errno::EACCES => anyhow!(io::Error::from(e))
+            .context(format!("{shown}: --datasets mounts a file system of its own: run it as root")),
+        e => anyhow!(io::Error::from(e)).context(format!("{shown}: cannot mount a file system in memory")),
+    }
+}
+
+/// Returns the lock of the file system at `dir`; `None` if another process has it.
+fn lock(dir: &Path) -> Result<Option<Flock<File>>> {
+    let file = File::open(dir).with_context(|| format!("cannot open {}", dir.display()))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, e)) => Err(io::Error::from(e)).with_context(|| format!("cannot lock {}", dir.display())),
+    }
+}
+
+/// Returns `dir` without links, once nothing of Fletch is mounted there and the directory is closed.
+fn closed(dir: &Path) -> Result<PathBuf> {
+    if fs::symlink_metadata(dir).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    let real = real_path(dir)?;
+    let shown = real.display();
+    for _ in 0..DEAD_MOUNTS_MAX {
+        let Some(entry) = mounts::at(&real).context("cannot read the mount table")? else { break };
+        let is_ours = entry.fs_type == "tmpfs" && entry.source == SOURCE;
+        if is_ours && lock(&real)?.is_none() {
+            bail!("{shown} is served by another fletch-mount: end that process first");
+        }
+        if !is_ours {
+            let Some(dataset) = entry.dataset() else { break };
+            if mounts::health(&real, HEALTH_WITHIN) != Health::Dead {
+                bail!("{shown} is a mount of {dataset}: unmount it first, or give another directory");
+            }
+        }
+        let why =
+            |why| anyhow!("{shown} is a dead mount and cannot be detached: {why}; run: umount -l {shown}");
+        unmount::detach(&real).map_err(why)?;
+        tracing::warn!(dir = %shown, "detached what a dead fletch-mount left: mounting anew");
+    }
+    close_dir(&real)?;
+    Ok(real)
+}
+
+/// Makes a directory that is not mounted unreadable, with one file that says why.
+fn close_dir(dir: &Path) -> Result<()> {
+    let shown = dir.display();
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {shown}"))?;
+    for entry in entries {
+        let name = entry.with_context(|| format!("cannot read {shown}"))?.file_name();
+        if name != NOT_MOUNTED {
+            bail!("{shown} is not empty: it holds {}; give an empty directory", name.display());
+        }
+    }
+    let (file, text) = (dir.join(NOT_MOUNTED), NOT_MOUNTED_TEXT.as_bytes());
+    if fs::read(&file).is_ok_and(|found| found == text) {
+        let closed = fs::set_permissions(dir, Permissions::from_mode(MODE.1));
+        return closed.with_context(|| format!("cannot set the mode of {shown}"));
+    }
+    let write = || -> io::Result<()> {
+        fs::set_permissions(dir, Permissions::from_mode(0o700))?;
+        fs::write(&file, text)?;
+        fs::set_permissions(&file, Permissions::from_mode(0o444))?;
+        fs::set_permissions(dir, Permissions::from_mode(MODE.1))
+    };
+    write().with_context(|| format!("cannot close {shown}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_directory_says_why_and_foreign_files_are_left_alone() {
+        let top = tempfile::tempdir().expect("tempdir");
+        let dir = top.path().join("datasets");
+        fs::create_dir(&dir).expect("mkdir");
+        let mode = || fs::metadata(&dir).expect("exists").permissions().mode() & 0o777;
+        for _ in 0..2 {
+            close_dir(&dir).expect("closed");
+            assert_eq!(mode(), 0);
+            fs::set_permissions(&dir, Permissions::from_mode(0o700)).expect("chmod");
+            let text = fs::read_to_string(dir.join(NOT_MOUNTED)).expect("the file");
+            assert!(text.contains("fletch-mount --datasets"), "{text}");
+        }
+        fs::write(dir.join("data"), "of somebody").expect("write");
+        let refused = format!("{:#}", close_dir(&dir).expect_err("foreign"));
+        assert!(refused.contains("not empty") && refused.contains("data"), "{refused}");
+        assert_eq!(mode(), 0o700);
+    }
+}

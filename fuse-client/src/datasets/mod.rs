@@ -1,0 +1,204 @@
+//! All datasets of a server, mounted below one directory. This module owns every task of the process.
+//!
+//! The watcher lists the datasets that the token may read, mounts the versions that their tags name, and keeps
+//! a link for each name. A token reads one domain, so one process shows one domain.
+//!
+//! The process ends in this order: signal, delete the ready file, close the directory, unmount (wait, then
+//! detach), reply to the requests in flight, stop the tasks, exit.
+
+pub mod announcer;
+pub mod directory;
+pub mod plan;
+pub mod version_mount;
+pub mod watcher;
+
+use crate::cli::DatasetsSettings;
+use crate::metrics;
+use crate::mount::{END_WITHIN, EndSignals, exit_after, say_ready};
+use crate::open_version;
+use crate::push::{PushThreads, WATCH_EVERY};
+use crate::server_watch::ServerWatch;
+use crate::shared_parts::SharedParts;
+use crate::shared_session::SessionThreads;
+use anyhow::{Context, Result};
+use directory::DatasetsDir;
+use fletch_client::Client;
+use fletch_tables::PartCache;
+use std::{
+    fs, io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, runtime::Runtime};
+use version_mount::{Attempt, MountParts};
+use watcher::Watcher;
+
+/// The threads for work that waits.
+const WORKERS: usize = 2;
+/// The threads that push pages of all mounts.
+const PUSH_THREADS: usize = 2;
+/// The threads for calls that block: with a cache on disk, and without.
+const BLOCKING_THREADS: (usize, usize) = (40, 16);
+/// How long a stop waits for programs that use a mount.
+const GRACE: Duration = Duration::from_secs(3);
+const RETRY_EVERY: Duration = Duration::from_millis(100);
+
+/// Mounts all datasets, follows the server until a signal, and cleans up.
+///
+/// # Errors
+/// What failed, and what to do. Nothing stays mounted then.
+pub fn run(settings: &DatasetsSettings) -> Result<()> {
+    let process = &settings.process;
+    let blocking = if process.cache.is_some() { BLOCKING_THREADS.0 } else { BLOCKING_THREADS.1 };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(blocking)
+        .thread_name("fletch-io")
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    if let Some(path) = &settings.ready_file {
+        remove_ready_file(path)?;
+    }
+    // Before anything is mounted, so that a signal leaves no mount behind.
+    let mut signals = runtime.block_on(async { EndSignals::listen() })?;
+    let client = open_version::client(process, &settings.server)?;
+    let metrics = match process.metrics {
+        Some(addr) => {
+            let bound = runtime.block_on(TcpListener::bind(addr));
+            Some(bound.with_context(|| format!("cannot serve metrics at {addr}"))?)
+        }
+        None => None,
+    };
+    let dir = DatasetsDir::open(&settings.dir)?;
+    let shared = Arc::new(SharedParts::new(process, Some(&client), runtime.handle()));
+    let watch = ServerWatch::new(client.clone());
+    let parts = MountParts {
+        shared: Arc::clone(&shared),
+        push: process.push.then(|| PushThreads::start(PUSH_THREADS)).transpose()?,
+        allow_other: process.allow_other,
+        sessions: SessionThreads::start(process.threads, runtime.handle().clone())?,
+    };
+    let tables = PartCache::new(process.tables_bytes);
+    let watcher = Arc::new(Watcher::new(settings, dir, client.clone(), Arc::clone(&watch), tables, parts));
+    start_tasks(&runtime, &shared, &watcher, &client, &watch, metrics);
+    let outcome = runtime.block_on(async {
+        if let Some(node) = &shared.node {
+            node.wait_for_role().await;
+        }
+        tokio::select! {
+            signal = signals.wait() => {
+                tracing::info!(signal, "unmounting all datasets");
+                Ok(())
+            }
+            outcome = watcher.run(|text| ready(settings.ready_file.as_deref(), text)) => outcome,
+        }
+    });
+    exit_after(END_WITHIN);
+    let removed = settings.ready_file.as_deref().map_or(Ok(()), remove_ready_file);
+    let closed = close(&runtime, watcher);
+    runtime.block_on(shared.end());
+    runtime.shutdown_background();
+    tracing::info!("all datasets are unmounted");
+    outcome.and(removed).and(closed)
+}
+
+/// Starts the tasks that run beside the watcher until the process stops.
+fn start_tasks(
+    runtime: &Runtime,
+    shared: &Arc<SharedParts>,
+    watcher: &Arc<Watcher>,
+    client: &Client,
+    watch: &Arc<ServerWatch>,
+    metrics: Option<TcpListener>,
+) {
+    let spawn = |work: futures::future::BoxFuture<'static, ()>| {
+        let stop = shared.stop.clone();
+        let work = async move { stop.run_until_cancelled(work).await };
+        shared.background.spawn_on(work, runtime.handle());
+    };
+    let watching = Arc::clone(watch);
+    spawn(Box::pin(async move { watching.run().await }));
+    let checked = Arc::clone(watcher);
+    spawn(Box::pin(async move { checked.check_access().await }));
+    let pushers = Arc::clone(watcher);
+    spawn(Box::pin(async move {
+        loop {
+            tokio::time::sleep(WATCH_EVERY).await;
+            pushers.answer_late();
+        }
+    }));
+    let (announced, server, stop) = (Arc::clone(watcher), client.clone(), shared.stop.clone());
+    shared.background.spawn_on(announcer::run(server, announced, stop), runtime.handle());
+    if let Some(listener) = metrics {
+        let (counted, shared) = (Arc::clone(watcher), Arc::clone(shared));
+        let (client, watch) = (client.clone(), Arc::clone(watch));
+        let stop = shared.stop.clone();
+        let snapshot = Arc::new(move || counted.snapshot(shared.counters(Some(&client), Some(&watch))));
+        spawn(Box::pin(async move {
+            if let Err(error) = metrics::serve(listener, snapshot, stop).await {
+                tracing::error!(%error, "metrics are no longer served: start again to restore them");
+            }
+        }));
+    }
+}
+
+/// Unmounts every version and the directory. Blocks.
+fn close(runtime: &Runtime, watcher: Arc<Watcher>) -> Result<()> {
+    let dir = watcher.directory();
+    let hidden = dir.hide();
+    let mut left = runtime.block_on(watcher.take_mounts());
+    let until = Instant::now() + GRACE;
+    let mut logged = false;
+    let mut failed = Ok(());
+    loop {
+        let mut busy = Vec::new();
+        for mount in left {
+            match mount.try_unmount() {
+                Ok(Attempt::Unmounted) => {}
+                Ok(Attempt::Busy) => busy.push(mount),
+                Err(e) => failed = Err(e),
+            }
+        }
+        left = busy;
+        if left.is_empty() || Instant::now() >= until {
+            break;
+        }
+        if !std::mem::replace(&mut logged, true) {
+            tracing::info!(mounts = left.len(), grace = ?GRACE, "mounts are in use: waiting");
+        }
+        std::thread::sleep(RETRY_EVERY);
+    }
+    for mount in &left {
+        tracing::warn!(
+            dataset = %mount.dataset, root = %mount.root,
+            "the mount is still in use and was detached: programs with open files there get errors"
+        );
+        failed = failed.and(mount.detach());
+    }
+    // A detached session must not be dropped: it would unmount what another process mounts there next.
+    std::mem::forget(left);
+    hidden.and(failed).and(watcher.close_directory())
+}
+
+/// Reports the first complete pass: by the ready file, and to the terminal.
+fn ready(file: Option<&Path>, text: &str) -> Result<()> {
+    if let Some(path) = file {
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = Path::new(&part);
+        let written = fs::write(part, format!("{text}\n")).and_then(|()| fs::rename(part, path));
+        written.with_context(|| format!("cannot write the ready file {}", path.display()))?;
+    }
+    say_ready(text)
+}
+
+fn remove_ready_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot delete the ready file {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,151 @@
+//! One mounted version of a process with many mounts.
+
+use crate::access::KernelCache;
+use crate::fuse::{self, FuseSession, MountOptions};
+use crate::mount::{explain_mount, raise_read_ahead};
+use crate::open_version::OpenVersion;
+use crate::push::PushThreads;
+use crate::requests::RequestContext;
+use crate::shared_parts::SharedParts;
+use crate::shared_session::{SessionEnd, SessionThreads};
+use anyhow::{Context, Result, anyhow};
+use fletch_client::Client;
+use fletch_core::{DatasetName, Root};
+use fletch_host::mounts;
+use nix::{
+    errno::Errno,
+    mount::{MntFlags, umount2},
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio::{runtime::Handle, task::spawn_blocking};
+
+/// A mounted version. Unmount it before it is dropped.
+pub struct VersionMount {
+    /// The root of the version.
+    pub root: Root,
+    /// The dataset through which the mount reads.
+    pub dataset: DatasetName,
+    /// Answers the requests of the kernel.
+    pub context: Arc<RequestContext>,
+    /// The kernel's caches, which forget a refused version.
+    pub kernel_cache: Arc<dyn KernelCache>,
+    /// Asks the server about access to the version.
+    pub client: Client,
+    dir: PathBuf,
+    device: String,
+    end: SessionEnd,
+    /// Keeps the mount: the FUSE crate unmounts a session that is dropped.
+    _session: FuseSession,
+}
+
+/// How an attempt to unmount ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// The version is not mounted any more.
+    Unmounted,
+    /// A program uses the mount.
+    Busy,
+}
+
+/// What all mounts of the process use.
+pub struct MountParts {
+    /// Memory, disk and tasks.
+    pub shared: Arc<SharedParts>,
+    /// The threads that push pages; `None` if pushing is off.
+    pub push: Option<PushThreads>,
+    /// Whether other users may read.
+    pub allow_other: bool,
+    /// The threads that receive the requests of all mounts.
+    pub sessions: SessionThreads,
+}
+
+impl VersionMount {
+    /// Mounts an open version at `dir`.
+    ///
+    /// # Errors
+    /// What failed, and what to do. Nothing stays mounted then.
+    pub async fn mount(
+        parts: &MountParts,
+        opened: OpenVersion,
+        dataset: DatasetName,
+        dir: PathBuf,
+    ) -> Result<Self> {
+        let client = opened.client.clone().context("a version of a server has a client")?;
+        let root = opened.version.root();
+        let context = parts.shared.context(&opened, &dataset, false);
+        let mounted = Self::start(parts, &context, &dataset, &dir).await;
+        if mounted.is_err()
+            && let Some(node) = &parts.shared.node
+        {
+            node.remove_version(root);
+        }
+        let (session, device, end) = mounted?;
+        let kernel_cache = session.kernel_cache();
+        Ok(VersionMount { root, dataset, context, kernel_cache, client, dir, device, end, _session: session })
+    }
+
+    async fn start(
+        parts: &MountParts,
+        context: &Arc<RequestContext>,
+        dataset: &DatasetName,
+        dir: &Path,
+    ) -> Result<(FuseSession, String, SessionEnd)> {
+        // The first lookup, without the kernel: a version with unreadable tables is not mounted.
+        let first = context.tree.list(1, 0, |entry| entry.offset > 2).await;
+        first.map_err(|e| anyhow!("cannot read the root directory of the version: {e}"))?;
+        let name = format!("{}{dataset}", mounts::SOURCE_PREFIX);
+        let options = MountOptions { allow_other: parts.allow_other, threads: 1 };
+        let (of, at, runtime) = (Arc::clone(context), dir.to_owned(), Handle::current());
+        let session = spawn_blocking(move || fuse::mount(of, &at, &name, options, runtime)).await?;
+        let session = session.map_err(|e| explain_mount(e, dir))?;
+        let entry = mounts::at(dir).context("cannot read the mount table")?;
+        let device = entry.context("another program removed the mount at once")?.device;
+        let end = parts.sessions.serve(session.device()?, Arc::clone(context))?;
+        if let Some(push) = &parts.push {
+            drop(context.pusher.set(push.pusher(session.page_cache())));
+        }
+        raise_read_ahead(&device);
+        Ok((session, device, end))
+    }
+
+    /// Returns the device of the mount, as the mount table names it.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Returns whether another program unmounted this mount, or its device failed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.end.has_come()
+    }
+
+    /// Unmounts the version, unless a program uses it. Blocks.
+    ///
+    /// # Errors
+    /// The kernel refuses for another reason.
+    pub fn try_unmount(&self) -> Result<Attempt> {
+        if mounts::of_device(&self.device).context("cannot read the mount table")?.is_none() {
+            return Ok(Attempt::Unmounted);
+        }
+        match umount2(&self.dir, MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) | Err(Errno::EINVAL) => Ok(Attempt::Unmounted),
+            Err(Errno::EBUSY) => Ok(Attempt::Busy),
+            Err(e) => {
+                Err(std::io::Error::from(e)).with_context(|| format!("cannot unmount {}", self.dir.display()))
+            }
+        }
+    }
+
+    /// Detaches the mount from the tree. Programs that use it get errors when this process ends. Blocks.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn detach(&self) -> Result<()> {
+        let why = |why| anyhow!("cannot detach {}: {why}", self.dir.display());
+        crate::unmount::detach(&self.dir).map_err(why)
+    }
+}

@@ -1,0 +1,199 @@
+//! The answers to requests of the kernel, without the protocol that carries them.
+//!
+//! Two adapters share this module: `fuse` for a process with one mount, and `shared_session` for a process
+//! with many. It decides only which thread a request waits on.
+//!
+//! A request is polled once on the thread that received it, which replies if the data is in memory. A request
+//! that has to wait moves to the runtime, which sends the reply. So a slow server never holds that thread.
+
+use crate::access::Access;
+use crate::error_cache::ErrorCache;
+use crate::faults::Faults;
+use crate::fs::attr::CommonAttr;
+use crate::fs::error::FsError;
+use crate::fs::read::{ChunkSource, ReadCounters, ReadReply, Reader};
+use crate::fs::tree::{self, Tree};
+use crate::metrics::{Op, RequestCounts};
+use crate::push::Pusher;
+use bytes::Bytes;
+use fletch_store::Store;
+use fletch_tables::{Version, documents};
+use std::{
+    future::Future,
+    sync::atomic::AtomicBool,
+    sync::{Arc, OnceLock},
+    task::{Context, Waker},
+    time::{Duration, Instant, UNIX_EPOCH},
+};
+use tokio::{runtime::Handle, time::timeout};
+use tokio_util::task::TaskTracker;
+
+/// How long the kernel may cache names and attributes. A version never changes.
+pub const TTL: Duration = Duration::from_secs(24 * 3600);
+/// The `f_namemax` of a mount: the longest name, in bytes.
+pub const NAME_BYTES_MAX: u32 = 255;
+/// The unit in which `statfs` counts blocks, in bytes.
+pub const BLOCK_BYTES: u32 = 512;
+/// Added to the timeout of a request, so that the store's own deadline ends first and says why.
+const STORE_DEADLINE_SLACK: Duration = Duration::from_millis(500);
+
+/// What a mount needs to answer a request.
+pub struct RequestContext {
+    /// Names and attributes.
+    pub tree: Tree,
+    /// Bytes.
+    pub reader: Reader,
+    /// The attributes that all inodes share.
+    pub common: CommonAttr,
+    /// Requests by kind.
+    pub requests: RequestCounts,
+    /// The fault counters.
+    pub faults: Faults,
+    /// The access check, and the record of what the kernel caches.
+    pub access: Arc<Access>,
+    /// The errors of recent slow READs, for the kernel's second READ.
+    pub error_cache: ErrorCache,
+    /// Pushes pages; set once the session exists.
+    pub pusher: OnceLock<Pusher>,
+    /// The time within which every request ends, apart from a little slack.
+    pub io_timeout: Duration,
+    /// The tasks of requests that wait.
+    pub tasks: TaskTracker,
+    /// Whether the kernel opens files without a request after one ENOSYS.
+    pub no_open: AtomicBool,
+    /// Whether the kernel opens directories without a request after one ENOSYS.
+    pub no_opendir: AtomicBool,
+}
+
+/// Where the reads of one mount come from, and where they are counted.
+pub struct ReadParts {
+    /// The chunks in memory and on disk.
+    pub store: Arc<Store>,
+    /// Fetches the chunks that the store does not have.
+    pub source: Arc<dyn ChunkSource>,
+    /// Counts the reads.
+    pub counters: Arc<ReadCounters>,
+    /// The access check of the version.
+    pub access: Arc<Access>,
+}
+
+impl RequestContext {
+    /// Returns the context of a mount of `version`, owned by the user of this process.
+    #[must_use]
+    pub fn new(version: &Version, parts: ReadParts, io_timeout: Duration, tasks: TaskTracker) -> Arc<Self> {
+        let tree = Tree::new(version.clone());
+        let reader = Reader::new(tree.clone(), parts.store, parts.source, tasks.clone());
+        let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
+        let common = CommonAttr {
+            uid: nix::unistd::getuid().as_raw(),
+            gid: nix::unistd::getgid().as_raw(),
+            created: UNIX_EPOCH + Duration::from_nanos(created),
+        };
+        Arc::new(RequestContext {
+            tree,
+            reader: reader.with_counters(parts.counters),
+            common,
+            requests: RequestCounts::default(),
+            faults: Faults::default(),
+            access: parts.access,
+            error_cache: ErrorCache::default(),
+            pusher: OnceLock::new(),
+            io_timeout,
+            tasks,
+            no_open: AtomicBool::new(false),
+            no_opendir: AtomicBool::new(false),
+        })
+    }
+
+    /// Runs the work of one request: checks access before and after, bounds its time, records its failure.
+    ///
+    /// # Errors
+    /// The errno of the reply.
+    pub async fn run<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, i32> {
+        self.check_access()?;
+        let late = self.io_timeout + STORE_DEADLINE_SLACK;
+        let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
+        // Access may have ended while the work ran.
+        self.check_access()?;
+        outcome.map_err(|e| {
+            self.faults.record(&e);
+            e.errno()
+        })
+    }
+
+    /// Returns whether the server still lets this mount read its version.
+    ///
+    /// # Errors
+    /// The errno of every reply while the version is refused.
+    pub fn check_access(&self) -> Result<(), i32> {
+        self.access.refused().map_or(Ok(()), Err)
+    }
+
+    /// Records that the kernel may cache this name and inode.
+    pub fn record_lookup(&self, parent: u64, name: &[u8], ino: u64) {
+        self.access.kernel.record_inode(ino);
+        self.access.kernel.record_name(parent, name);
+    }
+
+    /// Returns the errno for an extended attribute outside `user.`; `None` for a name of `user.`.
+    ///
+    /// `ls -l` asks for such names. It stops asking after this answer, as at any file system without ACLs and
+    /// labels; after ENODATA it would ask again for each file.
+    #[must_use]
+    pub fn foreign_xattr(&self, name: &[u8]) -> Option<i32> {
+        if tree::has_namespace(name) {
+            return None;
+        }
+        self.requests.count(Op::Xattr);
+        Some(self.check_access().err().unwrap_or(libc::ENOTSUP))
+    }
+
+    /// Polls the work of one request once on this thread, and moves it to the runtime if it has to wait.
+    pub fn dispatch<F>(self: &Arc<Self>, op: Op, runtime: &Handle, work: impl FnOnce(Arc<Self>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.requests.count(op);
+        let in_flight = self.access.enter();
+        let work = work(Arc::clone(self));
+        let mut work = Box::pin(async move {
+            work.await;
+            drop(in_flight);
+        });
+        let _context = runtime.enter();
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.tasks.spawn_on(work, runtime);
+        }
+    }
+
+    /// Reads bytes of a file and replies. `direct` says that the READ holds no page lock.
+    pub async fn read(
+        self: Arc<Self>,
+        (ino, offset, size): (u64, u64, u32),
+        direct: bool,
+        reply: impl FnOnce(Result<&Bytes, i32>) + Send + 'static,
+    ) {
+        if let Some(errno) = self.error_cache.recent(ino) {
+            return reply(Err(errno));
+        }
+        let started = Instant::now();
+        match self.run(self.reader.read(ino, offset, size)).await {
+            // A direct READ must not wait for READs that hold a page lock (push.rs, 2).
+            Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), self.pusher.get()) {
+                (Some(push), Some(pusher)) => {
+                    let (in_flight, context) = (self.access.enter(), Arc::clone(&self));
+                    let send_reply = move || {
+                        reply(context.check_access().map(|()| &bytes));
+                        drop(in_flight);
+                    };
+                    pusher.push_then(ino, push, Box::new(send_reply));
+                }
+                _ => reply(Ok(&bytes)),
+            },
+            Err(errno) => {
+                self.error_cache.record(ino, started, errno);
+                reply(Err(errno));
+            }
+        }
+    }
+}

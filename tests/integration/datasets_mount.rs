@@ -84,7 +84,7 @@ impl Datasets {
     /// Ends the daemon with SIGTERM, and checks that it leaves a closed directory.
     fn stop(mut self) {
         self.daemon.signal(Signal::SIGTERM);
-        let status = self.daemon.wait(Duration::from_secs(11));
+        let status = self.daemon.wait(Duration::from_secs(26));
         assert!(status.success(), "{status}: {}", self.log());
         assert!(mounts_below(&self.dir).is_empty(), "{:?}", mounts_below(&self.dir));
         let mode = fs::metadata(&self.dir).expect("the directory").permissions().mode() & 0o777;
@@ -96,7 +96,7 @@ impl Datasets {
 impl Drop for Datasets {
     fn drop(&mut self) {
         self.daemon.signal(Signal::SIGTERM);
-        self.daemon.wait(Duration::from_secs(11));
+        self.daemon.wait(Duration::from_secs(26));
         while !mounts_below(&self.dir).is_empty() {
             umount2(&self.dir, MntFlags::MNT_DETACH).expect("detached");
         }

@@ -81,8 +81,6 @@ struct Mounted {
 struct State {
     names: BTreeMap<String, Name>,
     mounted: BTreeMap<Root, Mounted>,
-    /// Mounts that another program detached while they were in use. They serve their users to the end.
-    detached: Vec<Arc<VersionMount>>,
     /// The counters of mounts that ended.
     ended: Snapshot,
     /// The names over the limit that were logged last.
@@ -323,18 +321,15 @@ impl Watcher {
         let devices: BTreeSet<String> =
             fletch_host::mounts::parse(&table).into_iter().map(|m| m.device).collect();
         let ended: Vec<Arc<VersionMount>> = {
-            let mut state = self.state();
-            state.detached.retain(|mount| !mount.has_ended());
+            let state = self.state();
             let is_gone = |mount: &VersionMount| mount.has_ended() || !devices.contains(mount.device());
             let mounts = state.mounted.values().map(|m| &m.mount);
             mounts.filter(|mount| is_gone(mount)).cloned().collect()
         };
         for mount in &ended {
             tracing::warn!(root = %mount.root, "another program unmounted a version: mounting it again");
+            mount.release();
             self.forget_mount(mount.root)?;
-            if !mount.has_ended() {
-                self.state().detached.push(Arc::clone(mount));
-            }
         }
         Ok(!ended.is_empty())
     }

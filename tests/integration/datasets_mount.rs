@@ -390,7 +390,8 @@ fn many_datasets_share_memory_and_threads() {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads").count();
     let rss = peak_rss(pid);
     println!(
-        "{datasets} datasets of {count} files: mounted in {:.1} s, listed in {:.1} s, peak {} MB, {threads} threads",
+        "{datasets} datasets of {count} files: mounted in {:.1} s, listed in {:.1} s, peak {} MB, \
+         {threads} threads",
         mounted.as_secs_f64(),
         listed.as_secs_f64(),
         rss / 1_000_000

@@ -1,7 +1,7 @@
 //! All datasets of a server, mounted below one directory. This module owns every task of the process.
 //!
-//! The watcher lists the datasets that the token may read, mounts the versions that their tags name, and keeps
-//! a link for each name. A token reads one domain, so one process shows one domain.
+//! The watcher lists the datasets that the token may read, mounts the versions that their tags name, and
+//! keeps a link for each name. A token reads one domain, so one process shows one domain.
 //!
 //! The process ends in this order: signal, delete the ready file, close the directory, unmount (wait, then
 //! detach), reply to the requests in flight, stop the tasks, exit.
@@ -101,7 +101,7 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     });
     exit_after(END_WITHIN);
     let removed = settings.ready_file.as_deref().map_or(Ok(()), remove_ready_file);
-    let closed = close(&runtime, &watcher);
+    let closed = close(&watcher);
     runtime.block_on(shared.end());
     runtime.shutdown_background();
     tracing::info!("all datasets are unmounted");
@@ -149,9 +149,9 @@ fn start_tasks(
 }
 
 /// Unmounts every version and the directory. Blocks.
-fn close(runtime: &Runtime, watcher: &Watcher) -> Result<()> {
+fn close(watcher: &Watcher) -> Result<()> {
     let hidden = watcher.directory().hide();
-    let mut left = runtime.block_on(watcher.take_mounts());
+    let mut left = watcher.take_mounts();
     let until = Instant::now() + GRACE;
     let mut is_logged = false;
     let mut failed = Ok(());

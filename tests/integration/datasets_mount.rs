@@ -159,8 +159,11 @@ fn datasets_come_and_go_and_a_link_follows_latest() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let mut seen = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
+            let mut seen = vec![first.clone()];
+            let mut is_last = false;
+            while !is_last {
+                // One look more after the link moved.
+                is_last = stop.load(Ordering::Relaxed);
                 let to = fs::read_link(all.dir.join("one")).expect("the link is always there");
                 if seen.last() != Some(&to) {
                     seen.push(to);

@@ -96,8 +96,8 @@ impl RequestCounts {
     }
 }
 
-/// All counters of a process at one moment. Byte counts are bytes sent to the kernel. The kernel serves cached
-/// pages without a request, and no counter includes those.
+/// All counters of a process at one moment. Byte counts are bytes sent to the kernel. The kernel serves
+/// cached pages without a request, and no counter includes those.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Snapshot {
     /// The mounted dataset; empty in a process with many mounts.

@@ -30,7 +30,7 @@ use tokio::{
 };
 
 /// The longest time from the signal to the exit.
-pub(crate) const END_WITHIN: Duration = Duration::from_secs(9);
+const END_WITHIN: Duration = Duration::from_secs(9);
 /// The kernel's read-ahead in KiB, if this process may set it.
 const KERNEL_READ_AHEAD_KIB: u32 = 1024;
 /// Returns the exit code for an error.

@@ -84,7 +84,7 @@ impl Datasets {
     /// Ends the daemon with SIGTERM, and checks that it leaves a closed directory.
     fn stop(mut self) {
         self.daemon.signal(Signal::SIGTERM);
-        let status = self.daemon.wait(Duration::from_secs(11));
+        let status = self.daemon.wait(Duration::from_secs(26));
         assert!(status.success(), "{status}: {}", self.log());
         assert!(mounts_below(&self.dir).is_empty(), "{:?}", mounts_below(&self.dir));
         let mode = fs::metadata(&self.dir).expect("the directory").permissions().mode() & 0o777;
@@ -96,7 +96,7 @@ impl Datasets {
 impl Drop for Datasets {
     fn drop(&mut self) {
         self.daemon.signal(Signal::SIGTERM);
-        self.daemon.wait(Duration::from_secs(11));
+        self.daemon.wait(Duration::from_secs(26));
         while !mounts_below(&self.dir).is_empty() {
             umount2(&self.dir, MntFlags::MNT_DETACH).expect("detached");
         }
@@ -159,8 +159,11 @@ fn datasets_come_and_go_and_a_link_follows_latest() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let mut seen = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
+            let mut seen = vec![first.clone()];
+            let mut is_last = false;
+            while !is_last {
+                // One look more after the link moved.
+                is_last = stop.load(Ordering::Relaxed);
                 let to = fs::read_link(all.dir.join("one")).expect("the link is always there");
                 if seen.last() != Some(&to) {
                     seen.push(to);
@@ -390,7 +393,8 @@ fn many_datasets_share_memory_and_threads() {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads").count();
     let rss = peak_rss(pid);
     println!(
-        "{datasets} datasets of {count} files: mounted in {:.1} s, listed in {:.1} s, peak {} MB, {threads} threads",
+        "{datasets} datasets of {count} files: mounted in {:.1} s, listed in {:.1} s, peak {} MB, \
+         {threads} threads",
         mounted.as_secs_f64(),
         listed.as_secs_f64(),
         rss / 1_000_000

@@ -72,10 +72,10 @@ impl DatasetsDir {
             Some(entry) => entry.device,
             None => bail!("another program unmounted {} at once: start again", dir.display()),
         };
-        let lock = match lock(&dir)? {
-            Some(lock) => lock,
-            None => bail!("{} was taken by another fletch-mount at the same moment", dir.display()),
+        let Some(lock) = lock(&dir)? else {
+            bail!("{} was taken by another fletch-mount at the same moment", dir.display())
         };
+        // Dropped after an error, this value detaches the file system.
         let opened = DatasetsDir { dir, device, lock: Mutex::new(Some(lock)) };
         opened.hide()?;
         let versions = opened.dir.join(VERSIONS);
@@ -190,6 +190,21 @@ impl DatasetsDir {
             unmount::attempt(&self.dir, false).or_else(|_| unmount::detach(&self.dir)).map_err(refused)?;
         }
         close_dir(&self.dir)
+    }
+}
+
+impl Drop for DatasetsDir {
+    fn drop(&mut self) {
+        let dir = self.dir.display();
+        match self.is_mounted() {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Err(why) = unmount::detach(&self.dir) {
+                    tracing::error!(%dir, why, "cannot detach the directory: run umount -l");
+                }
+            }
+            Err(error) => tracing::error!(%dir, error = format!("{error:#}"), "the directory stays mounted"),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! All datasets of a server, mounted below one directory. This module owns every task of the process.
 //!
-//! The watcher lists the datasets that the token may read, mounts the versions that their tags name, and keeps
-//! a link for each name. A token reads one domain, so one process shows one domain.
+//! The watcher lists the datasets that the token may read, mounts the versions that their tags name, and
+//! keeps a link for each name. A token reads one domain, so one process shows one domain.
 //!
 //! The process ends in this order: signal, delete the ready file, close the directory, unmount (wait, then
 //! detach), reply to the requests in flight, stop the tasks, exit.
@@ -14,13 +14,13 @@ pub mod watcher;
 
 use crate::cli::DatasetsSettings;
 use crate::metrics;
-use crate::mount::{END_WITHIN, EndSignals, exit_after, say_ready};
+use crate::mount::{EndSignals, exit_after, say_ready};
 use crate::open_version;
 use crate::push::{PushThreads, WATCH_EVERY};
 use crate::server_watch::ServerWatch;
 use crate::shared_parts::SharedParts;
 use crate::shared_session::SessionThreads;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use directory::DatasetsDir;
 use fletch_client::Client;
 use fletch_tables::PartCache;
@@ -31,7 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, runtime::Runtime};
-use version_mount::{Attempt, MountParts};
+use version_mount::{Attempt, MountParts, VersionMount};
 use watcher::Watcher;
 
 /// The threads for work that waits.
@@ -43,6 +43,10 @@ const BLOCKING_THREADS: (usize, usize) = (40, 16);
 /// How long a stop waits for programs that use a mount.
 const GRACE: Duration = Duration::from_secs(3);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
+/// The threads that unmount at the end: the kernel takes time to forget the names of each mount.
+const UNMOUNT_THREADS: usize = 4;
+/// The longest time from the signal to the exit.
+const END_WITHIN: Duration = Duration::from_secs(25);
 
 /// Mounts all datasets, follows the server until a signal, and cleans up.
 ///
@@ -97,7 +101,7 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     });
     exit_after(END_WITHIN);
     let removed = settings.ready_file.as_deref().map_or(Ok(()), remove_ready_file);
-    let closed = close(&runtime, watcher);
+    let closed = close(&watcher);
     runtime.block_on(shared.end());
     runtime.shutdown_background();
     tracing::info!("all datasets are unmounted");
@@ -145,27 +149,20 @@ fn start_tasks(
 }
 
 /// Unmounts every version and the directory. Blocks.
-fn close(runtime: &Runtime, watcher: Arc<Watcher>) -> Result<()> {
-    let dir = watcher.directory();
-    let hidden = dir.hide();
-    let mut left = runtime.block_on(watcher.take_mounts());
+fn close(watcher: &Watcher) -> Result<()> {
+    let hidden = watcher.directory().hide();
+    let mut left = watcher.take_mounts();
     let until = Instant::now() + GRACE;
-    let mut logged = false;
+    let mut is_logged = false;
     let mut failed = Ok(());
     loop {
-        let mut busy = Vec::new();
-        for mount in left {
-            match mount.try_unmount() {
-                Ok(Attempt::Unmounted) => {}
-                Ok(Attempt::Busy) => busy.push(mount),
-                Err(e) => failed = Err(e),
-            }
-        }
+        let (busy, outcome) = unmount_all(&left, until);
+        failed = failed.and(outcome);
         left = busy;
         if left.is_empty() || Instant::now() >= until {
             break;
         }
-        if !std::mem::replace(&mut logged, true) {
+        if !std::mem::replace(&mut is_logged, true) {
             tracing::info!(mounts = left.len(), grace = ?GRACE, "mounts are in use: waiting");
         }
         std::thread::sleep(RETRY_EVERY);
@@ -173,13 +170,48 @@ fn close(runtime: &Runtime, watcher: Arc<Watcher>) -> Result<()> {
     for mount in &left {
         tracing::warn!(
             dataset = %mount.dataset, root = %mount.root,
-            "the mount is still in use and was detached: programs with open files there get errors"
+            "the mount is still in use and is detached: programs with open files there get errors"
         );
-        failed = failed.and(mount.detach());
     }
-    // A detached session must not be dropped: it would unmount what another process mounts there next.
-    std::mem::forget(left);
-    hidden.and(failed).and(watcher.close_directory())
+    // The directory goes with everything that is still mounted below it.
+    let closed = watcher.close_directory();
+    left.iter().for_each(|mount| mount.release());
+    hidden.and(failed).and(closed)
+}
+
+/// Tries once to unmount each version, until a deadline. Returns those that are left, and an error that is
+/// not about their use.
+fn unmount_all(mounts: &[Arc<VersionMount>], until: Instant) -> (Vec<Arc<VersionMount>>, Result<()>) {
+    let attempt = |part: &[Arc<VersionMount>]| {
+        let mut left = (Vec::new(), Ok(()));
+        for mount in part {
+            let outcome = if Instant::now() < until { mount.try_unmount() } else { Ok(Attempt::Busy) };
+            match outcome {
+                Ok(Attempt::Unmounted) => {}
+                Ok(Attempt::Busy) => left.0.push(Arc::clone(mount)),
+                Err(e) => {
+                    left.0.push(Arc::clone(mount));
+                    left.1 = Err(e);
+                }
+            }
+        }
+        left
+    };
+    let part = mounts.len().div_ceil(UNMOUNT_THREADS).max(1);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = mounts.chunks(part).map(|part| scope.spawn(move || attempt(part))).collect();
+        let mut all = (Vec::new(), Ok(()));
+        for thread in running {
+            match thread.join() {
+                Ok((left, outcome)) => {
+                    all.0.extend(left);
+                    all.1 = std::mem::replace(&mut all.1, Ok(())).and(outcome);
+                }
+                Err(_) => all.1 = Err(anyhow!("a thread that unmounts failed: please report this line")),
+            }
+        }
+        all
+    })
 }
 
 /// Reports the first complete pass: by the ready file, and to the terminal.

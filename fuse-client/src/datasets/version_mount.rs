@@ -18,11 +18,11 @@ use nix::{
 };
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-/// A mounted version. Unmount it before it is dropped.
+/// A mounted version.
 pub struct VersionMount {
     /// The root of the version.
     pub root: Root,
@@ -37,8 +37,9 @@ pub struct VersionMount {
     dir: PathBuf,
     device: String,
     end: SessionEnd,
-    /// Keeps the mount: the FUSE crate unmounts a session that is dropped.
-    _session: FuseSession,
+    /// Taken as soon as the version is not mounted any more: the FUSE crate unmounts the path of a session
+    /// that is dropped, whatever is mounted there then.
+    session: Mutex<Option<FuseSession>>,
 }
 
 /// How an attempt to unmount ended.
@@ -84,7 +85,17 @@ impl VersionMount {
         }
         let (session, device, end) = mounted?;
         let kernel_cache = session.kernel_cache();
-        Ok(VersionMount { root, dataset, context, kernel_cache, client, dir, device, end, _session: session })
+        Ok(VersionMount {
+            root,
+            dataset,
+            context,
+            kernel_cache,
+            client,
+            dir,
+            device,
+            end,
+            session: Mutex::new(Some(session)),
+        })
     }
 
     async fn start(
@@ -123,29 +134,30 @@ impl VersionMount {
         self.end.has_come()
     }
 
+    /// Ends the session of a version that is not mounted any more. A mount that another program detached
+    /// while it was in use serves its users to the end.
+    pub fn release(&self) {
+        drop(self.session.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     /// Unmounts the version, unless a program uses it. Blocks.
     ///
     /// # Errors
     /// The kernel refuses for another reason.
     pub fn try_unmount(&self) -> Result<Attempt> {
         if mounts::of_device(&self.device).context("cannot read the mount table")?.is_none() {
+            self.release();
             return Ok(Attempt::Unmounted);
         }
         match umount2(&self.dir, MntFlags::UMOUNT_NOFOLLOW) {
-            Ok(()) | Err(Errno::EINVAL) => Ok(Attempt::Unmounted),
+            Ok(()) | Err(Errno::EINVAL) => {
+                self.release();
+                Ok(Attempt::Unmounted)
+            }
             Err(Errno::EBUSY) => Ok(Attempt::Busy),
             Err(e) => {
                 Err(std::io::Error::from(e)).with_context(|| format!("cannot unmount {}", self.dir.display()))
             }
         }
-    }
-
-    /// Detaches the mount from the tree. Programs that use it get errors when this process ends. Blocks.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn detach(&self) -> Result<()> {
-        let why = |why| anyhow!("cannot detach {}: {why}", self.dir.display());
-        crate::unmount::detach(&self.dir).map_err(why)
     }
 }

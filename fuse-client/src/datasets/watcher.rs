@@ -6,20 +6,19 @@
 //! 2. A server that does not answer changes nothing.
 //! 3. One name that fails delays no other name longer than one pass.
 
+mod reports;
+
 use super::directory::DatasetsDir;
 use super::plan::{self, MountedState};
 use super::version_mount::{Attempt, MountParts, VersionMount};
 use crate::access;
 use crate::cli::DatasetsSettings;
-use crate::metrics::{DatasetsSnapshot, Snapshot};
+use crate::metrics::Snapshot;
 use crate::open_version::open_shared;
 use crate::push::Pusher;
 use crate::server_watch::ServerWatch;
 use anyhow::{Context, Result, anyhow};
-use fletch_api::{
-    AnnounceMount, ResolvedVersion,
-    mounts::{DIR_BYTES_MAX, PROBLEM_BYTES_MAX},
-};
+use fletch_api::ResolvedVersion;
 use fletch_client::{Client, ClientError};
 use fletch_core::{DatasetName, JobName, Kind, Root, TagName};
 use fletch_tables::PartCache;
@@ -27,10 +26,9 @@ use futures::{StreamExt as _, stream};
 use globset::GlobMatcher;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -81,8 +79,6 @@ struct Mounted {
 struct State {
     names: BTreeMap<String, Name>,
     mounted: BTreeMap<Root, Mounted>,
-    /// Mounts that another program detached while they were in use. They serve their users to the end.
-    detached: Vec<Arc<VersionMount>>,
     /// The counters of mounts that ended.
     ended: Snapshot,
     /// The names over the limit that were logged last.
@@ -109,6 +105,8 @@ pub struct Watcher {
     state: Mutex<State>,
     passes: AtomicU64,
     passes_failed: AtomicU64,
+    /// Whether the tags of a dataset could not be listed before.
+    tags_failed: AtomicBool,
     /// Notified when names or mounts changed.
     changed: Notify,
     /// Notified when access may have ended: check it now.
@@ -157,6 +155,7 @@ impl Watcher {
             state: Mutex::default(),
             passes: AtomicU64::new(0),
             passes_failed: AtomicU64::new(0),
+            tags_failed: AtomicBool::new(false),
             changed: Notify::new(),
             check_now: Notify::new(),
         }
@@ -291,7 +290,12 @@ impl Watcher {
         let tags: Vec<TagName> = match tags {
             Ok(tags) => tags.into_iter().filter(|tag| glob.is_match(tag.as_str())).collect(),
             Err(error) => {
-                tracing::debug!(%dataset, %error, "cannot list the tags of a dataset: trying again");
+                let text = "cannot list the tags of a dataset: its links stay as they are";
+                if self.tags_failed.swap(true, Relaxed) {
+                    tracing::debug!(%dataset, %error, "{text}");
+                } else {
+                    tracing::warn!(%dataset, %error, "{text}; further failures are logged at debug level");
+                }
                 let state = self.state();
                 let known = state.names.values().filter(|name| name.dataset == *dataset);
                 known.map(|name| name.tag.clone()).collect()
@@ -323,18 +327,15 @@ impl Watcher {
         let devices: BTreeSet<String> =
             fletch_host::mounts::parse(&table).into_iter().map(|m| m.device).collect();
         let ended: Vec<Arc<VersionMount>> = {
-            let mut state = self.state();
-            state.detached.retain(|mount| !mount.has_ended());
+            let state = self.state();
             let is_gone = |mount: &VersionMount| mount.has_ended() || !devices.contains(mount.device());
             let mounts = state.mounted.values().map(|m| &m.mount);
             mounts.filter(|mount| is_gone(mount)).cloned().collect()
         };
         for mount in &ended {
             tracing::warn!(root = %mount.root, "another program unmounted a version: mounting it again");
+            mount.release();
             self.forget_mount(mount.root)?;
-            if !mount.has_ended() {
-                self.state().detached.push(Arc::clone(mount));
-            }
         }
         Ok(!ended.is_empty())
     }
@@ -392,12 +393,9 @@ impl Watcher {
 
     /// Returns the versions that names need, in the order in which they get room.
     fn needed(&self) -> Vec<ResolvedVersion> {
-        let state = self.state();
-        let latest = TagName::latest();
-        let of =
-            |is_latest: bool| state.names.values().filter(move |n| (n.tag == TagName::latest()) == is_latest);
-        debug_assert!(of(true).all(|n| n.tag == latest));
-        of(true).chain(of(false)).filter_map(|n| n.wanted.clone()).collect()
+        let (state, latest) = (self.state(), TagName::latest());
+        let (first, then): (Vec<&Name>, Vec<&Name>) = state.names.values().partition(|n| n.tag == latest);
+        first.into_iter().chain(then).filter_map(|n| n.wanted.clone()).collect()
     }
 
     async fn mount_and_unmount(&self) -> Result<bool> {
@@ -578,66 +576,14 @@ impl Watcher {
         }
     }
 
-    /// Returns all counters of the process. `shared` has those of the shared parts.
-    #[must_use]
-    pub fn snapshot(&self, shared: Snapshot) -> Snapshot {
-        let mut all = shared;
-        let state = self.state();
-        all.add_mount(&state.ended);
-        let mut datasets = DatasetsSnapshot {
-            mounts_max: self.rules.mounts_max as u64,
-            passes: self.passes.load(Relaxed),
-            passes_failed: self.passes_failed.load(Relaxed),
-            ..DatasetsSnapshot::default()
-        };
-        for mounted in state.mounted.values() {
-            all.add_mount(&Snapshot::of_mount(&mounted.mount.context));
-            datasets.mounted.push((mounted.mount.dataset.to_string(), mounted.mount.root.to_string()));
-        }
-        for name in state.names.values() {
-            datasets.linked += u64::from(name.linked.is_some());
-            datasets.over_limit += u64::from(name.problem == Some(Problem::OverLimit));
-            datasets.failed += u64::from(matches!(name.problem, Some(Problem::Failed(_))));
-        }
-        Snapshot { job: self.rules.job.to_string(), datasets: Some(datasets), ..all }
-    }
-
-    /// Returns what to tell the server about each name.
-    #[must_use]
-    pub fn announcements(&self) -> BTreeMap<String, AnnounceMount> {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let (mounts_max, dir) = (self.rules.mounts_max, self.dir.path());
-        let state = self.state();
-        let told = state.names.iter().filter_map(|(name, known)| {
-            let wanted = known.wanted.as_ref().map(|v| v.root);
-            let shows = if known.linked.is_some() { "shows an older version" } else { "not mounted" };
-            let problem = known.problem.as_ref().map(|problem| match problem {
-                Problem::OverLimit => format!("{shows}: --mounts-max {mounts_max} is reached"),
-                Problem::Failed(why) => format!("{shows}: {why}"),
-            });
-            let announced = AnnounceMount {
-                dataset: known.dataset.clone(),
-                // Without a link, the version that is not mounted.
-                root: known.linked.or(wanted)?,
-                dir: text_of(dir.join(name)),
-                host: host.trim().to_owned(),
-                pid: std::process::id(),
-                job: self.rules.job.clone(),
-                version: known.tag.to_string(),
-                problem: problem.map(|why| shortened(why, PROBLEM_BYTES_MAX)),
-            };
-            Some((name.clone(), announced))
-        });
-        told.collect()
-    }
-
     /// Waits until names or mounts changed.
     pub async fn wait_for_change(&self) {
         self.changed.notified().await;
     }
 
     /// Takes all mounts out of the state, for the end of the process.
-    pub async fn take_mounts(&self) -> Vec<Arc<VersionMount>> {
+    #[must_use]
+    pub fn take_mounts(&self) -> Vec<Arc<VersionMount>> {
         let mounted = std::mem::take(&mut self.state().mounted);
         mounted.into_values().map(|m| m.mount).collect()
     }
@@ -649,16 +595,4 @@ impl Watcher {
     pub fn close_directory(&self) -> Result<()> {
         self.dir.close()
     }
-}
-
-fn text_of(dir: PathBuf) -> String {
-    shortened(dir.to_string_lossy().into_owned(), DIR_BYTES_MAX)
-}
-
-/// Returns the text, cut to at most `bytes_max` bytes.
-fn shortened(mut text: String, bytes_max: usize) -> String {
-    while text.len() > bytes_max {
-        text.pop();
-    }
-    text
 }

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 
 pub const DEAD: &str = "dead-mount";
+/// The directory in which `fletch-mount --datasets` mounts versions.
+const VERSIONS: &str = ".versions";
 pub const UPDATEDB: &str = "updatedb";
 
 /// The settings of `updatedb`, which `locate` uses.
@@ -55,10 +57,15 @@ fn dead(table: &[u8]) -> Vec<MountEntry> {
 
 fn dead_finding(mount: &MountEntry) -> Finding {
     let (dir, name) = (mount.dir.display(), mount.dataset().unwrap_or("?"));
+    let of_all = mount.dir.parent().filter(|above| above.ends_with(VERSIONS)).and_then(Path::parent);
+    let call = match of_all {
+        Some(all) => format!("fletch-mount --datasets {}", all.display()),
+        None => format!("fletch-mount {name} {dir}"),
+    };
     Finding::error(
         DEAD,
         format!("{dir} is a mount of {name} whose fletch-mount is dead: programs there get ENOTCONN"),
-        format!("mount again, which replaces it: fletch-mount {name} {dir}; or detach it: umount -l {dir}"),
+        format!("mount again, which replaces it: {call}; or detach it: umount -l {dir}"),
     )
 }
 
@@ -115,6 +122,8 @@ mod tests {
             fs_type: FS_TYPE.into(),
             source: "fletch:photos".into(),
         };
+        let among_all = MountEntry { dir: "/run/all/.versions/6f1a".into(), ..mount.clone() };
+        assert!(dead_finding(&among_all).fix.contains("fletch-mount --datasets /run/all; "));
         let facts = Facts { dead: Ok(vec![mount]), pruned: None };
         let found = facts.findings();
         assert_eq!(found.len(), 1);

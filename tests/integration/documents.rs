@@ -153,8 +153,10 @@ fn readme_commands_do_what_it_says() {
         console::steps(&readme, "console").into_iter().map(|s| s.command).take(2).collect();
     assert_eq!(first, ["export DATA=${DATA:-$HOME/data}    # any folder of yours", "make demo"]);
     let blocks: Vec<String> = console::blocks(&readme, "sh").into_iter().map(|(_, text)| text).collect();
-    let [bucket, tests] = &blocks[..] else { panic!("{blocks:?}") };
+    let [bucket, tests, cluster] = &blocks[..] else { panic!("{blocks:?}") };
     assert_eq!(tests, "make test\n");
+    // `make accept-images` runs the images and what the chart renders.
+    assert!(cluster.contains(" make image ") && cluster.contains("\nhelm install fletch "), "{cluster}");
     // `mount_command` runs this command with a bucket of its own.
     assert!(bucket.starts_with("make programs ") && bucket.contains("\nfletch mount s3://"), "{bucket}");
     assert!(!readme.contains("/usr/share"), "README's commands read a shared folder of the machine");

@@ -58,8 +58,8 @@ pub struct Reader {
 impl Reader {
     /// Returns the rate that it would have if it never waited for data, in bytes a second; or a bound.
     ///
-    /// A bound is good enough to divide by. A job with a bound waits. Until it gets so much that it waits less,
-    /// its bytes are worth the same, whatever its most rate is; and then it shows that rate.
+    /// A bound is good enough to divide by. A job with a bound waits. Until it gets so much that it waits
+    /// less, its bytes are worth the same, whatever its most rate is; and then it shows that rate.
     pub(super) fn most_bytes(&self) -> Option<f64> {
         let bytes = self.measured.map(|m| m.most_rate * m.sample_bytes)?;
         (bytes.is_finite() && bytes > 0.0).then_some(bytes.min(BYTES_PER_S_MAX))

@@ -1,7 +1,7 @@
 //! A probe of a job: batches of cached samples, from which its most rate follows.
 //!
-//! The idea is that of Quiver's profiler (FAST '20, section 5.1), which serves a job from the cache only for a
-//! while. What was on its way when the probe began does not count.
+//! The idea is that of Quiver's profiler (FAST '20), which serves a job from the cache only for a while. What
+//! was on its way when the probe began does not count.
 
 use fletch_api::benefit::JobProbe;
 use fletch_core::benefit::{BatchObservation, Estimate};

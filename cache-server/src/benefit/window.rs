@@ -258,8 +258,9 @@ impl JobWindow {
     }
 }
 
-/// Returns the part of the bytes of about one pass that the server did not read from the origin for the job: of
-/// the latest epoch, and as much of the one before as the latest has left.
+/// Returns the part of the bytes of about one pass that the server did not read from the origin for the job.
+///
+/// That is the latest epoch, and as much of the one before as the latest has left.
 ///
 /// A pass begins with what the cache holds of the window, so a part of a pass may tell another part.
 fn cached_part(passes: &BTreeMap<u64, (u64, u64)>) -> f64 {
@@ -330,6 +331,17 @@ mod tests {
 
     fn benefit(window: &JobWindow, origin: &ServiceLog) -> JobBenefit {
         window.benefit(&Served { origins: vec![origin], disk: &ServiceLog::default() })
+    }
+
+    #[test]
+    fn the_cached_part_is_that_of_about_one_pass() {
+        let part = |passes: &[(u64, (u64, u64))]| cached_part(&passes.iter().copied().collect());
+        assert_eq!(part(&[]), 0.0);
+        assert_eq!(part(&[(0, (100, 0))]), 0.0);
+        // A quarter of the second pass brought 20 of its 25 bytes, and the first brought 40 of 100.
+        assert_eq!(part(&[(0, (100, 40)), (1, (25, 20))]), 0.5);
+        assert_eq!(part(&[(0, (100, 40)), (1, (100, 50))]), 0.5);
+        assert_eq!(part(&[(0, (0, 0)), (1, (10, 10))]), 1.0);
     }
 
     #[test]

@@ -192,8 +192,8 @@ async fn contested_bytes_go_to_the_job_that_waits_for_its_origin() {
     node.running.shutdown().await;
 }
 
-/// R12: while the link brings the units of the window, a lone job reads its reserve. So the link is busy to the
-/// epoch's end, and half of its bytes come in the first half of the samples.
+/// R12: while the link brings the units of the window, a lone job reads its reserve. So the link is busy to
+/// the epoch's end, and half of its bytes come in the first half of the samples.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lone_job_reads_its_reserve_while_its_link_is_busy() {
     let datasets = [Dataset::new(3)];
@@ -222,7 +222,8 @@ async fn a_lone_job_reads_its_reserve_while_its_link_is_busy() {
     node.running.shutdown().await;
 }
 
-/// A job that waits for its origin most of the time gives a bound only, until a probe gives it cached samples.
+/// A job that waits for its origin most of the time gives a bound only, until a probe gives it cached
+/// samples.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_probe_finds_the_most_rate_of_a_job_that_always_waits() {
     let datasets = [Dataset::new(4)];

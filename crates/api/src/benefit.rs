@@ -19,7 +19,8 @@ pub struct JobBenefit {
     pub probe: Option<JobProbe>,
 }
 
-/// A probe: the job gets cached samples only, so that its steps show how fast it is if it waits for no origin.
+/// A probe: the job gets cached samples only, so that its steps show how fast it is if it waits for no
+/// origin.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobProbe {
     /// Samples that were acknowledged since it began, at most `of_entries`.

@@ -21,7 +21,8 @@ const UNPAUSED_LEAST: f64 = 0.5;
 const LAST_PART: f64 = 0.03;
 /// A job that waits for less than this part of the time shows its most rate.
 const WAIT_LITTLE: f64 = 0.1;
-/// A window is cut into as many parts. A link that is busy for more than [`FULL`] of one had no time left there.
+/// A window is cut into as many parts. A link that is busy for more than [`FULL`] of one had no time left
+/// there.
 const PARTS: u32 = 4;
 const FULL: f64 = 0.97;
 /// Steps must take this part of the time, so that they show how fast the job computes.
@@ -218,8 +219,8 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     let blocked = [sum(|b| b.origin), sum(|b| b.disk), sum(|b| b.queue)];
     let receiving = blocked.iter().sum::<f64>() / lanes / steps.elapsed;
     let unpaused = steps.elapsed / (steps.span.1 - steps.span.0);
-    // A job waits for its link at the end of one epoch, and not at the beginning of the next. So a window over
-    // both has parts in which the link is full.
+    // A job waits for its link at the end of one epoch, and not at the beginning of the next. So a window
+    // over both has parts in which the link is full.
     let part = (steps.span.1 - from) / f64::from(PARTS);
     let is_full = |i: u32| {
         let begins = from + part * f64::from(i);

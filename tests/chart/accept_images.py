@@ -285,29 +285,16 @@ def check_pods(stack, pods, scratch, programs, tag):
     stack.callback(lambda: run("umount", "--recursive", "--lazy", root, check=False))
     run("mount", "--make-shared", root)
 
-    def register():
-        run(programs / "fletch", "register", "fletch-test", "file:///srv/fletch-test/data",
+    def register(dataset="fletch-test"):
+        run(programs / "fletch", "register", dataset, "file:///srv/fletch-test/data",
             "--tables", "file:///srv/fletch-test/tables", "--server", f"http://127.0.0.1:{port}",
             "--token-file", tokens / "test")
 
     mounts = local(one(objects, "DaemonSet")["spec"]["template"]["spec"])
     container = mounts["containers"][0]
     test = local(one(objects, "Pod")["spec"])
-    where = root / "default" / "datasets"
+    where = root / "default" / "datasets" / "default"
     register()
-    if "--datasets" not in run(programs / "fletch-mount", "--help"):
-        args = container["args"]
-        options = [a for flag in ("--server", "--token-file", "--state-dir")
-                   for a in (flag, args[args.index(flag) + 1])]
-        # The datasets lie in a tmpfs over the closed directory, as with --datasets.
-        ready = args[args.index("--ready-file") + 1]
-        directory = where / "default" / "fletch-test"
-        container["command"] = ["/bin/sh", "-c", (
-            f"{{ mountpoint -q {where} || mount -t tmpfs -o mode=0755 tmpfs {where}; }} && "
-            f"mkdir -p {directory.parent} && {{ [ -e {directory} ] || mkdir {directory} || true; }} && "
-            f'fletch-mount fletch-test {directory} --allow-other "$@" --daemon && touch {ready} && sleep 600'
-        )]
-        container["args"] = ["sh", *options]
     gate = container["readinessProbe"]["exec"]["command"]
     mount_pod = pods.play(f"{prefix}-mounts", mounts, contents)
     name = f"{prefix}-mounts-{container['name']}"
@@ -334,7 +321,7 @@ def check_pods(stack, pods, scratch, programs, tag):
 
     # The test's pod has unregistered its dataset.
     register()
-    mount_pod = check_restart(pods, test, contents, prefix, lambda number: pods.play(
+    mount_pod = check_readers(pods, test, contents, prefix, register, lambda number: pods.play(
         f"{prefix}-mounts{number}", mounts, contents), mount_pod, name, gate)
     name = f"{prefix}-mounts2-{container['name']}"
 
@@ -367,8 +354,9 @@ done
 """
 
 
-def check_restart(pods, test, contents, prefix, start, mount_pod, mount, gate):
-    """Kills the mount while two pods read, starts it again, and returns the new mount pod."""
+def check_readers(pods, test, contents, prefix, register, start, mount_pod, mount, gate):
+    """Registers a dataset while two pods read. Then kills the mount, starts it again, and returns the new
+    mount pod."""
     readers = {}
     for propagation in ("HostToContainer", "None"):
         spec = json.loads(json.dumps(test))
@@ -387,6 +375,13 @@ def check_restart(pods, test, contents, prefix, start, mount_pod, mount, gate):
 
     for propagation in readers:
         until(f"the reader with {propagation} reads", 20, lambda p=propagation: last(p) == ["equal"])
+    register("fletch-test-new")
+    began = time.monotonic()
+    look = ["podman", "exec", readers["HostToContainer"][1],
+            "sh", "-c", 'ls "$MOUNT/fletch-test-new/train/cat/8.txt"']
+    until("a running pod sees a new dataset", 15,
+          lambda: subprocess.run(look, capture_output=True).returncode == 0)
+    expect(True, f"a running pod sees a new dataset {time.monotonic() - began:.1f} s after its registration")
     run("podman", "kill", "--signal", "KILL", mount)
     for propagation in readers:
         until(f"the reader with {propagation} gets an error", 40, lambda p=propagation: last(p) == ["error"])

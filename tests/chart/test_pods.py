@@ -267,7 +267,7 @@ class Mounts(unittest.TestCase):
         seen = set()
         for container, domain in zip(spec["containers"], ("research", "Team_B"), strict=True):
             args = dict(zip(container["args"], container["args"][1:], strict=False))
-            self.assertEqual(args["--datasets"], f"/run/fletch/{domain}/datasets")
+            self.assertEqual(args["--datasets"], f"/run/fletch/{domain}/datasets/{domain}")
             self.assertEqual(args["--tags"], "release-*")
             self.assertEqual(args["--keep"], "2h")
             self.assertEqual(args["--server"], "http://fletch.fletch.svc.cluster.local:7380")

@@ -36,7 +36,7 @@ class Scripts(unittest.TestCase):
             done = sh("prepare.sh", self.root, "a", "b")
             self.assertEqual(done.returncode, 0, done.stderr)
             for domain in ("a", "b"):
-                directory = self.root / domain / "datasets"
+                directory = self.root / domain / "datasets" / domain
                 self.assertEqual(directory.stat().st_mode & 0o777, 0)
                 directory.chmod(0o700)
                 self.assertEqual([p.name for p in directory.iterdir()], ["NOT-MOUNTED"])

@@ -9,7 +9,7 @@ fi
 umask 022
 mkdir -p "$root/.ready"
 for domain in "$@"; do
-    directory=$root/$domain/datasets
+    directory=$root/$domain/datasets/$domain
     rm -f "$root/.ready/$domain"
     # A mount that a killed pod left behind is the new pod's to replace.
     if [ -d "$root/$domain" ] && grep -q " $directory[ /]" /proc/self/mountinfo; then

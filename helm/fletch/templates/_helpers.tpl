@@ -85,7 +85,7 @@ annotations:
 {{- div (mul $number $unit (int64 .Values.server.cache.budgetPercent)) 100 -}}
 {{- end -}}
 
-{{- /* The parent of the directory where the datasets of a domain are mounted. */ -}}
+{{- /* The volume of a domain. Its datasets are mounted at datasets/DOMAIN below it. */ -}}
 {{- define "fletch.domainParent" -}}
 {{ printf "%s/%s" (.root.Values.mounts.hostPath | trimSuffix "/") .domain }}
 {{- end -}}

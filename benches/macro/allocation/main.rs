@@ -1,5 +1,6 @@
 //! `bench-allocation [--cases contest,scan,verdicts,predictions] [--chunks 800] [--link-mib-per-s 10]
-//!                   [--passes 10] [--rounds 1] [--interval 2s] [--arms fletch,equal,lru] [--json FILE]`
+//!                   [--passes 10] [--rounds 1] [--interval 2s] [--arms fletch,equal,lru] [--json FILE]
+//!                   [--compute 0.8,1.5,3]`
 //!
 //! What the server says of running jobs, and how it divides the disk among them. Jobs with emulated
 //! accelerators (absolute deadlines) read packed datasets, each over a link of its own, on a real server.
@@ -10,8 +11,8 @@
 //! - `predictions`: the rate that is predicted for another part in the cache, and the rate then
 //!   (`predictions.rs`).
 //!
-//! `--chunks`, `--passes`, `--rounds` and `--arms` are those of `contest`. Ends with status 1 where a case
-//! misses its targets.
+//! `--chunks`, `--passes`, `--rounds` and `--arms` are those of `contest`; `--compute` is that of
+//! `predictions`. Ends with status 1 where a case misses its targets.
 
 mod contest;
 mod predictions;

@@ -9,6 +9,7 @@ use super::{
     training::{Training, declare},
 };
 use fletch_api::{OrderKind, benefit::BenefitEstimate};
+use fletch_benches::arg;
 use fletch_client::epochs::JobHandle;
 use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
@@ -19,8 +20,6 @@ const CHUNKS: usize = 1360;
 const LINK: f64 = 40.0;
 /// Samples of a step: so many that a timer of a millisecond hardly matters.
 const BATCH: u32 = 128;
-/// What the accelerators of the jobs compute, in parts of the link.
-const COMPUTE: [f64; 3] = [0.8, 1.5, 3.0];
 /// Parts in the cache. From the first four, others are predicted.
 const FROM: [f64; 4] = [0.05, 0.125, 0.25, 0.375];
 const SEEN: [f64; 4] = [0.1, 0.25, 0.5, 0.75];
@@ -71,7 +70,9 @@ pub async fn run() -> bool {
     );
     println!("|---|---|---|---|---|---|---|");
     let (mut right, mut sure) = (0, 0);
-    for times in COMPUTE {
+    // What the accelerators compute, in parts of the link.
+    let compute: String = arg("compute", "0.8,1.5,3".to_owned());
+    for times in compute.split(',').map(|times| times.parse::<f64>().expect("--compute has numbers")) {
         let compute = mib_per_s(LINK) * times;
         let mut was = Vec::new();
         for part in SEEN {

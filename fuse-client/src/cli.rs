@@ -5,12 +5,16 @@ use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use fletch_client::{Endpoint, TokenSource};
-use fletch_core::{DatasetName, JobName, Root, TagName};
+use fletch_core::JobName;
 use fletch_origin::OriginConfig;
 use fletch_settings::{ByteSize, Span};
-use globset::{Glob, GlobMatcher};
+use globset::Glob;
 use serde::Deserialize;
-use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+mod settings;
+
+pub use settings::{Action, DatasetsSettings, FallbackSettings, ProcessSettings, Settings, Target};
 
 /// The keys of the settings file.
 pub const KEYS: &[&str] = &[
@@ -253,125 +257,6 @@ struct LogFile {
     format: Option<LogFormat>,
 }
 
-/// The version to mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// The dataset.
-    pub dataset: DatasetName,
-    /// The tag or root, as text.
-    pub version: String,
-}
-
-impl FromStr for Target {
-    type Err = anyhow::Error;
-
-    fn from_str(s: &str) -> Result<Self> {
-        let (name, version) = s.rsplit_once('@').unwrap_or((s, "latest"));
-        if version.parse::<Root>().is_err() {
-            TagName::new(version)?;
-        }
-        Ok(Target { dataset: DatasetName::new(name)?, version: version.to_owned() })
-    }
-}
-
-/// How the mount reads the origin while the server is gone.
-#[derive(Debug, Clone, Default)]
-pub struct FallbackSettings {
-    /// The URI of the objects, from `--uri`.
-    pub uri: Option<String>,
-    /// The URI of the tables, from `--tables`.
-    pub tables: Option<String>,
-    /// The `[[origin]]` tables.
-    pub origins: Vec<OriginConfig>,
-    /// The directory with the last answers of servers.
-    pub remembered_dir: Option<PathBuf>,
-}
-
-/// What the program does. Each value is valid by itself; nothing was opened or connected yet.
-#[derive(Debug, Clone)]
-pub enum Action {
-    /// Mount one version.
-    Mount(Box<Settings>),
-    /// Mount all datasets that the token may read.
-    Datasets(Box<DatasetsSettings>),
-}
-
-impl Action {
-    /// Returns the settings that all mounts of the process share.
-    #[must_use]
-    pub fn process(&self) -> &ProcessSettings {
-        match self {
-            Action::Mount(s) => &s.process,
-            Action::Datasets(s) => &s.process,
-        }
-    }
-}
-
-/// The settings of a process with one mount.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The version to mount.
-    pub target: Target,
-    /// The directory to mount at, absolute.
-    pub dir: PathBuf,
-    /// How to read the origin while the server is gone; `None` means to wait for the server.
-    pub fallback: Option<FallbackSettings>,
-    /// The path of the report, absolute.
-    pub report: Option<PathBuf>,
-    /// The other settings.
-    pub process: ProcessSettings,
-}
-
-/// The settings of a process that mounts all datasets.
-#[derive(Debug, Clone)]
-pub struct DatasetsSettings {
-    /// The directory with a link for each dataset, absolute.
-    pub dir: PathBuf,
-    /// The server.
-    pub server: Endpoint,
-    /// The tags that are mounted in addition to `latest`.
-    pub tags: Option<GlobMatcher>,
-    /// How long a version stays mounted when no link leads to it.
-    pub keep: Duration,
-    /// The most versions mounted at once.
-    pub mounts_max: usize,
-    /// The time between the starts of two passes over the server's datasets.
-    pub interval: Duration,
-    /// The path of the file that exists while the datasets are mounted, absolute.
-    pub ready_file: Option<PathBuf>,
-    /// The other settings.
-    pub process: ProcessSettings,
-}
-
-/// The settings that all mounts of a process share.
-#[derive(Debug, Clone)]
-pub struct ProcessSettings {
-    /// The server; `None` only with `--tables`.
-    pub server: Option<Endpoint>,
-    /// The job to read for.
-    pub job: JobName,
-    /// The token.
-    pub token: Option<TokenSource>,
-    /// Whether other users may read.
-    pub allow_other: bool,
-    /// The memory for chunks, in bytes.
-    pub memory_bytes: u64,
-    /// The memory for tables, in bytes.
-    pub tables_bytes: u64,
-    /// The node store, if the process takes part in one.
-    pub cache: Option<CacheSettings>,
-    /// The number of threads that receive requests of the kernel.
-    pub threads: usize,
-    /// The time within which every read ends.
-    pub io_timeout: Duration,
-    /// Whether to push pages.
-    pub push: bool,
-    /// The format of log lines.
-    pub log_format: LogFormat,
-    /// The address of the metrics page.
-    pub metrics: Option<SocketAddr>,
-}
-
 /// The least memory that a mount works with: two of the largest chunks.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
 /// The default of `--keep`.
@@ -568,127 +453,4 @@ fn default_job() -> Result<JobName> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn into_settings(args: &[&str]) -> Result<Settings> {
-        match Cli::try_parse_from([&["fletch-mount"], args].concat())?.into_action()? {
-            Action::Mount(settings) => Ok(*settings),
-            Action::Datasets(_) => panic!("one mount was asked for"),
-        }
-    }
-
-    fn all_datasets(args: &[&str]) -> Result<DatasetsSettings> {
-        let given = [&["fletch-mount", "--datasets", "d", "--server", "http://h:1"], args].concat();
-        match Cli::try_parse_from(given)?.into_action()? {
-            Action::Datasets(settings) => Ok(*settings),
-            Action::Mount(_) => panic!("all datasets were asked for"),
-        }
-    }
-
-    #[test]
-    fn all_datasets_have_settings_of_their_own() {
-        let s = all_datasets(&[]).expect("usable");
-        assert!(s.dir.is_absolute() && s.tags.is_none() && s.ready_file.is_none());
-        assert_eq!((s.mounts_max, s.keep, s.interval), (256, KEEP, INTERVAL.0));
-        let s = all_datasets(&["--tags", "v*", "--keep", "1h", "--metrics-listen", "0.0.0.0:9400"]);
-        let s = s.expect("usable");
-        assert!(s.tags.is_some_and(|t| t.is_match("v2") && !t.is_match("latest")));
-        assert_eq!(s.keep, Duration::from_secs(3600));
-        assert!(s.process.metrics.is_some_and(|a| !a.ip().is_loopback()));
-        let cases: &[(&[&str], &str)] = &[
-            (&["--origin-fallback"], "--origin-fallback applies to one mount"),
-            (&["--report", "r"], "--report"),
-            (&["--mounts-max", "0"], "1 to 4096"),
-            (&["--interval", "1ms"], "1s to 1h"),
-            (&["photos", "m"], "cannot be used with"),
-            (&["--tags", "["], "--tags"),
-        ];
-        for (args, says) in cases {
-            let e = all_datasets(args).expect_err("refused");
-            assert!(format!("{e:#}").contains(says), "{args:?}: {e:#}");
-        }
-    }
-
-    #[test]
-    fn the_command_is_well_formed_and_has_its_defaults() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
-        let s = into_settings(&["photos@v1", "m", "--server", "http://127.0.0.1:7380"]).expect("usable");
-        assert_eq!(
-            s.target,
-            Target { dataset: DatasetName::new("photos").expect("name"), version: "v1".into() }
-        );
-        assert_eq!((s.process.memory_bytes, s.process.tables_bytes), (256 << 20, 64 << 20));
-        assert!(s.process.push && !s.process.allow_other && s.dir.is_absolute());
-        assert!((2..=4).contains(&s.process.threads));
-        let s = into_settings(&["photos", "m", "--server", "unix:/x"]).expect("usable");
-        assert_eq!((s.target.version.as_str(), s.process.memory_bytes), ("latest", 64 << 20));
-        assert!(s.process.job.as_str().starts_with("mount-"));
-    }
-
-    #[test]
-    fn help_begins_with_examples_and_gives_each_option_a_line() {
-        use clap::CommandFactory;
-        let asked = Cli::command().term_width(110).try_get_matches_from(["fletch-mount", "--help"]);
-        let help = asked.expect_err("the help is no mount").to_string();
-        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text:?} is not in\n{help}"));
-        assert!(at("Examples:") < at("Usage:") && at("Usage:") < at("Options:"), "{help}");
-        let options = Cli::command().get_arguments().count();
-        let lines = help.lines().count();
-        // The examples, the usage, the headings with a blank line before each, and the end take the rest.
-        assert!(lines <= options + 28, "{lines} lines for {options} options\n{help}");
-        assert!(help.lines().all(|l| l.chars().count() <= 110), "{help}");
-    }
-
-    #[test]
-    fn tables_allow_a_mount_without_a_server() {
-        let s = into_settings(&["d", "m", "--tables", "/"]).expect("usable");
-        let without = s.fallback.expect("goes on without");
-        assert!(s.process.server.is_none() && without.uri.is_none() && without.tables.is_some());
-        assert!(into_settings(&["d", "m", "--server", "unix:/x"]).expect("usable").fallback.is_none());
-        let s = into_settings(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
-        assert!(s.fallback.is_some_and(|w| w.tables.is_none()));
-    }
-
-    #[test]
-    fn usage_errors_say_what_to_give() {
-        let cases: &[(&[&str], &str)] = &[
-            (&["d", "m"], "--server"),
-            (&["a/b", "m", "--server", "unix:/x"], "dataset name"),
-            (&["d@..", "m", "--server", "unix:/x"], "tag name"),
-            (&["d", "m", "--server", "localhost"], "http://host:port"),
-            (&["d", "m", "--server", "unix:/x", "--tables", "/t"], "--origin-fallback"),
-            (&["d", "m", "--tables", "ftp://x/y"], "ftp"),
-            (&["d", "m", "--server", "unix:/x", "--memory", "1MiB"], "at least"),
-            (&["d", "m", "--server", "unix:/x", "--threads", "99"], "1 to 16"),
-            (&["d", "m", "--server", "unix:/x", "--metrics", "0.0.0.0:9"], "loopback"),
-            (&["d", "m", "--server", "unix:/x", "--io-timeout", "1ms"], "100ms"),
-            (&["d", "m", "--server", "unix:/x", "--keep", "1h"], "--datasets DIR"),
-        ];
-        for (args, says) in cases {
-            let e = into_settings(args).expect_err("refused");
-            assert!(format!("{e:#}").contains(says), "{args:?}: {e:#}");
-        }
-    }
-
-    #[test]
-    fn flags_win_over_the_file() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("mount.toml");
-        let text = "server = \"unix:/file\"\n[memory]\nmax = \"64MiB\"\n\
-                    [io]\ntimeout = \"2s\"\n[fuse]\npush = \"off\"\n";
-        std::fs::write(&path, text).expect("write");
-        let path = path.to_str().expect("utf-8");
-        let s = into_settings(&["d", "m", "--config", path]).expect("usable");
-        let server = |s: &Settings| s.process.server.as_ref().map(ToString::to_string).unwrap_or_default();
-        assert_eq!((server(&s).as_str(), s.process.memory_bytes), ("unix:/file", 64 << 20));
-        assert_eq!((s.process.io_timeout, s.process.push), (Duration::from_secs(2), false));
-        let s = into_settings(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"])
-            .expect("usable");
-        assert_eq!((server(&s).as_str(), s.process.push), ("unix:/flag", true));
-        std::fs::write(path, "memory.mx = \"1GiB\"\n").expect("write");
-        let e = into_settings(&["d", "m", "--config", path]).expect_err("unknown key");
-        assert!(format!("{e:#}").contains("memory.max"), "{e:#}");
-    }
-}
+mod tests;

@@ -7,15 +7,6 @@ use fletch_api::benefit::JobProbe;
 use fletch_core::benefit::{BatchObservation, Estimate};
 use std::time::Instant;
 
-/// What a probe found.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Found {
-    /// Samples a second of all ranks if the job waited for no origin.
-    pub most_rate: f64,
-    /// Whether that is a value and not a bound.
-    pub is_sure: bool,
-}
-
 /// A probe.
 #[derive(Debug)]
 pub(super) struct Probe {
@@ -24,13 +15,22 @@ pub(super) struct Probe {
     of_entries: u64,
     /// The last batches of the probe, until they are looked at.
     batches: Option<Vec<BatchObservation>>,
-    found: Option<Found>,
+    is_over: bool,
+    /// Samples a second of all ranks if the job waits for no origin.
+    most_rate: Option<f64>,
 }
 
 impl Probe {
     /// Begins a probe that ends when `of_entries` samples were acknowledged.
     pub fn new(of_entries: u64) -> Self {
-        Probe { begun: Instant::now(), entries: 0, of_entries, batches: None, found: None }
+        Probe {
+            begun: Instant::now(),
+            entries: 0,
+            of_entries,
+            batches: None,
+            is_over: false,
+            most_rate: None,
+        }
     }
 
     /// Counts acknowledged samples. At the end it takes what `latest` returns: the steps that count.
@@ -49,15 +49,15 @@ impl Probe {
         self.batches.take()
     }
 
-    /// Notes what the steps tell.
+    /// Ends the probe with what its steps tell. A bound is no value.
     pub fn conclude(&mut self, estimate: Option<&Estimate>) {
-        let of = |e: &Estimate| Found { most_rate: e.most_rate, is_sure: e.is_sure };
-        self.found = Some(estimate.map_or(Found { most_rate: f64::MAX, is_sure: false }, of));
+        self.is_over = true;
+        self.most_rate = estimate.filter(|e| e.is_sure).map(|e| e.most_rate);
     }
 
-    /// Returns what it found, if that is a value.
+    /// Returns the rate that it found.
     pub fn most_rate(&self) -> Option<f64> {
-        self.found.filter(|found| found.is_sure).map(|found| found.most_rate)
+        self.most_rate
     }
 
     /// Returns the probe as the API shows it.
@@ -66,8 +66,8 @@ impl Probe {
             entries: self.entries,
             of_entries: self.of_entries,
             age_s: self.begun.elapsed().as_secs_f64(),
-            most_rate: self.found.map(|found| found.most_rate),
-            is_sure: self.found.is_some_and(|found| found.is_sure),
+            is_over: self.is_over,
+            most_rate: self.most_rate,
         }
     }
 }

@@ -228,8 +228,12 @@ impl Sequence {
     /// [`JobError::NoProbe`].
     pub fn probe(&mut self, n: u64, held: u64) -> Result<u64, JobError> {
         let Sequence::Substitute(of) = self else {
-            return Err(JobError::NoProbe("its order decides which samples it gets".to_owned()));
+            return Err(JobError::NoProbe("its epoch is over".to_owned()));
         };
+        if of.queue.echoes() {
+            let why = "its plan repeats samples, at a distance that a probe would change";
+            return Err(JobError::NoProbe(why.to_owned()));
+        }
         let all = n.saturating_add(held.saturating_add(of.queue.len() as u64).saturating_mul(2));
         let cached = of.sweep.left_in_reserve(of.subscriber);
         if cached < all {

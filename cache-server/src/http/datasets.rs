@@ -170,7 +170,7 @@ pub async fn unregister(
     get, path = "/v1/datasets/{name}/tags", tag = "datasets",
     params(("name" = String, Path, description = "Name of the dataset")),
     responses(
-        (status = 200, description = "The first 1000 tags, sorted by name", body = Tags),
+        (status = 200, description = "At most 1000 tags, sorted by name", body = Tags),
         (status = 404, description = "The domain has no dataset of that name", body = Problem,
             content_type = "application/problem+json"),
     )

@@ -11,6 +11,7 @@
 //!    whole. The same holds for ledgers: no client was told of a ledger that is shorter than its head.
 //! 2. A job reads what its names meant when it was declared.
 
+mod measured;
 mod rollback;
 mod states;
 mod worlds;
@@ -20,10 +21,9 @@ use super::{
     record::{Record, RecordSummary},
     settings::StoredSettings,
 };
-use crate::versions::{Home, Source, Sources};
+use crate::versions::{Source, Sources};
 use crate::{
-    allocation::{Measured, RUNNING_FOR, Reader},
-    benefit::{JobWindow, PROBE_STEPS, Served},
+    benefit::JobWindow,
     epochs::{
         Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, is_unsynced, replayed_ledger,
         sync_parent, world_of,
@@ -34,7 +34,7 @@ use crate::{
 };
 use fletch_api::{
     Epoch as EpochView, EpochState, Job as View, JobSweep, LeaseRequest, OrderKind, Times, Visitation,
-    WorldSpec, benefit::JobBenefit, epochs::ACKS_MAX, jobs::default_seed,
+    WorldSpec, epochs::ACKS_MAX, jobs::default_seed,
 };
 use fletch_core::{
     Hash, JobName,
@@ -42,7 +42,6 @@ use fletch_core::{
     manifest::LayoutKind,
     plan::{PlanUnits, Tail, World},
 };
-use fletch_store::DatasetId;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -479,77 +478,6 @@ impl OpenJob {
             settings: self.settings.get(),
             share: None,
         })
-    }
-
-    /// Returns what cache is worth to the job, as far as its acks tell.
-    #[must_use]
-    pub fn benefit(&self) -> JobBenefit {
-        let (data, tables) = (self.source.data.home(), self.source.tables.home());
-        let mut origins = vec![data.reads()];
-        if !Arc::ptr_eq(data, tables) {
-            origins.push(tables.reads());
-        }
-        self.setup.window.benefit(&Served { origins, disk: &self.setup.context.disk_reads })
-    }
-
-    /// Begins a probe of the job's latest epoch.
-    ///
-    /// # Errors
-    /// [`JobError`], if there is none or it cannot be probed.
-    pub fn probe(&self) -> Result<(), JobError> {
-        let last = lock(&self.epochs).last_key_value().map(|(_, epoch)| Arc::clone(epoch));
-        let last = last.ok_or_else(|| JobError::NoProbe("it has no epoch under way".to_owned()))?;
-        self.setup.window.begin_probe(last.probe(PROBE_STEPS as u64)?);
-        Ok(())
-    }
-
-    /// Returns whether the job has a live lease, or began or acknowledged something lately.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        let last = self.setup.window.last_ack().unwrap_or(self.opened).max(self.opened);
-        last.elapsed() < RUNNING_FOR || self.has_leases()
-    }
-
-    /// Returns the name of the link over which the job's content comes, and the home at its end.
-    pub(super) fn link(&self) -> (String, Arc<Home>) {
-        // A pack lies beside the tables, and files that are not packed lie at the dataset.
-        let packed = self.source.version.layout_doc().params.kind == LayoutKind::Pack;
-        let home = if packed { self.source.tables.home() } else { self.source.data.home() };
-        // One bucket or server has one link, however many datasets lie there.
-        let link = home.uri().top().map_or_else(|| home.uri().to_string(), |top| top.to_string());
-        (link, Arc::clone(home))
-    }
-
-    /// Returns the job as the allocation sees it. `bandwidth` returns what a link carries, in bytes a second.
-    pub fn reader(&self, bandwidth: impl FnOnce(&str) -> Option<f64>) -> Reader {
-        let (setup, record, benefit) = (&self.setup, self.known(), self.benefit());
-        let measured = benefit.estimate.map(|e| Measured {
-            rate: e.rate,
-            most_rate: e.most_rate,
-            sample_bytes: e.sample_bytes,
-            verdict: e.verdict,
-        });
-        let sources = &self.sources;
-        let (root, layout) = (self.source.version.root(), self.source.version.layout());
-        let swept = DatasetId::sweep_of(&sources.domain, sources.dataset(), root, layout);
-        let units = setup.samples.unit_map.units().max(1) as u64;
-        let (link, _) = self.link();
-        Reader {
-            id: record.id(),
-            name: record.ask.name.clone(),
-            tenant: setup.tenant.clone(),
-            domain: sources.domain.clone(),
-            dataset: record.dataset.clone(),
-            // An ordered epoch over a version that a sweep serves hits what the sweep keeps.
-            shares: if setup.sweep.is_some() { vec![swept] } else { vec![setup.exact.dataset_id(), swept] },
-            is_strict: setup.sweep.is_none(),
-            is_first_pass: lock(&self.epochs).keys().next_back().is_none_or(|&epoch| epoch == 0),
-            settings: self.settings.get(),
-            unit_bytes: setup.samples.unit_map.total_bytes() / units,
-            bandwidth: bandwidth(&link),
-            link,
-            measured,
-        }
     }
 
     /// Returns how much the job's sweep can hold.

@@ -259,7 +259,7 @@ impl Versions {
         }
     }
 
-    /// Returns tags of a dataset's tables, at most `tags_max`, in the order of their names.
+    /// Returns tags of a dataset's tables, at most `tags_max`, in the order in which the store lists them.
     ///
     /// A plain HTTP server has no listing. There only the tag `latest` is looked for.
     ///

@@ -29,13 +29,12 @@ pub struct JobProbe {
     pub of_entries: u64,
     /// Seconds since it began.
     pub age_s: f64,
-    /// What it found, in samples a second of all ranks. Absent while it runs.
+    /// Whether it is over.
+    pub is_over: bool,
+    /// The rate that it found, in samples a second of all ranks. Absent while it runs, and if it found none:
+    /// the disk or the server was the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_rate: Option<f64>,
-    /// Whether `most_rate` is a value. If not, it is an upper bound: the disk or the server was the limit, or
-    /// the acks carry too few times.
-    #[serde(default)]
-    pub is_sure: bool,
 }
 
 /// An estimate. Rates are samples a second of all ranks together; parts are 0 to 1.

@@ -28,7 +28,7 @@ pub struct Datasets {
 /// The tags of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Tags {
-    /// The first 1000 tags, in the order of their names.
+    /// At most 1000 tags, in the order of their names.
     #[schema(value_type = Vec<String>)]
     pub tags: Vec<TagName>,
 }

@@ -29,7 +29,7 @@ impl Client {
         self.get_json(&routes::dataset(name)).await
     }
 
-    /// Returns the first 1000 tags of a dataset, in the order of their names.
+    /// Returns at most 1000 tags of a dataset, in the order of their names.
     ///
     /// # Errors
     /// [`ClientError`]; `not_found` if the caller may not see the dataset, or the server is older than this

@@ -232,7 +232,7 @@ fn probe(ctx: &Context, name: &str) -> Result<(), Failure> {
             let Some(probe) = shown.benefit.and_then(|b| b.probe) else {
                 return Err(Failure::new("the server began anew, and the probe with it").hint("probe again"));
             };
-            if probe.most_rate.is_some() {
+            if probe.is_over {
                 return Ok(probe);
             }
             if probe.entries > acked {
@@ -246,12 +246,9 @@ fn probe(ctx: &Context, name: &str) -> Result<(), Failure> {
             shown = job.current().await?;
         }
     })?;
-    ctx.out.result(&found, |w| {
-        let most = found.most_rate.unwrap_or_default();
-        if found.is_sure {
-            return writeln!(w, "most\t{most:.0} samples/s if it never waited");
-        }
-        writeln!(w, "most\tnot known: the disk or the server was the limit, or the acks carry too few times")
+    ctx.out.result(&found, |w| match found.most_rate {
+        Some(most) => writeln!(w, "most\t{most:.0} samples/s if it never waited"),
+        None => writeln!(w, "most\tnot known: the disk or the server was the limit"),
     })
 }
 

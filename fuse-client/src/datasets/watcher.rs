@@ -6,6 +6,7 @@
 //! 2. A server that does not answer changes nothing.
 //! 3. One name that fails delays no other name longer than one pass.
 
+mod names;
 mod reports;
 
 use super::directory::DatasetsDir;
@@ -20,7 +21,7 @@ use crate::server_watch::ServerWatch;
 use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
 use fletch_client::{Client, ClientError};
-use fletch_core::{DatasetName, JobName, Kind, Root, TagName};
+use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_tables::PartCache;
 use futures::{StreamExt as _, stream};
 use globset::GlobMatcher;
@@ -41,8 +42,6 @@ use tokio_util::sync::CancellationToken;
 
 /// The calls to the server at once, and the versions that are mounted at once.
 const AT_ONCE: usize = 8;
-/// How long a call about names may take. The next pass asks again.
-const ASK_WITHIN: Duration = Duration::from_secs(10);
 /// The time between the starts of two access checks of all versions. With the time of the checks this stays
 /// below the 5 s that SEMANTICS S21 promises.
 const ACCESS_EVERY: Duration = Duration::from_millis(2500);
@@ -107,6 +106,8 @@ pub struct Watcher {
     passes_failed: AtomicU64,
     /// Whether the tags of a dataset could not be listed before.
     tags_failed: AtomicBool,
+    /// Whether there were more names than links before.
+    names_cut: AtomicBool,
     /// Notified when names or mounts changed.
     changed: Notify,
     /// Notified when access may have ended: check it now.
@@ -156,6 +157,7 @@ impl Watcher {
             passes: AtomicU64::new(0),
             passes_failed: AtomicU64::new(0),
             tags_failed: AtomicBool::new(false),
+            names_cut: AtomicBool::new(false),
             changed: Notify::new(),
             check_now: Notify::new(),
         }
@@ -232,76 +234,12 @@ impl Watcher {
         changed |= self.forget_ended()?;
         self.record(wanted);
         changed |= self.mount_and_unmount().await?;
-        changed |= self.move_links()?;
+        changed |= self.move_links();
         self.log_over_limit();
         if changed {
             self.changed.notify_one();
         }
         Ok(())
-    }
-
-    /// Asks the server for all names, and for the version of each.
-    async fn wanted_names(&self) -> Result<BTreeMap<String, Name>, ClientError> {
-        let client = self.client.within(ASK_WITHIN.min(self.client.io_timeout()));
-        let datasets = client.datasets().await?;
-        let mut pairs: Vec<(DatasetName, TagName)> =
-            datasets.iter().map(|d| (d.name.clone(), TagName::latest())).collect();
-        if let Some(glob) = &self.rules.tags {
-            let lists = stream::iter(datasets.iter().map(|d| {
-                let (client, name) = (&client, &d.name);
-                async move { (name, client.tags(name).await) }
-            }));
-            let mut lists = lists.buffer_unordered(AT_ONCE);
-            while let Some((dataset, tags)) = lists.next().await {
-                pairs.extend(self.matching_tags(dataset, tags, glob));
-            }
-        }
-        let asked = stream::iter(pairs.into_iter().map(|(dataset, tag)| {
-            let client = &client;
-            async move {
-                let resolved = client.resolve(&dataset, tag.as_str()).await;
-                (dataset, tag, resolved)
-            }
-        }));
-        let answers: Vec<_> = asked.buffer_unordered(AT_ONCE).collect().await;
-        let mut names = BTreeMap::new();
-        for (dataset, tag, resolved) in answers {
-            let is_latest = tag == TagName::latest();
-            let name = if is_latest { dataset.to_string() } else { format!("{dataset}@{tag}") };
-            let (wanted, problem) = match resolved {
-                Ok(resolved) => (Some(resolved), None),
-                // A tag that was deleted since it was listed.
-                Err(e) if !is_latest && e.kind() == Kind::NotFound => continue,
-                Err(e) => (None, Some(Problem::Failed(e.to_string()))),
-            };
-            names.insert(name, Name { dataset, tag, wanted, linked: None, problem });
-        }
-        Ok(names)
-    }
-
-    /// Returns the tags of a dataset to mount. While the server cannot list them, the tags stay as they are.
-    fn matching_tags(
-        &self,
-        dataset: &DatasetName,
-        tags: Result<Vec<TagName>, ClientError>,
-        glob: &GlobMatcher,
-    ) -> Vec<(DatasetName, TagName)> {
-        let latest = TagName::latest();
-        let tags: Vec<TagName> = match tags {
-            Ok(tags) => tags.into_iter().filter(|tag| glob.is_match(tag.as_str())).collect(),
-            Err(error) => {
-                let text = "cannot list the tags of a dataset: its links stay as they are";
-                if self.tags_failed.swap(true, Relaxed) {
-                    tracing::debug!(%dataset, %error, "{text}");
-                } else {
-                    tracing::warn!(%dataset, %error, "{text}; further failures are logged at debug level");
-                }
-                let state = self.state();
-                let known = state.names.values().filter(|name| name.dataset == *dataset);
-                known.map(|name| name.tag.clone()).collect()
-            }
-        };
-        tags.into_iter().filter(|tag| *tag != latest).map(|tag| (dataset.clone(), tag)).collect()
     }
 
     /// Removes the links of names that are gone. Returns whether there were any.
@@ -507,7 +445,7 @@ impl Watcher {
     }
 
     /// Makes each link lead to its version, as far as that is mounted. Returns whether a link moved.
-    fn move_links(&self) -> Result<bool> {
+    fn move_links(&self) -> bool {
         let mut state = self.state();
         let State { names, mounted, .. } = &mut *state;
         let mut changed = false;
@@ -515,16 +453,25 @@ impl Watcher {
             let Some(root) = known.wanted.as_ref().map(|v| v.root).filter(|r| mounted.contains_key(r)) else {
                 continue;
             };
-            known.problem = None;
             if known.linked == Some(root) {
+                known.problem = None;
                 continue;
             }
-            self.dir.set_link(name, root).with_context(|| format!("cannot set the link {name}"))?;
+            // One name without room costs no other name its link. A lost directory ends the next pass.
+            if let Err(error) = self.dir.set_link(name, root) {
+                let problem = Some(Problem::Failed(format!("cannot set the link: {error}")));
+                if known.problem != problem {
+                    tracing::warn!(name, %error, "cannot set a link: trying again");
+                }
+                known.problem = problem;
+                continue;
+            }
+            known.problem = None;
             let before = known.linked.replace(root);
             tracing::info!(name, %root, before = before.map(|r| r.to_string()), "a link leads to a version");
             changed = true;
         }
-        Ok(changed)
+        changed
     }
 
     fn log_over_limit(&self) {

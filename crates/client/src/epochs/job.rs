@@ -100,7 +100,7 @@ impl JobHandle {
     /// Begins a probe: the job gets cached samples only, until its most rate is known. Returns the job.
     ///
     /// # Errors
-    /// [`ClientError`]; `conflict` if the job cannot be probed now.
+    /// [`ClientError`]; `bad_request` if the job cannot be probed now.
     pub async fn probe(&self) -> Result<Job, ClientError> {
         let path = routes::job_probe(&self.job.id);
         self.client.send_json(Method::POST, &path, &serde_json::json!({}), &[StatusCode::OK]).await

@@ -21,9 +21,9 @@ const UNPAUSED_LEAST: f64 = 0.5;
 const LAST_PART: f64 = 0.03;
 /// A job that waits for less than this part of the time shows its most rate.
 const WAIT_LITTLE: f64 = 0.1;
-/// A window is cut into as many parts. A link that is busy for more than [`FULL`] of one had no time left
-/// there.
+/// The parts of a window of which none may have a full link, if the job is to count as fed.
 const PARTS: u32 = 4;
+/// A link that is busy for more than this part of a part of the window is full there.
 const FULL: f64 = 0.97;
 /// Steps must take this part of the time, so that they show how fast the job computes.
 const STEPS_PART: f64 = 0.25;

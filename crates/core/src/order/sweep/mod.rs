@@ -54,7 +54,8 @@ use std::{collections::VecDeque, sync::Arc};
 use subscriber::{Due, Members, Subscriber};
 use trace_log::TraceLog;
 
-/// The units that loads ahead of need may have under way in any case.
+/// The units that loads ahead of need may have under way in any case, so that an origin with a delay is not
+/// idle between two units of a small window.
 const EARLY_UNITS: f64 = 4.0;
 
 /// Generation of a unit that is neither in the window nor in the reserve.

@@ -23,7 +23,7 @@ pub struct PickQueue {
     planned: VecDeque<Pick>,
     echoes: Option<Echoes>,
     /// Picks that are to come from the reserve, for a probe.
-    cached_next: u64,
+    from_reserve: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -128,13 +128,19 @@ impl PickQueue {
         let owed = owed.into_iter().map(|o| (due(&o), o)).collect();
         let (block, coming) = (Vec::new(), VecDeque::new());
         let echoes = Echoes { echo, draws, seen: done, block, coming, owed, drawn: 0 };
-        PickQueue { planned: VecDeque::new(), echoes: Some(echoes), cached_next: 0 }
+        PickQueue { planned: VecDeque::new(), echoes: Some(echoes), from_reserve: 0 }
+    }
+
+    /// Returns whether the plan repeats its samples.
+    #[must_use]
+    pub fn echoes(&self) -> bool {
+        self.echoes.is_some()
     }
 
     /// Takes the next `n` picks from the reserve, as long as it lasts: for a probe of what a job does when it
-    /// waits for no origin. A plan that echoes has no such picks.
+    /// waits for no origin. Without effect on a plan that echoes.
     pub fn probe(&mut self, n: u64) {
-        self.cached_next = n;
+        self.from_reserve = n;
     }
 
     /// Decides the next pick: from the sweep, or an echo.
@@ -145,10 +151,10 @@ impl PickQueue {
         actions: &mut Vec<CacheAction>,
     ) -> Option<Pick> {
         let Some(e) = &mut self.echoes else {
-            if self.cached_next == 0 {
+            if self.from_reserve == 0 {
                 return policy.next(subscriber, actions);
             }
-            self.cached_next -= 1;
+            self.from_reserve -= 1;
             return policy.next_cached(subscriber, actions);
         };
         let (left, least) = (policy.left(subscriber), 2 * u64::from(e.echo.apart));

@@ -1,0 +1,129 @@
+//! What the command line and the settings file ask for.
+
+use super::LogFormat;
+use crate::node::settings::CacheSettings;
+use anyhow::Result;
+use fletch_client::{Endpoint, TokenSource};
+use fletch_core::{DatasetName, JobName, Root, TagName};
+use fletch_origin::OriginConfig;
+use globset::GlobMatcher;
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+/// The version to mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The dataset.
+    pub dataset: DatasetName,
+    /// The tag or root, as text.
+    pub version: String,
+}
+
+impl FromStr for Target {
+    type Err = anyhow::Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        let (name, version) = s.rsplit_once('@').unwrap_or((s, "latest"));
+        if version.parse::<Root>().is_err() {
+            TagName::new(version)?;
+        }
+        Ok(Target { dataset: DatasetName::new(name)?, version: version.to_owned() })
+    }
+}
+
+/// How the mount reads the origin while the server is gone.
+#[derive(Debug, Clone, Default)]
+pub struct FallbackSettings {
+    /// The URI of the objects, from `--uri`.
+    pub uri: Option<String>,
+    /// The URI of the tables, from `--tables`.
+    pub tables: Option<String>,
+    /// The `[[origin]]` tables.
+    pub origins: Vec<OriginConfig>,
+    /// The directory with the last answers of servers.
+    pub remembered_dir: Option<PathBuf>,
+}
+
+/// What the program does. Each value is valid by itself; nothing was opened or connected yet.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Mount one version.
+    Mount(Box<Settings>),
+    /// Mount all datasets that the token may read.
+    Datasets(Box<DatasetsSettings>),
+}
+
+impl Action {
+    /// Returns the settings that all mounts of the process share.
+    #[must_use]
+    pub fn process(&self) -> &ProcessSettings {
+        match self {
+            Action::Mount(s) => &s.process,
+            Action::Datasets(s) => &s.process,
+        }
+    }
+}
+
+/// The settings of a process with one mount.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The version to mount.
+    pub target: Target,
+    /// The directory to mount at, absolute.
+    pub dir: PathBuf,
+    /// How to read the origin while the server is gone; `None` means to wait for the server.
+    pub fallback: Option<FallbackSettings>,
+    /// The path of the report, absolute.
+    pub report: Option<PathBuf>,
+    /// The other settings.
+    pub process: ProcessSettings,
+}
+
+/// The settings of a process that mounts all datasets.
+#[derive(Debug, Clone)]
+pub struct DatasetsSettings {
+    /// The directory with a link for each dataset, absolute.
+    pub dir: PathBuf,
+    /// The server.
+    pub server: Endpoint,
+    /// The tags that are mounted in addition to `latest`.
+    pub tags: Option<GlobMatcher>,
+    /// How long a version stays mounted when no link leads to it.
+    pub keep: Duration,
+    /// The most versions mounted at once.
+    pub mounts_max: usize,
+    /// The time between the starts of two passes over the server's datasets.
+    pub interval: Duration,
+    /// The path of the file that exists while the datasets are mounted, absolute.
+    pub ready_file: Option<PathBuf>,
+    /// The other settings.
+    pub process: ProcessSettings,
+}
+
+/// The settings that all mounts of a process share.
+#[derive(Debug, Clone)]
+pub struct ProcessSettings {
+    /// The server; `None` only with `--tables`.
+    pub server: Option<Endpoint>,
+    /// The job to read for.
+    pub job: JobName,
+    /// The token.
+    pub token: Option<TokenSource>,
+    /// Whether other users may read.
+    pub allow_other: bool,
+    /// The memory for chunks, in bytes.
+    pub memory_bytes: u64,
+    /// The memory for tables, in bytes.
+    pub tables_bytes: u64,
+    /// The node store, if the process takes part in one.
+    pub cache: Option<CacheSettings>,
+    /// The number of threads that receive requests of the kernel.
+    pub threads: usize,
+    /// The time within which every read ends.
+    pub io_timeout: Duration,
+    /// Whether to push pages.
+    pub push: bool,
+    /// The format of log lines.
+    pub log_format: LogFormat,
+    /// The address of the metrics page.
+    pub metrics: Option<SocketAddr>,
+}

@@ -285,10 +285,18 @@ def check_pods(stack, pods, scratch, programs, tag):
     stack.callback(lambda: run("umount", "--recursive", "--lazy", root, check=False))
     run("mount", "--make-shared", root)
 
-    def register(dataset="fletch-test"):
-        run(programs / "fletch", "register", dataset, "file:///srv/fletch-test/data",
-            "--tables", "file:///srv/fletch-test/tables", "--server", f"http://127.0.0.1:{port}",
+    def register(dataset="fletch-test", below="/srv/fletch-test"):
+        run(programs / "fletch", "register", dataset, f"file://{below}/data",
+            "--tables", f"file://{below}/tables", "--server", f"http://127.0.0.1:{port}",
             "--token-file", tokens / "test")
+
+    # The server pod's volume of the test's data, as the host sees it.
+    volume = pathlib.Path(run("podman", "volume", "inspect", "--format", "{{.Mountpoint}}",
+                              f"{prefix}-server-test-data"))
+
+    def index(below):
+        run(programs / "fletch", "index", volume / below / "data", "--tables", volume / below / "tables",
+            "--state-dir", scratch / "index", "--quiet")
 
     mounts = local(one(objects, "DaemonSet")["spec"]["template"]["spec"])
     container = mounts["containers"][0]
@@ -321,7 +329,14 @@ def check_pods(stack, pods, scratch, programs, tag):
 
     # The test's pod has unregistered its dataset.
     register()
-    mount_pod = check_readers(pods, test, contents, prefix, register, lambda number: pods.play(
+    shutil.copytree(volume / "data", volume / "moved" / "data")
+    index("moved")
+
+    def move():
+        (volume / "moved" / "data" / "train" / "added.txt").write_text("of the second version")
+        index("moved")
+
+    mount_pod = check_readers(pods, test, contents, prefix, register, move, lambda number: pods.play(
         f"{prefix}-mounts{number}", mounts, contents), mount_pod, name, gate)
     name = f"{prefix}-mounts2-{container['name']}"
 
@@ -354,9 +369,9 @@ done
 """
 
 
-def check_readers(pods, test, contents, prefix, register, start, mount_pod, mount, gate):
-    """Registers a dataset while two pods read. Then kills the mount, starts it again, and returns the new
-    mount pod."""
+def check_readers(pods, test, contents, prefix, register, move, start, mount_pod, mount, gate):
+    """Registers a dataset and moves its tag while two pods read. Then kills the mount, starts it again, and
+    returns the new mount pod."""
     readers = {}
     for propagation in ("HostToContainer", "None"):
         spec = json.loads(json.dumps(test))
@@ -375,13 +390,28 @@ def check_readers(pods, test, contents, prefix, register, start, mount_pod, moun
 
     for propagation in readers:
         until(f"the reader with {propagation} reads", 20, lambda p=propagation: last(p) == ["equal"])
-    register("fletch-test-new")
+
+    def in_reader(script):
+        """Runs a script in the running reader pod. Returns its output, or nothing if it fails."""
+        done = subprocess.run(["podman", "exec", readers["HostToContainer"][1], "sh", "-c", script],
+                              capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    register("fletch-test-new", "/srv/fletch-test/moved")
     began = time.monotonic()
-    look = ["podman", "exec", readers["HostToContainer"][1],
-            "sh", "-c", 'ls "$MOUNT/fletch-test-new/train/cat/8.txt"']
     until("a running pod sees a new dataset", 15,
-          lambda: subprocess.run(look, capture_output=True).returncode == 0)
+          lambda: in_reader('ls "$MOUNT/fletch-test-new/train/cat/8.txt"'))
     expect(True, f"a running pod sees a new dataset {time.monotonic() - began:.1f} s after its registration")
+    old = in_reader('readlink "$MOUNT/fletch-test-new"')
+    move()
+    began = time.monotonic()
+    until("a running pod follows a moved tag", 15, lambda: in_reader(
+        'cat "$MOUNT/fletch-test-new/train/added.txt"') == "of the second version")
+    took = time.monotonic() - began
+    expect(in_reader('readlink "$MOUNT/fletch-test-new"') != old, f"it follows a moved tag after {took:.1f} s")
+    same = in_reader(f'cmp "$MOUNT/{old}/train/cat/8.txt" /tmp/original/train/cat/8.txt && '
+                     f'ls "$MOUNT/{old}/train"')
+    expect(same == "cat\ndog\nempty.txt", "a reader of the old version goes on, and sees that version only")
     run("podman", "kill", "--signal", "KILL", mount)
     for propagation in readers:
         until(f"the reader with {propagation} gets an error", 40, lambda p=propagation: last(p) == ["error"])

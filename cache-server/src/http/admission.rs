@@ -29,7 +29,7 @@ use fletch_store::ReaderKind;
 use std::{convert::Infallible, sync::Arc};
 
 /// Routes without authentication: probes, which a kubelet sends, and the public description of the API.
-const UNAUTHENTICATED_ROUTES: [&str; 3] = [routes::LIVEZ, routes::READYZ, routes::OPENAPI];
+const UNAUTHENTICATED_ROUTES: [&str; 4] = [routes::LIVEZ, routes::STARTUPZ, routes::READYZ, routes::OPENAPI];
 
 /// Authenticates a request and checks that its role may use the route.
 ///

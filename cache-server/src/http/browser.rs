@@ -18,7 +18,7 @@ use fletch_api::{Code, headers, routes};
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Routes that any host may name: probes.
-const PROBES: [&str; 2] = [routes::LIVEZ, routes::READYZ];
+const PROBES: [&str; 3] = [routes::LIVEZ, routes::STARTUPZ, routes::READYZ];
 
 /// What a server demands of a request.
 #[derive(Debug, Clone, Copy)]

@@ -99,8 +99,8 @@ pub async fn read_located_chunk(
     }
     let (key, len) = (key(sources, hash), located.len);
     let fetch = ChunkFetch::fetch(&server.versions, (sources, &payer.costs), hash, located);
-    let chunk = (&*server.store, &key, len);
-    let permitted = server.tenants.with_origin_permit(&payer.tenant, chunk, located.origin(), fetch).await;
+    let chunk = located.cold(&server.store, &key, sources);
+    let permitted = server.tenants.with_origin_permit(&payer.tenant, &chunk, fetch).await;
     let fetch = permitted.map_err(ReadError::from)?;
     Ok(server.store.read(key, len, dataset, fetch).await?)
 }

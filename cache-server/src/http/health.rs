@@ -29,6 +29,24 @@ pub async fn livez() -> &'static str {
     "ok\n"
 }
 
+/// Checks that the server has started: it has opened its state and its cache.
+///
+/// A server that stops has started, too, so an orchestrator that asks late does not kill it.
+#[utoipa::path(
+    get, path = "/startupz", tag = "server",
+    responses(
+        (status = 200, description = "The server has started", body = String, content_type = "text/plain"),
+        (status = 503, description = "The server is starting", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn startupz(State(server): State<Arc<Server>>) -> ApiResult<&'static str> {
+    match server.phase() {
+        Phase::Starting => Err(not_ready("the server is starting")),
+        Phase::Ready | Phase::Draining => Ok("ok\n"),
+    }
+}
+
 /// Checks that the server takes requests.
 ///
 /// With `verbose`, one line for each part that can fail: the disk, and every origin. A part that fails does
@@ -59,7 +77,11 @@ pub async fn readyz(
         Phase::Starting => "the server is starting",
         Phase::Draining => "the server is stopping",
     };
-    Err(ApiError::new(Code::NotReady, detail, "wait, or use another server"))
+    Err(not_ready(detail))
+}
+
+fn not_ready(detail: &str) -> ApiError {
+    ApiError::new(Code::NotReady, detail, "wait, or use another server")
 }
 
 /// Returns a line for each part of a ready server that can fail.
@@ -102,7 +124,7 @@ mod tests {
 
     /// Calls the router without a connection, because a draining server accepts none.
     #[tokio::test]
-    async fn readyz_follows_the_phases() {
+    async fn probes_follow_the_phases() {
         let dir = tempfile::tempdir().expect("tempdir");
         let at = |name: &str| format!("--{name}={}/{name}", dir.path().display());
         let args = ["fletch-server".to_owned(), at("state-dir"), at("cache-dir"), at("socket")];
@@ -112,16 +134,16 @@ mod tests {
         let server =
             Server::open(&config, String::new(), tokio_util::task::TaskTracker::new()).expect("open");
         let router = super::super::router(Arc::clone(&server));
-        let ask = async || {
-            let request = Request::get("/readyz").body(axum::body::Body::empty()).expect("request");
+        let ask = async |path: &str| {
+            let request = Request::get(path).body(axum::body::Body::empty()).expect("request");
             router.clone().oneshot(request).await.expect("answer").status().as_u16()
         };
-        assert_eq!(ask().await, 503, "starting");
+        assert_eq!((ask("/startupz").await, ask("/readyz").await), (503, 503), "starting");
         server.enter(Phase::Ready);
-        assert_eq!(ask().await, 200);
+        assert_eq!((ask("/startupz").await, ask("/readyz").await), (200, 200));
         server.enter(Phase::Draining);
-        assert_eq!(ask().await, 503, "draining");
+        assert_eq!((ask("/startupz").await, ask("/readyz").await), (200, 503), "draining");
         server.enter(Phase::Ready);
-        assert_eq!(ask().await, 503, "a server that drains never becomes ready again");
+        assert_eq!(ask("/readyz").await, 503, "a server that drains never becomes ready again");
     }
 }

@@ -96,6 +96,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(allocation::get))
         .routes(documented!(credentials::list, credentials::give))
         .routes(documented!(health::livez))
+        .routes(documented!(health::startupz))
         .routes(documented!(health::readyz))
         .routes(documented!(health::metrics))
         .split_for_parts()
@@ -148,7 +149,7 @@ pub fn router(server: Arc<Server>) -> Router {
 
 /// Whether a path is that of a probe, which is answered also where no connection is free.
 pub fn is_probe(path: &str) -> bool {
-    [routes::LIVEZ, routes::READYZ].contains(&path)
+    [routes::LIVEZ, routes::STARTUPZ, routes::READYZ].contains(&path)
 }
 
 /// Returns the 429 for a connection that is not served. The connection is closed after it.

@@ -23,7 +23,7 @@ use crate::{
     epochs::{JobContext, JobError},
     limits::DECLARED_MAX,
     sweep::Sweep,
-    tenants::{JobCharges, ShareUse, TenantLimit},
+    tenants::{JobCharges, ShareUse, Stream, TenantLimit},
     versions::Samples,
 };
 use fletch_api::{JobLine, JobSettings, OrderKind, StartJob};
@@ -504,6 +504,18 @@ impl Registry {
     pub fn running(&self) -> BTreeMap<String, JobSettings> {
         let running = self.all_opened().into_iter().filter(|job| job.is_running());
         running.map(|job| (job.known().id(), job.settings.get())).collect()
+    }
+
+    /// Returns the weights of the datasets that jobs read now: for each, the sum of its jobs' weights.
+    #[must_use]
+    pub fn stream_weights(&self) -> BTreeMap<Stream, f64> {
+        let mut weights = BTreeMap::new();
+        for job in self.all_opened().into_iter().filter(|job| job.is_running()) {
+            let sources = &job.sources;
+            let stream = (sources.domain.clone(), sources.dataset().clone());
+            *weights.entry(stream).or_default() += job.settings.get().weight();
+        }
+        weights
     }
 
     /// Returns the jobs that run now, with what is known of them.

@@ -57,12 +57,9 @@ impl Prefetcher {
         let Piece { hash, located, held } = piece;
         let fetch = ChunkFetch::fetch(&self.context.versions, (&self.sources, &self.costs), hash, &located);
         let (store, key) = (&self.context.store, self.key(hash));
-        let fetch = self
-            .context
-            .tenants
-            .with_origin_permit(&self.tenant, (store, &key, located.len), located.origin(), fetch)
-            .await
-            .map_err(ReadError::from)?;
+        let chunk = located.cold(store, &key, &self.sources);
+        let permitted = self.context.tenants.with_origin_permit(&self.tenant, &chunk, fetch).await;
+        let fetch = permitted.map_err(ReadError::from)?;
         let hit = store.read(key.clone(), located.len, self.sources.dataset_id(), fetch).await?;
         let fetched = if matches!(hit.tier, Tier::Origin | Tier::Bypass) { located.len.into() } else { 0 };
         Ok((fetched, held.then(|| store.pin(key, hit.chunk))))

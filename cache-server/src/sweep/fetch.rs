@@ -39,7 +39,7 @@ impl Sweep {
             match &mut held {
                 Some(held) => {
                     let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());
-                    let fetch = self.with_permit((&key, c.len), &located, fetch()).await?;
+                    let fetch = self.with_permit(&key, &located, fetch()).await?;
                     let hit = store.read(key.clone(), c.len, number, fetch).await;
                     held.push(store.pin(key, hit.map_err(|e| e.to_string())?.chunk));
                 }
@@ -62,7 +62,7 @@ impl Sweep {
         let began = Instant::now();
         let mut made_room = began;
         loop {
-            let fetch = self.with_permit((&key, len), located, fetch()).await?;
+            let fetch = self.with_permit(&key, located, fetch()).await?;
             let warmed = self.context.store.warm(&key, len, number, fetch).await;
             if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
                 return Ok(());
@@ -85,13 +85,13 @@ impl Sweep {
     /// that registered the dataset.
     async fn with_permit(
         &self,
-        (key, len): (&StoreKey, u32),
+        key: &StoreKey,
         located: &LocatedChunk,
         fetch: Fetch,
     ) -> Result<Fetch, String> {
         let (tenants, tenant) = (&self.context.tenants, &self.source.registered.tenant);
-        let chunk = (&*self.context.store, key, len);
-        let permitted = tenants.with_origin_permit(tenant, chunk, located.origin(), fetch).await;
+        let chunk = located.cold(&self.context.store, key, &self.kept_sources);
+        let permitted = tenants.with_origin_permit(tenant, &chunk, fetch).await;
         permitted.map_err(|e| e.to_string())
     }
 

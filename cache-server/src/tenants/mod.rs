@@ -9,16 +9,19 @@
 //!    tokens file.
 
 mod fair_permits;
+mod fair_queue;
 mod fair_share;
 mod memory;
 mod origin;
 mod state_bytes;
+mod stream_permits;
 
 pub use fair_permits::{FairPermit, FairPermits};
+pub use fair_queue::Stream;
 pub use fair_share::{Refused, ShareUse};
 pub use memory::{ChunkMemory, HeldMemory, NoChunkMemory, bind_memory};
-pub use origin::NoOriginPermit;
 use origin::OriginShares;
+pub use origin::{ColdChunk, NoOriginPermit};
 pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
 use crate::{

@@ -1,18 +1,42 @@
 //! Permits for chunks that are read from origins, so that one tenant's cold reads leave room for others.
 //!
 //! Each origin has a share of what its tenant may read at once. So the calls that wait for an origin that
-//! hangs leave room for those to other origins.
+//! hangs leave room for those to other origins. The datasets that the tenant reads from one origin share that
+//! origin by the weights of their jobs ([`FairQueue`](super::fair_queue::FairQueue)).
 
-use super::{NoChunkMemory, TenantLimit, Tenants, to_usize};
+use super::{NoChunkMemory, Stream, TenantLimit, Tenants, stream_permits::StreamPermits, to_usize};
 use fletch_core::{Kind, StoreKey, Tenant};
-use fletch_origin::OriginUri;
+use fletch_origin::{OriginPace, OriginUri};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     time::Duration,
 };
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
+
+/// How much of what a configured pace lets through is under way at once.
+///
+/// More would queue at the pace, where requests are served in the order in which they came. It is longer than
+/// the latency of any store that answers, so the pace never runs dry.
+const PACE_AHEAD: Duration = Duration::from_millis(500);
+
+/// A chunk that a read needs, and where it is.
+#[derive(Debug, Clone)]
+pub struct ColdChunk<'a> {
+    /// The store that may have it.
+    pub store: &'a Store,
+    /// Its key.
+    pub key: &'a StoreKey,
+    /// Its length in bytes.
+    pub len: u32,
+    /// The origin that has it.
+    pub origin: &'a OriginUri,
+    /// The limits that the settings of the origin give.
+    pub pace: OriginPace,
+    /// For which dataset it is read.
+    pub stream: Stream,
+}
 
 /// Why a tenant may not read a chunk from an origin now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,8 +56,8 @@ pub enum NoOriginPermit {
     },
     /// The tenant waited too long for its share of the origin.
     #[error(
-        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from \
-         there, the most that limits.origin_requests_per_origin allows"
+        "the request waited {waited:?} for its turn at {origin}: this tenant reads up to {share} chunks from \
+         there at once, as limits.origin_requests_per_origin and the [[origin]] allow"
     )]
     Share {
         /// What the request would have read.
@@ -59,7 +83,7 @@ impl NoOriginPermit {
             }
             NoOriginPermit::Share { .. } => {
                 "check whether the origin answers (`fletch status` names the origins that fail); if it does, \
-                 raise limits.origin_requests_per_origin"
+                 raise limits.origin_requests_per_origin, or the limits of its [[origin]] table"
             }
             NoOriginPermit::Memory(_) => NoChunkMemory::HINT,
         }
@@ -72,24 +96,35 @@ impl From<NoOriginPermit> for ReadError {
     }
 }
 
-/// The permits of each tenant at each origin that it reads now.
+/// The permits of each tenant at each origin that it reads now, and the weight of each stream.
 #[derive(Debug, Default)]
-pub(super) struct OriginShares(Mutex<HashMap<(Tenant, OriginUri), Weak<Semaphore>>>);
+pub(super) struct OriginShares {
+    permits: Mutex<HashMap<(Tenant, OriginUri, OriginPace), Weak<StreamPermits>>>,
+    weights: RwLock<BTreeMap<Stream, f64>>,
+}
 
 impl OriginShares {
     /// Returns the permits of a tenant at a bucket, a container, a server or a directory.
     ///
     /// `most` is how many there are, if the tenant reads nothing there now.
-    fn of(&self, tenant: &Tenant, origin: &OriginUri, most: usize) -> Arc<Semaphore> {
-        let key = (tenant.clone(), origin.top().unwrap_or_else(|| origin.clone()));
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn of(&self, tenant: &Tenant, origin: &OriginUri, pace: OriginPace, most: usize) -> Arc<StreamPermits> {
+        let key = (tenant.clone(), origin.top().unwrap_or_else(|| origin.clone()), pace);
+        let mut all = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(permits) = all.get(&key).and_then(Weak::upgrade) {
             return permits;
         }
         all.retain(|_, permits| permits.strong_count() > 0);
-        let permits = Arc::new(Semaphore::new(most));
+        let ahead = |per_s: u64| (per_s as f64 * PACE_AHEAD.as_secs_f64()) as u64;
+        let paced = pace.requests_per_s.map(|per_s| to_usize(ahead(per_s.into())).max(2));
+        let requests = [pace.concurrency, paced].into_iter().flatten().fold(most, usize::min).max(1);
+        let permits = StreamPermits::new(requests, pace.bytes_per_s.map(ahead));
         all.insert(key, Arc::downgrade(&permits));
         permits
+    }
+
+    fn weight(&self, stream: &Stream) -> f64 {
+        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        weights.get(stream).copied().unwrap_or(1.0)
     }
 }
 
@@ -105,8 +140,13 @@ impl Tenants {
         (reach.saturating_mul(own) / all).clamp(1, own.max(1))
     }
 
+    /// Sets the weights of the streams that jobs read. Every other stream has the weight 1.
+    pub fn set_stream_weights(&self, weights: BTreeMap<Stream, f64>) {
+        *self.origin_shares.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
+    }
+
     /// Waits for a permit and for memory, if a read of the chunk would begin a fetch. Returns the fetch with
-    /// both, which are given back when the last clone of the fetch is dropped. `origin` has the chunk.
+    /// both, which are given back when the last clone of the fetch is dropped.
     ///
     /// Call it before the read: a flight that waited for a permit would keep other tenants from fetching the
     /// same chunk.
@@ -116,21 +156,21 @@ impl Tenants {
     pub async fn with_origin_permit(
         &self,
         tenant: &Tenant,
-        (store, key, len): (&Store, &StoreKey, u32),
-        origin: &OriginUri,
+        chunk: &ColdChunk<'_>,
         fetch: Fetch,
     ) -> Result<Fetch, NoOriginPermit> {
+        let ColdChunk { store, key, len, origin, pace, ref stream } = *chunk;
         if !store.needs_fetch(key, len) {
             return Ok(fetch);
         }
         let waited = self.limits.io_timeout / 2;
         // First the share: who waits for an origin that hangs holds nothing that readers of others need.
-        let share = self.origin_share(tenant);
-        let permits = self.origin_shares.of(tenant, origin, share);
-        // The semaphore is never closed.
-        let Ok(Ok(own)) = timeout(waited, permits.acquire_owned()).await else {
+        let permits = self.origin_shares.of(tenant, origin, pace, self.origin_share(tenant));
+        let weight = self.origin_shares.weight(stream);
+        let Ok(own) = timeout(waited, permits.acquire(stream, weight, len)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
-            return Err(NoOriginPermit::Share { origin: origin.clone(), share, waited });
+            let (origin, share) = (origin.clone(), permits.requests_max());
+            return Err(NoOriginPermit::Share { origin, share, waited });
         };
         // Then the memory: who has a permit of all origins waits for nothing else here.
         let memory = self.hold_memory(tenant, key.hash, len.into()).await?;

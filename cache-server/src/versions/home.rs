@@ -14,7 +14,7 @@ use crate::{
     benefit::ServiceLog,
 };
 use fletch_core::{DatasetName, Domain, Tenant};
-use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
+use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginPace, OriginUri, Pin};
 use futures::stream::BoxStream;
 use std::{
     collections::HashMap,
@@ -219,6 +219,12 @@ impl HomeOrigin {
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
         self.origin.uri()
+    }
+
+    /// Returns the limits that the settings of the origin give.
+    #[must_use]
+    pub fn pace(&self) -> OriginPace {
+        self.origin.pace()
     }
 
     /// Reads a table, as [`Origin::get`].

@@ -1,12 +1,15 @@
 //! Where bytes of a version lie: a chunk that was located, and the objects that hold its bytes.
 
 use super::{
-    VersionError,
+    Sources, VersionError,
     race::Candidate,
     source::{ObjectLocation, PartRow, Source},
 };
+use crate::tenants::ColdChunk;
 use bytes::{Bytes, BytesMut};
-use fletch_origin::{Meter, ObjectMeta, OriginError, OriginUri};
+use fletch_core::StoreKey;
+use fletch_origin::{Meter, ObjectMeta, OriginError};
+use fletch_store::Store;
 use fletch_tables::{ChunkRow, ObjectRef};
 use std::{ops::Range, sync::Arc};
 
@@ -32,14 +35,15 @@ impl LocatedChunk {
         LocatedChunk::new(source, PartRow { part, row })
     }
 
-    /// Returns the origin that has the chunk.
+    /// Returns what a read of the chunk for the readers of `sources` needs to know before it begins.
     #[must_use]
-    pub fn origin(&self) -> &OriginUri {
-        match self.row.row.object {
-            // Packs lie beside the tables, wherever the data is.
-            ObjectRef::Key(_) => self.source.tables.uri(),
-            ObjectRef::Entry { .. } => self.source.data.uri(),
-        }
+    pub fn cold<'a>(&'a self, store: &'a Store, key: &'a StoreKey, sources: &Sources) -> ColdChunk<'a> {
+        let at = match self.row.row.object {
+            ObjectRef::Key(_) => &self.source.tables,
+            ObjectRef::Entry { .. } => &self.source.data,
+        };
+        let stream = (sources.domain.clone(), sources.dataset().clone());
+        ColdChunk { store, key, len: self.len, origin: at.uri(), pace: at.pace(), stream }
     }
 
     /// Returns the bytes of all chunks of the chunk's layout, as the layout says.

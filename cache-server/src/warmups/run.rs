@@ -228,8 +228,8 @@ impl Warmups {
         loop {
             let fetch = ChunkFetch::fetch(&self.context.versions, (sources, &costs), row.chunk, &located);
             let (store, tenants) = (&self.context.store, &self.context.tenants);
-            let chunk = (&**store, &key, row.len);
-            let permitted = tenants.with_origin_permit(&request.tenant, chunk, located.origin(), fetch).await;
+            let chunk = located.cold(store, &key, sources);
+            let permitted = tenants.with_origin_permit(&request.tenant, &chunk, fetch).await;
             let warmed = match permitted {
                 Ok(fetch) => store.warm_to_disk(&key, row.len, sources.dataset_id(), fetch).await,
                 Err(e) => Err(e.into()),

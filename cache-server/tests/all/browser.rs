@@ -118,7 +118,7 @@ async fn a_server_without_a_port_is_reached_by_its_socket() {
         app::start(settings(state.path(), &["--listen=none"]).expect("settings")).await.expect("started");
     let socket = running.socket.clone().expect("socket");
     assert_eq!((running.addr, running.url()), (None, format!("unix:{}", socket.display())));
-    for probe in ["/livez", "/readyz"] {
+    for probe in ["/livez", "/startupz", "/readyz"] {
         let request = format!("GET {probe} HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n");
         let got = exchange(UnixStream::connect(&socket).await.expect("connect"), &request).await;
         assert!(got.starts_with("HTTP/1.1 200"), "{got}");

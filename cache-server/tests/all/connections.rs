@@ -105,7 +105,7 @@ async fn i6_where_every_connection_is_busy_probes_are_answered_and_the_rest_gets
     assert!(got.starts_with("HTTP/1.1 429"), "{got}");
     assert!(got.contains("retry-after: 1") && got.contains("connection: close"), "{got}");
     assert!(got.contains("limits.connections"), "{got}");
-    for path in ["/livez", "/readyz"] {
+    for path in ["/livez", "/startupz", "/readyz"] {
         let got = ask(connect(&node).await, &get(path, "")).await;
         assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("ok\n"), "{got}");
         let got = ask(unix(&socket).await, &get(path, "")).await;

@@ -1,12 +1,18 @@
 //! Tests that a failing origin is seen: in `/v1/origins`, `/readyz?verbose`, at `/` and in metrics. And that
 //! only admins see its name (I7).
 
-use crate::common::{Node, Tree, body, content, index_bucket};
+use crate::common::{Node, Tree, body, content, index_below, index_bucket};
 use fletch_api::{OriginList, OriginState, routes};
 use fletch_core::{Hash, Root};
-use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use fletch_testkit::{Backing, EmulatorConfig, Fault, Latency, OriginEmulator};
 use reqwest::StatusCode;
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 use tempfile::TempDir;
 use tokio_util::task::TaskTracker;
 
@@ -155,5 +161,74 @@ async fn an_origin_whose_tables_alone_fail_shows_within_ten_seconds() {
         until_state(&node, OriginState::Ok).await;
         assert_eq!(bucket.read(&node, "a").await, 200);
         node.running.shutdown().await;
+    }
+}
+
+/// A tree of chunks of 20 kB.
+fn many(above: &std::path::Path, seed: u64, files: u64) -> Tree {
+    let mut tree = Tree::new_in(above, []);
+    for i in 0..files {
+        let (name, bytes) = (format!("f{i}"), content(seed + i, 20_000));
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    tree
+}
+
+#[tokio::test]
+async fn a_scan_with_a_long_queue_takes_turns_with_a_job_that_reads_one_chunk_at_a_time() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (scan, train) = (many(dir.path(), 1_000, 80), many(dir.path(), 5_000, 11));
+    let slow = Latency { median: Duration::from_millis(10), p99: Duration::from_millis(10) };
+    let config = EmulatorConfig { first_byte: Some(slow), ..EmulatorConfig::default() };
+    let emulator = OriginEmulator::start(config, Backing::Directory(dir.path().to_owned()));
+    let below = |tree: &Tree| {
+        let name = tree.dir.path().file_name().expect("a name").to_string_lossy().into_owned();
+        format!("{}/{name}", emulator.uri())
+    };
+    let settings = tempfile::tempdir().expect("tempdir");
+    let file = settings.path().join("f.toml");
+    let text = format!(
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"x\"\n\
+         credentials = \"anonymous\"\nconcurrency = 2\nbytes_per_second = \"10MiB\"\n",
+        emulator.uri(),
+        emulator.endpoint()
+    );
+    std::fs::write(&file, text).expect("write");
+    let node = Node::start(&[&format!("--config={}", file.display()), "--cache-size=0"]).await;
+    let (scan_uri, train_uri) = (below(&scan), below(&train));
+    let roots =
+        (index_below(&scan, &emulator, &scan_uri).await, index_below(&train, &emulator, &train_uri).await);
+    node.register("scan", &scan_uri, None).await;
+    node.register("train", &train_uri, None).await;
+    let read = |root: Root, bytes: &Vec<u8>| node.get(&routes::chunk(root, Hash::of(bytes)));
+    // The tables are read before, so that only chunks come from the store.
+    let mut of_train: Vec<_> = train.files.values().map(|bytes| read(roots.1, bytes)).collect();
+    let first = of_train.pop().expect("one").send().await.expect("answer");
+    assert_eq!(first.status(), StatusCode::OK);
+
+    let (tasks, done) = (TaskTracker::new(), Arc::new(AtomicUsize::new(0)));
+    let reads = scan.files.values().map(|bytes| (read(roots.0, bytes), Arc::clone(&done)));
+    let scanning: Vec<_> = reads
+        .map(|(ask, done)| {
+            tasks.spawn(async move {
+                let status = ask.send().await.expect("answer").status();
+                done.fetch_add(1, Relaxed);
+                status
+            })
+        })
+        .collect();
+    while done.load(Relaxed) < 4 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let before = done.load(Relaxed);
+    for ask in of_train {
+        assert_eq!(ask.send().await.expect("answer").status(), StatusCode::OK);
+    }
+    let meanwhile = done.load(Relaxed) - before;
+    // In the order in which they came, all of the scan would be read before the first chunk of the job.
+    assert!(meanwhile <= 4 * 10 && before + meanwhile < 75, "{before} and {meanwhile} chunks of the scan");
+    for one in scanning {
+        assert_eq!(one.await.expect("ended"), StatusCode::OK);
     }
 }

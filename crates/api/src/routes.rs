@@ -80,6 +80,8 @@ pub const ACCOUNTS: &str = "/v1/accounts";
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// GET: whether the process runs.
 pub const LIVEZ: &str = "/livez";
+/// GET: whether the server has started.
+pub const STARTUPZ: &str = "/startupz";
 /// GET: whether the server accepts requests.
 pub const READYZ: &str = "/readyz";
 /// GET: metrics in Prometheus format.

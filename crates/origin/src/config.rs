@@ -68,7 +68,27 @@ pub struct OriginConfig {
     pub bytes_per_second: Option<u64>,
 }
 
+/// The limits of an `[[origin]]` table on what is sent at once and in a second. `None` is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct OriginPace {
+    /// The most calls in flight.
+    pub concurrency: Option<usize>,
+    /// The most requests a second.
+    pub requests_per_s: Option<u32>,
+    /// The most bytes a second.
+    pub bytes_per_s: Option<u64>,
+}
+
 impl OriginConfig {
+    /// Returns the limits on what is sent.
+    pub(crate) fn pace(&self) -> OriginPace {
+        OriginPace {
+            concurrency: self.concurrency.map(|n| n as usize),
+            requests_per_s: self.requests_per_second,
+            bytes_per_s: self.bytes_per_second,
+        }
+    }
+
     /// Validates the table and returns its prefix.
     pub(crate) fn check(&self) -> Result<OriginUri, OriginError> {
         let prefix = OriginUri::parse(&self.prefix)?;

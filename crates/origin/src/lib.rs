@@ -29,7 +29,7 @@ mod stats;
 mod transport;
 mod uri;
 
-pub use config::{Credentials, KEYS, OriginConfig, OriginLimits};
+pub use config::{Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
 pub use error::OriginError;
 pub use given::{GiveError, Given};
 pub use meter::Meter;

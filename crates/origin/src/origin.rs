@@ -7,8 +7,8 @@ use crate::remote::{ALL_SETTING, OWN_SETTING, Remote, RemotePrefix, waited_in_va
 use crate::stats::Counters;
 use crate::uri::{Address, Scheme, check_path};
 use crate::{
-    ObjectBytes, ObjectMeta, OriginConfig, OriginError, OriginLimits, OriginStats, OriginUri, Pin, PutMode,
-    local,
+    ObjectBytes, ObjectMeta, OriginConfig, OriginError, OriginLimits, OriginPace, OriginStats, OriginUri,
+    Pin, PutMode, local,
 };
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -238,6 +238,12 @@ impl Origin {
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
         &self.uri
+    }
+
+    /// Returns the limits that the settings of the origin give. A local directory has none.
+    #[must_use]
+    pub fn pace(&self) -> OriginPace {
+        self.remote.as_ref().map(|r| r.remote.pace_limits()).unwrap_or_default()
     }
 
     /// Returns the directory, if the origin is a local one.

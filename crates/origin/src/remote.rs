@@ -15,7 +15,7 @@ use crate::retry::retrying;
 use crate::stats::Counters;
 use crate::transport::{Answered, BadAnswer, warn_of_ignored_proxy};
 use crate::uri::Scheme;
-use crate::{OriginConfig, OriginError, OriginLimits};
+use crate::{OriginConfig, OriginError, OriginLimits, OriginPace};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use object_store::path::Path as Key;
@@ -144,6 +144,11 @@ impl Remote {
             state: Mutex::new(state),
             whole_only: AtomicBool::new(false),
         })
+    }
+
+    /// Returns the limits that the settings give.
+    pub fn pace_limits(&self) -> OriginPace {
+        self.config.pace()
     }
 
     /// Uses other credentials from now on, also for calls that wait or are repeated.

@@ -364,6 +364,11 @@ pub async fn body(r: Response, status: StatusCode) -> Vec<u8> {
 
 /// Indexes the tree with the etags of the bucket, and writes the tables into the tree.
 pub async fn index_bucket(tree: &Tree, emulator: &fletch_testkit::OriginEmulator) -> Root {
+    index_below(tree, emulator, &emulator.uri()).await
+}
+
+/// As [`index_bucket`], for a tree that lies below a prefix of the bucket.
+pub async fn index_below(tree: &Tree, emulator: &fletch_testkit::OriginEmulator, uri: &str) -> Root {
     let config = fletch_origin::OriginConfig {
         prefix: emulator.uri(),
         endpoint: Some(emulator.endpoint()),
@@ -374,7 +379,7 @@ pub async fn index_bucket(tree: &Tree, emulator: &fletch_testkit::OriginEmulator
     };
     let origins =
         fletch_origin::Origins::new(vec![config], fletch_origin::OriginLimits::default()).expect("origins");
-    let uri = fletch_origin::OriginUri::parse(&emulator.uri()).expect("uri");
+    let uri = fletch_origin::OriginUri::parse(uri).expect("uri");
     let bucket = origins.open(&uri).expect("origin");
     let mut rows = Vec::new();
     for (path, bytes) in &tree.files {

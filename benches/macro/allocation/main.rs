@@ -18,6 +18,7 @@ mod contest;
 mod predictions;
 mod rig;
 mod scan;
+mod throttle;
 mod training;
 mod verdicts;
 

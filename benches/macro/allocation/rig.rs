@@ -1,5 +1,6 @@
 //! The datasets, their links, and the server.
 
+use super::throttle::Throttle;
 use fletch_benches::{Daemon, bin, sow_tree, until};
 use fletch_client::{Client, ClientConfig};
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
@@ -56,7 +57,7 @@ impl Rig {
         rig
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 
@@ -90,13 +91,22 @@ impl Rig {
 
     /// Starts a fresh server with a disk of `disk` bytes and all datasets.
     pub fn serve(&self, origins: &[OriginEmulator], disk: u64, more: &[&str]) -> Served {
+        self.serve_by(Command::new(bin("fletch-server")), origins, disk, more)
+    }
+
+    /// As [`Rig::serve`], in the cgroups of a throttle.
+    pub fn serve_throttled(&self, by: &Throttle, origins: &[OriginEmulator], disk: u64) -> Served {
+        self.serve_by(by.command(&bin("fletch-server")), origins, disk, &[])
+    }
+
+    fn serve_by(&self, mut command: Command, origins: &[OriginEmulator], disk: u64, more: &[&str]) -> Served {
         let state = self.at("server");
         std::fs::remove_dir_all(&state).ok();
         std::fs::create_dir_all(&state).expect("mkdir");
         let ready = state.join("ready");
         let path = |flag: &str, name: &str| format!("--{flag}={}", state.join(name).display());
         let daemon = Daemon::start(
-            Command::new(bin("fletch-server"))
+            command
                 .args(["--listen=127.0.0.1:0", "--cache-free-floor=0", MEMORY])
                 .arg(format!("--config={}", self.at("fletch.toml").display()))
                 .args([path("socket", "s.sock"), path("state-dir", "state"), path("cache-dir", "cache")])

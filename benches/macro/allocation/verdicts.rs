@@ -1,9 +1,10 @@
-//! A bottleneck that moves without notice: between the accelerator, the worker that prepares batches, and the
-//! origin. The server's verdict is asked all the time.
+//! A bottleneck that moves without notice: between the accelerator, the worker that prepares batches, the
+//! origin, and the server's disk. The server's verdict is asked all the time.
 
 use super::{
     judge,
-    rig::{BATCH, CHUNK, Rig, mib_per_s},
+    rig::{BATCH, CHUNK, Rig, Served, mib_per_s},
+    throttle::Throttle,
     training::{Training, declare},
 };
 use fletch_api::{OrderKind, benefit::BenefitVerdict};
@@ -21,9 +22,13 @@ const STEPS: u64 = 500;
 /// Within as many steps the verdict must be right, the pipeline's depth apart.
 const WITHIN: f64 = 128.0;
 
-use BenefitVerdict::{Compute, Origin, Preparation};
+use BenefitVerdict::{Compute, Disk, Origin, Preparation};
 /// Each bottleneck is followed by each other one.
 const PHASES: [BenefitVerdict; 7] = [Compute, Origin, Preparation, Compute, Preparation, Origin, Compute];
+/// The same with a disk that has the whole dataset, and which the server's page cache does not hide.
+const DISK_PHASES: [BenefitVerdict; 6] = [Compute, Disk, Preparation, Disk, Compute, Preparation];
+const DISK_CHUNKS: usize = 800;
+const WITH_PAGE_CACHE: u64 = 112 << 20;
 
 /// Returns whether a target is missed.
 pub async fn run() -> bool {
@@ -32,15 +37,45 @@ pub async fn run() -> bool {
     let origins = rig.origins(&[Some(slow)]);
     // A fifth of the dataset is cached, so that the origin is asked for most samples.
     let server = rig.serve(&origins, (CHUNKS * CHUNK / 5) as u64, &[]);
-    let client = server.client();
-    let job = declare(&client, ("moves", 0), OrderKind::Substitute, BATCH).await;
+    let missed = follow(&server, &PHASES, |phase| {
+        origins[0].set_bandwidth(Some(if phase == Origin { slow } else { fast } as u64));
+    })
+    .await;
+    drop(server);
+    run_disk().await || missed
+}
+
+async fn run_disk() -> bool {
+    let rig = Rig::new(&[DISK_CHUNKS]);
+    let origins = rig.origins(&[None]);
+    let throttle = match Throttle::new(&rig.at(""), WITH_PAGE_CACHE) {
+        Ok(throttle) => throttle,
+        Err(why) => {
+            println!("\nno phases of the disk: {why}");
+            return false;
+        }
+    };
+    let server = rig.serve_throttled(&throttle, &origins, (DISK_CHUNKS * CHUNK * 2) as u64);
+    let job = declare(&server.client(), ("fills", 0), OrderKind::Substitute, BATCH).await;
+    Training::new(mib_per_s(SLOW * FASTER * FASTER)).run(job, 0..1).await;
+    println!("\nThe server's disk has the whole dataset.\n");
+    follow(&server, &DISK_PHASES, |phase| {
+        throttle.set((phase == Disk).then(|| mib_per_s(SLOW)));
+    })
+    .await
+}
+
+/// Moves the bottleneck of a job from phase to phase. Returns whether a verdict was late or wrong.
+async fn follow(server: &Served, phases: &[BenefitVerdict], set: impl Fn(BenefitVerdict)) -> bool {
+    let (slow, fast) = (mib_per_s(SLOW), mib_per_s(SLOW * FASTER));
+    let job = declare(&server.client(), ("moves", 0), OrderKind::Substitute, BATCH).await;
     let (training, tasks) = (Training::new(slow), TaskTracker::new());
     let running = tasks.spawn(Arc::clone(&training).run(job.clone(), 0..u64::MAX));
     println!("| phase | right after, steps | wrong verdicts later |");
     println!("|---|---|---|");
     let (mut slowest, mut wrong) = (0.0_f64, 0_u32);
-    for phase in PHASES {
-        origins[0].set_bandwidth(Some(if phase == Origin { slow } else { fast } as u64));
+    for &phase in phases {
+        set(phase);
         let of = |bottleneck| if phase == bottleneck { slow } else { fast };
         training.set_speeds(of(Compute), of(Preparation));
         let begun = training.steps();

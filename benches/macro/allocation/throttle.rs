@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::{linux::fs::MetadataExt as _, unix::fs::MetadataExt as _},
+    os::linux::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::Command,
 };

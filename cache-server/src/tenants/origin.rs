@@ -1,18 +1,18 @@
 //! Permits for chunks that are read from origins, so that one tenant's cold reads leave room for others.
 //!
-//! Each origin has a share of what its tenant may read at once. So the calls that wait for an origin that
-//! hangs leave room for those to other origins.
+//! The backends of a tenant's origins share what the tenant may read at once ([`SharedPermits`]). So the
+//! calls that wait for a backend that hangs leave room for those to other ones.
 
 use super::{NoChunkMemory, TenantLimit, Tenants, to_usize};
 use fletch_core::{Kind, StoreKey, Tenant};
-use fletch_origin::OriginUri;
+use fletch_origin::{Backend, Origin, OriginUri, SharedPermits};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 
 /// Why a tenant may not read a chunk from an origin now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,15 +30,15 @@ pub enum NoOriginPermit {
         /// How long the request waited.
         waited: Duration,
     },
-    /// The tenant waited too long for its share of the origin.
+    /// The tenant waited too long for its share of the origin's backend.
     #[error(
-        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from \
-         there, the most that limits.origin_requests_per_origin allows"
+        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from its \
+         endpoint, bucket or file system, the most that limits.origin_requests_per_origin allows now"
     )]
     Share {
         /// What the request would have read.
         origin: OriginUri,
-        /// The most chunks that the tenant reads at once from the origin.
+        /// The chunks that the tenant reads from the backend now.
         share: usize,
         /// How long the request waited.
         waited: Duration,
@@ -72,37 +72,31 @@ impl From<NoOriginPermit> for ReadError {
     }
 }
 
-/// The permits of each tenant at each origin that it reads now.
+/// The permits of each tenant, which its backends share. Tenants are those of the tokens file.
 #[derive(Debug, Default)]
-pub(super) struct OriginShares(Mutex<HashMap<(Tenant, OriginUri), Weak<Semaphore>>>);
+pub(super) struct OriginShares(Mutex<BTreeMap<Tenant, Arc<SharedPermits<Backend>>>>);
 
 impl OriginShares {
-    /// Returns the permits of a tenant at a bucket, a container, a server or a directory.
-    ///
-    /// `most` is how many there are, if the tenant reads nothing there now.
-    fn of(&self, tenant: &Tenant, origin: &OriginUri, most: usize) -> Arc<Semaphore> {
-        let key = (tenant.clone(), origin.top().unwrap_or_else(|| origin.clone()));
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(permits) = all.get(&key).and_then(Weak::upgrade) {
-            return permits;
-        }
-        all.retain(|_, permits| permits.strong_count() > 0);
-        let permits = Arc::new(Semaphore::new(most));
-        all.insert(key, Arc::downgrade(&permits));
+    /// Returns the permits of a tenant: `all`, of which one backend alone gets `to_one`.
+    fn of(&self, tenant: &Tenant, (all, to_one): (usize, usize)) -> Arc<SharedPermits<Backend>> {
+        let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let permits = shares.entry(tenant.clone()).or_insert_with(|| SharedPermits::new(all, to_one));
+        let permits = Arc::clone(permits);
+        drop(shares);
+        permits.resize(all, to_one);
         permits
     }
 }
 
 impl Tenants {
-    /// Returns the most chunks that a tenant reads at once from one origin.
+    /// Returns the most chunks that a tenant reads at once: from all origins, and from one backend alone.
     ///
-    /// That is the same part of what the tenant may read as `limits.origin_requests_per_origin` is of
+    /// The second is the same part of the first as `limits.origin_requests_per_origin` is of
     /// `limits.origin_requests`.
-    #[must_use]
-    pub fn origin_share(&self, tenant: &Tenant) -> usize {
+    fn origin_share(&self, tenant: &Tenant) -> (usize, usize) {
         let (own, all) = (self.limits.origin_requests_per_origin, self.limits.origin_requests.max(1));
-        let reach = to_usize(self.origin_requests.reach(tenant));
-        (reach.saturating_mul(own) / all).clamp(1, own.max(1))
+        let reach = to_usize(self.origin_requests.reach(tenant)).max(1);
+        (reach, (reach.saturating_mul(own) / all).clamp(1, own.max(1)))
     }
 
     /// Waits for a permit and for memory, if a read of the chunk would begin a fetch. Returns the fetch with
@@ -117,7 +111,7 @@ impl Tenants {
         &self,
         tenant: &Tenant,
         (store, key, len): (&Store, &StoreKey, u32),
-        origin: &OriginUri,
+        origin: &Origin,
         fetch: Fetch,
     ) -> Result<Fetch, NoOriginPermit> {
         if !store.needs_fetch(key, len) {
@@ -125,19 +119,18 @@ impl Tenants {
         }
         let waited = self.limits.io_timeout / 2;
         // First the share: who waits for an origin that hangs holds nothing that readers of others need.
-        let share = self.origin_share(tenant);
-        let permits = self.origin_shares.of(tenant, origin, share);
-        // The semaphore is never closed.
-        let Ok(Ok(own)) = timeout(waited, permits.acquire_owned()).await else {
+        let permits = self.origin_shares.of(tenant, self.origin_share(tenant));
+        let Ok(own) = timeout(waited, permits.acquire(origin.backend())).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
-            return Err(NoOriginPermit::Share { origin: origin.clone(), share, waited });
+            let (origin, share) = (origin.uri().clone(), permits.held(origin.backend()));
+            return Err(NoOriginPermit::Share { origin, share, waited });
         };
         // Then the memory: who has a permit of all origins waits for nothing else here.
         let memory = self.hold_memory(tenant, key.hash, len.into()).await?;
         let Ok(permit) = timeout(waited, self.origin_requests.acquire(tenant, 1)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
             let used = self.origin_requests.of(tenant).used;
-            return Err(NoOriginPermit::Requests { origin: origin.clone(), used, waited });
+            return Err(NoOriginPermit::Requests { origin: origin.uri().clone(), used, waited });
         };
         Ok(Arc::new(move |attempt| {
             let _held = (&own, &permit, &memory);

@@ -215,6 +215,12 @@ impl HomeOrigin {
         &self.home
     }
 
+    /// Returns the origin, whose calls are not recorded in the home.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
     /// Returns the URI.
     #[must_use]
     pub fn uri(&self) -> &OriginUri {

@@ -6,7 +6,7 @@ use super::{
     source::{ObjectLocation, PartRow, Source},
 };
 use bytes::{Bytes, BytesMut};
-use fletch_origin::{Meter, ObjectMeta, OriginError, OriginUri};
+use fletch_origin::{Meter, ObjectMeta, Origin, OriginError};
 use fletch_tables::{ChunkRow, ObjectRef};
 use std::{ops::Range, sync::Arc};
 
@@ -34,11 +34,11 @@ impl LocatedChunk {
 
     /// Returns the origin that has the chunk.
     #[must_use]
-    pub fn origin(&self) -> &OriginUri {
+    pub fn origin(&self) -> &Origin {
         match self.row.row.object {
             // Packs lie beside the tables, wherever the data is.
-            ObjectRef::Key(_) => self.source.tables.uri(),
-            ObjectRef::Entry { .. } => self.source.data.uri(),
+            ObjectRef::Key(_) => self.source.tables.origin(),
+            ObjectRef::Entry { .. } => self.source.data.origin(),
         }
     }
 

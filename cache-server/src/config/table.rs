@@ -423,7 +423,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "N",
         "Calls to origins at once",
         |f| text(&f.limits.origin_requests),
-        "64"
+        "88"
     ),
     setting!(
         "limits.origin_requests_per_origin",

@@ -10,8 +10,8 @@
 //! Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998).
 //!
 //! ```text
-//! all = 64, to_one = 48      one backend takes 48; the next ones take 12, 3 and 1 while it keeps them
-//!                            when all gave some back: two have 55 together, three 58, eight 62
+//! all = 88, to_one = 66      one backend takes 66; the next ones take 17, 4 and 1 while it keeps them
+//!                            when all gave some back: two have 76 together, three 80, eight 85
 //! ```
 //!
 //! Invariants:

@@ -3,18 +3,16 @@
 use crate::fs::error::Fault;
 use crate::push::Pusher;
 use crate::requests::RequestContext;
-use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::{Router, response::IntoResponse, routing::get};
-use fletch_api::hosts::AllowedHosts;
 use prometheus::{Encoder, IntCounter, IntGauge, Opts, Registry, TextEncoder};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
-    sync::Arc,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+
+mod page;
+
+pub use page::serve;
 
 /// The kinds of requests of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -389,74 +387,10 @@ pub fn faults(counts: [(Fault, u64); Fault::ALL.len()]) -> BTreeMap<&'static str
     counts.iter().map(|(f, n)| (f.word(), *n)).collect()
 }
 
-/// Checks that a request names this machine as its host.
-///
-/// The page needs no token, and a browser on this machine can reach it. A web page whose own name leads to a
-/// loopback address (DNS rebinding) names that host.
-fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
-    let line = uri.authority().map(|a| Some(a.as_str()));
-    let named = line.into_iter().chain(headers.get_all(header::HOST).iter().map(|v| v.to_str().ok()));
-    let hosts: Vec<Option<&str>> = named.collect();
-    let loopback = AllowedHosts::default();
-    let foreign = |host: &&Option<&str>| !host.is_some_and(|h| loopback.allows(h));
-    match hosts.iter().find(foreign) {
-        None if !hosts.is_empty() => Ok(()),
-        None => Err("the request names no host; use 127.0.0.1 or localhost\n".to_owned()),
-        Some(host) => {
-            let host = host.unwrap_or("");
-            Err(format!("the request names the host {host:?}; use 127.0.0.1 or localhost\n"))
-        }
-    }
-}
-
-/// Serves `GET /metrics` until `stop`. At a loopback address it answers only requests that name a loopback
-/// address or `localhost` as their host. At another address every host that reaches it may read the page.
-///
-/// # Errors
-/// The listener failed.
-pub async fn serve(
-    listener: TcpListener,
-    snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
-    stop: CancellationToken,
-) -> std::io::Result<()> {
-    let is_loopback = listener.local_addr()?.ip().is_loopback();
-    let page = move |uri: Uri, headers: HeaderMap| {
-        let allowed = if is_loopback { check_host(&uri, &headers) } else { Ok(()) };
-        let answer = allowed.map(|()| snapshot().prometheus());
-        async move {
-            match answer {
-                Ok(Ok(text)) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-                Ok(Err(e)) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
-                Err(refusal) => (StatusCode::MISDIRECTED_REQUEST, refusal).into_response(),
-            }
-        }
-    };
-    let app = Router::new().route("/metrics", get(page));
-    axum::serve(listener, app).with_graceful_shutdown(async move { stop.cancelled().await }).await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-
-    #[test]
-    fn only_requests_that_name_this_machine_are_answered() {
-        let ask = |uri: &str, hosts: &[&str]| {
-            let mut headers = HeaderMap::new();
-            for host in hosts {
-                headers.append(header::HOST, host.parse().expect("a value"));
-            }
-            check_host(&uri.parse().expect("a URI"), &headers)
-        };
-        for host in ["127.0.0.1:9", "localhost:9", "[::1]:9", "LOCALHOST"] {
-            assert_eq!(ask("/metrics", &[host]), Ok(()), "{host}");
-        }
-        for hosts in [&["evil.example:9"][..], &[], &["localhost", "evil.example"], &[""], &["10.0.0.7"]] {
-            assert!(ask("/metrics", hosts).expect_err("foreign").contains("use 127.0.0.1"), "{hosts:?}");
-        }
-        assert!(ask("http://evil.example/metrics", &["localhost"]).is_err());
-    }
 
     #[test]
     fn text_names_every_count_once() {

@@ -24,7 +24,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-tables", &["fletch-core"]),
     ("fletch-settings", &["fletch-core"]),
     ("fletch-host", &[]),
-    ("fletch-origin", &["fletch-core"]),
+    ("fletch-origin", &["fletch-core", "fletch-host"]),
     ("fletch-store", &["fletch-core"]),
     ("fletch-client", &["fletch-core", "fletch-api", "fletch-tables", "fletch-origin"]),
     ("fletch-testkit", &["fletch-core"]),

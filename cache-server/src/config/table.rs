@@ -423,13 +423,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "N",
         "Calls to origins at once",
         |f| text(&f.limits.origin_requests),
-        "64"
+        "88"
     ),
     setting!(
         "limits.origin_requests_per_origin",
         "limits-origin-requests-per-origin",
         "N|PERCENT",
-        "Calls to one origin at once, or a part of limits.origin_requests; what is left is for other origins",
+        "Calls to one endpoint, bucket or file system while no other is used; a number or a part of \
+            limits.origin_requests",
         |f| text(&f.limits.origin_requests_per_origin),
         "75%"
     ),

@@ -178,7 +178,7 @@ fn a_server_may_listen_on_its_socket_only() {
 fn idle_and_the_log_file_are_off_by_default_and_an_origin_has_three_quarters_of_the_calls() {
     let c = config(&[], &user()).expect("valid");
     assert_eq!((c.idle, c.log_file), (None, None));
-    assert_eq!((c.limits.origin_requests, c.limits.origin_requests_per_origin), (64, 48));
+    assert_eq!((c.limits.origin_requests, c.limits.origin_requests_per_origin), (88, 66));
     let c = config(&["--idle", "10m", "--log-file", "/l", "--limits-origin-requests", "1"], &user());
     let c = c.expect("valid");
     assert_eq!(c.idle, Some(std::time::Duration::from_secs(600)));
@@ -186,7 +186,7 @@ fn idle_and_the_log_file_are_off_by_default_and_an_origin_has_three_quarters_of_
     assert_eq!(c.limits.origin_requests_per_origin, 1);
     let c = config(&["--limits-origin-requests-per-origin", "5"], &user()).expect("valid");
     assert_eq!(c.limits.origin_requests_per_origin, 5);
-    for bad in ["0", "65", "0%"] {
+    for bad in ["0", "89", "0%"] {
         let told = faults(&["--limits-origin-requests-per-origin", bad]);
         assert!(told.contains("within 1 and limits.origin_requests"), "{bad}: {told}");
     }

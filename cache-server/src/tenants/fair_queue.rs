@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. Of two streams that both wait all the time, one gets at most one request more than its weight says.
 //!    So bytes are shared by weighted max-min, whatever the lengths of requests and queues are.
-//! 2. Nothing waits while the caller has room for it: the order costs no throughput.
+//! 2. The queue never holds back the next request: the order costs no throughput.
 //! 3. A stream saves nothing up while it asks for nothing.
 //! 4. A request that is withdrawn costs its stream nothing.
 
@@ -59,12 +59,8 @@ impl<T> FairQueue<T> {
         line.waiting.push_back(Entry { bytes, weight, item });
     }
 
-    /// Takes the next request that `is_alive`, if `has_room` says that there is room for its bytes.
-    pub fn pop(
-        &mut self,
-        is_alive: impl Fn(&T) -> bool,
-        has_room: impl FnOnce(u32) -> bool,
-    ) -> Option<(u32, T)> {
+    /// Takes the next request that `is_alive`.
+    pub fn pop(&mut self, is_alive: impl Fn(&T) -> bool) -> Option<T> {
         let now = self.virtual_time;
         self.streams.retain(|_, line| {
             while line.waiting.front().is_some_and(|entry| !is_alive(&entry.item)) {
@@ -75,13 +71,10 @@ impl<T> FairQueue<T> {
         });
         let waits = self.streams.iter_mut().filter(|(_, line)| !line.waiting.is_empty());
         let (_, line) = waits.min_by(|(_, a), (_, b)| a.start.total_cmp(&b.start))?;
-        if !has_room(line.waiting.front()?.bytes) {
-            return None;
-        }
         let Entry { bytes, weight, item } = line.waiting.pop_front()?;
         self.virtual_time = line.start;
         line.start += f64::from(bytes.max(1)) / weight;
-        Some((bytes, item))
+        Some(item)
     }
 }
 
@@ -97,7 +90,7 @@ mod tests {
     const DEAD: usize = 7;
 
     fn pop(queue: &mut FairQueue<usize>) -> Option<usize> {
-        queue.pop(|&item| item != DEAD, |_| true).map(|(_, item)| item)
+        queue.pop(|&item| item != DEAD)
     }
 
     #[test]
@@ -128,7 +121,6 @@ mod tests {
         (0..10).for_each(|_| queue.push(&stream(0), 1.0, 1000, DEAD));
         queue.push(&stream(1), 1.0, 10, 1);
         queue.push(&stream(0), 1.0, 10, 0);
-        assert_eq!(queue.pop(|&item| item != DEAD, |bytes| bytes > 10), None, "there is no room");
         assert_eq!([pop(&mut queue), pop(&mut queue), pop(&mut queue)], [Some(0), Some(1), None]);
         queue.push(&stream(2), 1.0, 1, 2);
         (0..20).for_each(|_| queue.push(&stream(3), 1.0, 1, 3));
@@ -146,13 +138,13 @@ mod tests {
             let mut queue = FairQueue::default();
             let mut served = vec![0.0; weights.len()];
             for i in 0..weights.len() {
-                (0..2).for_each(|k| queue.push(&stream(i), weights[i], lengths[k], i));
+                (0..2).for_each(|k| queue.push(&stream(i), weights[i], lengths[k], (i, lengths[k])));
             }
             let longest = f64::from(*lengths.iter().max().expect("some"));
             for &bytes in &lengths {
-                let (sent, i) = queue.pop(|_| true, |_| true).expect("all wait");
+                let (i, sent) = queue.pop(|_| true).expect("all wait");
                 served[i] += f64::from(sent);
-                queue.push(&stream(i), weights[i], bytes, i);
+                queue.push(&stream(i), weights[i], bytes, (i, bytes));
                 for a in 0..weights.len() {
                     for b in 0..weights.len() {
                         let ahead = served[a] / weights[a] - served[b] / weights[b];

@@ -14,7 +14,7 @@ mod fair_share;
 mod memory;
 mod origin;
 mod state_bytes;
-mod stream_permits;
+mod stream_turns;
 
 pub use fair_permits::{FairPermit, FairPermits};
 pub use fair_queue::Stream;

@@ -1,25 +1,30 @@
 //! Permits for chunks that are read from origins, so that one tenant's cold reads leave room for others.
 //!
-//! Each origin has a share of what its tenant may read at once. So the calls that wait for an origin that
-//! hangs leave room for those to other origins. The datasets that the tenant reads from one origin share that
-//! origin by the weights of their jobs ([`FairQueue`](super::fair_queue::FairQueue)).
+//! The backends of a tenant's origins share what the tenant may read at once ([`SharedPermits`]). So the
+//! calls that wait for a backend that hangs leave room for those to other ones. At one backend, the datasets
+//! that the tenant reads take turns by the weights of their jobs ([`StreamTurns`]).
 
-use super::{NoChunkMemory, Stream, TenantLimit, Tenants, stream_permits::StreamPermits, to_usize};
+use super::{NoChunkMemory, Stream, TenantLimit, Tenants, stream_turns::StreamTurns, to_usize};
 use fletch_core::{Kind, StoreKey, Tenant};
-use fletch_origin::{OriginPace, OriginUri};
+use fletch_origin::{Backend, Origin, OriginPace, OriginUri, SharedPermit, SharedPermits};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     time::Duration,
 };
-use tokio::time::timeout;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 /// How much of what a configured pace lets through is under way at once.
 ///
-/// More would queue at the pace, where requests are served in the order in which they came. It is longer than
-/// the latency of any store that answers, so the pace never runs dry.
+/// More would queue at the pace, which serves requests as they come. It is longer than the latency of a store
+/// that answers, so the pace never runs dry.
 const PACE_AHEAD: Duration = Duration::from_millis(500);
+/// The unit of the bytes under way.
+const ROOM_UNIT: u64 = 1 << 10;
 
 /// A chunk that a read needs, and where it is.
 #[derive(Debug, Clone)]
@@ -31,9 +36,7 @@ pub struct ColdChunk<'a> {
     /// Its length in bytes.
     pub len: u32,
     /// The origin that has it.
-    pub origin: &'a OriginUri,
-    /// The limits that the settings of the origin give.
-    pub pace: OriginPace,
+    pub origin: &'a Origin,
     /// For which dataset it is read.
     pub stream: Stream,
 }
@@ -54,15 +57,15 @@ pub enum NoOriginPermit {
         /// How long the request waited.
         waited: Duration,
     },
-    /// The tenant waited too long for its share of the origin.
+    /// The tenant waited too long for its share of the origin's backend.
     #[error(
-        "the request waited {waited:?} for its turn at {origin}: this tenant reads up to {share} chunks from \
-         there at once, as limits.origin_requests_per_origin and the [[origin]] allow"
+        "the request waited {waited:?} for its turn at {origin}: this tenant reads {share} chunks from its \
+         endpoint, bucket or file system, the most that limits.origin_requests_per_origin allows now"
     )]
     Share {
         /// What the request would have read.
         origin: OriginUri,
-        /// The most chunks that the tenant reads at once from the origin.
+        /// The chunks that the tenant reads from the backend now.
         share: usize,
         /// How long the request waited.
         waited: Duration,
@@ -83,7 +86,7 @@ impl NoOriginPermit {
             }
             NoOriginPermit::Share { .. } => {
                 "check whether the origin answers (`fletch status` names the origins that fail); if it does, \
-                 raise limits.origin_requests_per_origin, or the limits of its [[origin]] table"
+                 raise limits.origin_requests_per_origin"
             }
             NoOriginPermit::Memory(_) => NoChunkMemory::HINT,
         }
@@ -96,48 +99,111 @@ impl From<NoOriginPermit> for ReadError {
     }
 }
 
-/// The permits of each tenant at each origin that it reads now, and the weight of each stream.
+/// What a tenant may have under way at a backend whose settings give a pace: requests, and bytes in units of
+/// [`ROOM_UNIT`].
+#[derive(Debug)]
+struct Room {
+    requests: Option<Arc<Semaphore>>,
+    bytes: Option<(Arc<Semaphore>, u32)>,
+}
+
+/// A part of a [`Room`].
+type RoomPermit = [Option<OwnedSemaphorePermit>; 2];
+
+impl Room {
+    fn new(pace: OriginPace) -> Self {
+        let ahead = |per_s: u64| (per_s as f64 * PACE_AHEAD.as_secs_f64()) as u64;
+        let paced = pace.requests_per_s.map(|per_s| to_usize(ahead(per_s.into())).max(2));
+        let requests = [pace.concurrency, paced].into_iter().flatten().min();
+        let bytes = pace.bytes_per_s.map(|per_s| {
+            let units = u32::try_from(ahead(per_s) / ROOM_UNIT).unwrap_or(u32::MAX).clamp(2, u32::MAX / 8);
+            (Arc::new(Semaphore::new(units as usize)), units)
+        });
+        let requests = requests.map(|n| Arc::new(Semaphore::new(n.clamp(1, Semaphore::MAX_PERMITS))));
+        Room { requests, bytes }
+    }
+
+    /// Waits for room for a chunk. A chunk of more than half of the room counts as half.
+    async fn acquire(&self, len: u32) -> RoomPermit {
+        let requests = match &self.requests {
+            Some(room) => Arc::clone(room).acquire_owned().await.ok(),
+            None => None,
+        };
+        let bytes = match &self.bytes {
+            Some((room, all)) => {
+                let units = u32::try_from(u64::from(len).div_ceil(ROOM_UNIT)).unwrap_or(u32::MAX);
+                Arc::clone(room).acquire_many_owned(units.min(all / 2)).await.ok()
+            }
+            None => None,
+        };
+        [requests, bytes]
+    }
+}
+
+/// The turns of a tenant at a backend, and its room there.
+#[derive(Debug)]
+struct Line {
+    turns: Arc<StreamTurns>,
+    room: Room,
+}
+
+/// What a fetch holds at its backend.
+#[derive(Debug)]
+struct OriginPermit {
+    _line: Arc<Line>,
+    _room: RoomPermit,
+    _permit: SharedPermit<Backend>,
+}
+
+/// The permits of each tenant, which its backends share, the turns at each backend, and the weight of each
+/// stream. Tenants are those of the tokens file.
 #[derive(Debug, Default)]
 pub(super) struct OriginShares {
-    permits: Mutex<HashMap<(Tenant, OriginUri, OriginPace), Weak<StreamPermits>>>,
+    permits: Mutex<BTreeMap<Tenant, Arc<SharedPermits<Backend>>>>,
+    lines: Mutex<HashMap<(Tenant, Backend, OriginPace), Weak<Line>>>,
     weights: RwLock<BTreeMap<Stream, f64>>,
 }
 
 impl OriginShares {
-    /// Returns the permits of a tenant at a bucket, a container, a server or a directory.
-    ///
-    /// `most` is how many there are, if the tenant reads nothing there now.
-    fn of(&self, tenant: &Tenant, origin: &OriginUri, pace: OriginPace, most: usize) -> Arc<StreamPermits> {
-        let key = (tenant.clone(), origin.top().unwrap_or_else(|| origin.clone()), pace);
-        let mut all = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(permits) = all.get(&key).and_then(Weak::upgrade) {
-            return permits;
+    /// Returns the turns of a tenant at a backend. They are forgotten when nobody waits or reads there.
+    fn line(&self, tenant: &Tenant, origin: &Origin) -> Arc<Line> {
+        let pace = origin.pace();
+        let key = (tenant.clone(), origin.backend().clone(), pace);
+        let mut all = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = all.get(&key).and_then(Weak::upgrade) {
+            return line;
         }
-        all.retain(|_, permits| permits.strong_count() > 0);
-        let ahead = |per_s: u64| (per_s as f64 * PACE_AHEAD.as_secs_f64()) as u64;
-        let paced = pace.requests_per_s.map(|per_s| to_usize(ahead(per_s.into())).max(2));
-        let requests = [pace.concurrency, paced].into_iter().flatten().fold(most, usize::min).max(1);
-        let permits = StreamPermits::new(requests, pace.bytes_per_s.map(ahead));
-        all.insert(key, Arc::downgrade(&permits));
-        permits
+        all.retain(|_, line| line.strong_count() > 0);
+        let line = Arc::new(Line { turns: Arc::default(), room: Room::new(pace) });
+        all.insert(key, Arc::downgrade(&line));
+        line
     }
 
     fn weight(&self, stream: &Stream) -> f64 {
         let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
         weights.get(stream).copied().unwrap_or(1.0)
     }
+
+    /// Returns the permits of a tenant: `all`, of which one backend alone gets `to_one`.
+    fn of(&self, tenant: &Tenant, (all, to_one): (usize, usize)) -> Arc<SharedPermits<Backend>> {
+        let mut shares = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        let permits = shares.entry(tenant.clone()).or_insert_with(|| SharedPermits::new(all, to_one));
+        let permits = Arc::clone(permits);
+        drop(shares);
+        permits.resize(all, to_one);
+        permits
+    }
 }
 
 impl Tenants {
-    /// Returns the most chunks that a tenant reads at once from one origin.
+    /// Returns the most chunks that a tenant reads at once: from all origins, and from one backend alone.
     ///
-    /// That is the same part of what the tenant may read as `limits.origin_requests_per_origin` is of
+    /// The second is the same part of the first as `limits.origin_requests_per_origin` is of
     /// `limits.origin_requests`.
-    #[must_use]
-    pub fn origin_share(&self, tenant: &Tenant) -> usize {
+    fn origin_share(&self, tenant: &Tenant) -> (usize, usize) {
         let (own, all) = (self.limits.origin_requests_per_origin, self.limits.origin_requests.max(1));
-        let reach = to_usize(self.origin_requests.reach(tenant));
-        (reach.saturating_mul(own) / all).clamp(1, own.max(1))
+        let reach = to_usize(self.origin_requests.reach(tenant)).max(1);
+        (reach, (reach.saturating_mul(own) / all).clamp(1, own.max(1)))
     }
 
     /// Sets the weights of the streams that jobs read. Every other stream has the weight 1.
@@ -159,17 +225,25 @@ impl Tenants {
         chunk: &ColdChunk<'_>,
         fetch: Fetch,
     ) -> Result<Fetch, NoOriginPermit> {
-        let ColdChunk { store, key, len, origin, pace, ref stream } = *chunk;
+        let ColdChunk { store, key, len, origin, ref stream } = *chunk;
         if !store.needs_fetch(key, len) {
             return Ok(fetch);
         }
         let waited = self.limits.io_timeout / 2;
         // First the share: who waits for an origin that hangs holds nothing that readers of others need.
-        let permits = self.origin_shares.of(tenant, origin, pace, self.origin_share(tenant));
+        let permits = self.origin_shares.of(tenant, self.origin_share(tenant));
+        let line = self.origin_shares.line(tenant, origin);
         let weight = self.origin_shares.weight(stream);
-        let Ok(own) = timeout(waited, permits.acquire(stream, weight, len)).await else {
+        let acquire = async {
+            // Only the caller with the turn waits for the rest, so the rest is given in the order of turns.
+            let _turn = line.turns.acquire(stream, weight, len).await;
+            let room = line.room.acquire(len).await;
+            let permit = permits.acquire(origin.backend()).await;
+            OriginPermit { _line: Arc::clone(&line), _room: room, _permit: permit }
+        };
+        let Ok(own) = timeout(waited, acquire).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
-            let (origin, share) = (origin.clone(), permits.requests_max());
+            let (origin, share) = (origin.uri().clone(), permits.held(origin.backend()));
             return Err(NoOriginPermit::Share { origin, share, waited });
         };
         // Then the memory: who has a permit of all origins waits for nothing else here.
@@ -177,7 +251,7 @@ impl Tenants {
         let Ok(permit) = timeout(waited, self.origin_requests.acquire(tenant, 1)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
             let used = self.origin_requests.of(tenant).used;
-            return Err(NoOriginPermit::Requests { origin: origin.clone(), used, waited });
+            return Err(NoOriginPermit::Requests { origin: origin.uri().clone(), used, waited });
         };
         Ok(Arc::new(move |attempt| {
             let _held = (&own, &permit, &memory);

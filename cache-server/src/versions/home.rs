@@ -14,7 +14,7 @@ use crate::{
     benefit::ServiceLog,
 };
 use fletch_core::{DatasetName, Domain, Tenant};
-use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginPace, OriginUri, Pin};
+use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
 use futures::stream::BoxStream;
 use std::{
     collections::HashMap,
@@ -215,16 +215,16 @@ impl HomeOrigin {
         &self.home
     }
 
+    /// Returns the origin, whose calls are not recorded in the home.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
     /// Returns the URI.
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
         self.origin.uri()
-    }
-
-    /// Returns the limits that the settings of the origin give.
-    #[must_use]
-    pub fn pace(&self) -> OriginPace {
-        self.origin.pace()
     }
 
     /// Reads a table, as [`Origin::get`].

@@ -39,11 +39,12 @@ impl LocatedChunk {
     #[must_use]
     pub fn cold<'a>(&'a self, store: &'a Store, key: &'a StoreKey, sources: &Sources) -> ColdChunk<'a> {
         let at = match self.row.row.object {
+            // Packs lie beside the tables, wherever the data is.
             ObjectRef::Key(_) => &self.source.tables,
             ObjectRef::Entry { .. } => &self.source.data,
         };
         let stream = (sources.domain.clone(), sources.dataset().clone());
-        ColdChunk { store, key, len: self.len, origin: at.uri(), pace: at.pace(), stream }
+        ColdChunk { store, key, len: self.len, origin: at.origin(), stream }
     }
 
     /// Returns the bytes of all chunks of the chunk's layout, as the layout says.

@@ -296,35 +296,53 @@ async fn tables_at_a_plain_server_are_read_after_a_restart() {
     node.running.shutdown().await;
 }
 
+/// Two stores hang, and more of each is asked for than all permits. One permit would be left, had the second
+/// store the same part as the first.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_origin_that_hangs_leaves_permits_for_other_origins() {
+async fn origins_that_hang_leave_permits_for_other_origins() {
     let twins = Twins::new().await;
+    let second = Tree::new((0u64..).zip(NAMES).map(|(seed, name)| (name, content(seed + 500, 30_000))));
+    let config = EmulatorConfig { bucket: "second".into(), ..EmulatorConfig::default() };
+    let bucket = OriginEmulator::start(config, Backing::Directory(second.dir.path().to_owned()));
+    let second_root = index_bucket(&second, &bucket).await;
+    let file = twins.settings.path().join("f.toml");
+    let text = std::fs::read_to_string(&file).expect("settings");
+    let more =
+        text.replace(&twins.uri, &bucket.uri()).replace(&twins.bucket().endpoint(), &bucket.endpoint());
+    std::fs::write(&file, text + &more).expect("write");
     let other = Tree::new([("x", content(900, 30_000)), ("y", content(901, 30_000))]);
     let root = other.index_plain(other.dir.path()).root();
-    let limits = ["--limits-origin-requests=4", "--limits-origin-requests-per-origin=2", "--io-timeout=6s"];
-    let node = twins.node(&limits).await;
+    let node = twins.node(&["--limits-origin-requests=16", "--io-timeout=6s"]).await;
     twins.register(&node, "far").await;
+    node.register("second", &bucket.uri(), None).await;
     node.register("other", &other.uri(), None).await;
-    node.resolve("far", "latest").await;
-    let chunk = |name: &str| routes::chunk(root, Hash::of(&other.files[name]));
-    body(node.get(&chunk("x")).send().await.expect("answer"), StatusCode::OK).await;
-    twins.read(&node, None, NAMES[0]).await;
+    let read = async |root: Root, bytes: &[u8]| {
+        let got = node.get(&routes::chunk(root, Hash::of(bytes))).send().await.expect("answer");
+        assert!(body(got, StatusCode::OK).await == bytes);
+    };
+    // The tables are read before, so that only chunks come from the stores.
+    read(twins.root, &twins.near.files[NAMES[0]]).await;
+    read(second_root, &second.files[NAMES[0]]).await;
+    read(root, &other.files["x"]).await;
     twins.bucket().set_fault("", Fault::Stall, None);
-    let hang = NAMES[1..13].iter().map(|name| {
-        let chunk = routes::chunk(twins.root, Hash::of(&twins.near.files[*name]));
-        TaskTracker::new().spawn(node.get(&chunk).send())
-    });
-    let hang: Vec<_> = hang.collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    bucket.set_fault("", Fault::Stall, None);
+    let mut hang = Vec::new();
+    for (root, files) in [(twins.root, &twins.near.files), (second_root, &second.files)] {
+        let reads = NAMES[1..].iter().map(|name| node.get(&routes::chunk(root, Hash::of(&files[*name]))));
+        hang.extend(reads.map(|read| TaskTracker::new().spawn(read.send())));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
     let begun = Instant::now();
-    body(node.get(&chunk("y")).send().await.expect("answer"), StatusCode::OK).await;
+    read(root, &other.files["y"]).await;
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let mut told = Vec::new();
     for asked in hang {
         told.push(asked.await.expect("task").expect("answer").text().await.expect("text"));
     }
-    let waited = told.iter().find(|text| text.contains("for its turn at")).expect("more than the share");
-    let names = waited.contains(&twins.uri) && waited.contains("limits.origin_requests_per_origin");
-    assert!(names, "{waited}");
+    for uri in [&twins.uri, &bucket.uri()] {
+        let waited = told.iter().find(|text| text.contains(&format!("for its turn at {uri}")));
+        let waited = waited.expect("more than the share");
+        assert!(waited.contains("limits.origin_requests_per_origin"), "{waited}");
+    }
     node.running.shutdown().await;
 }

@@ -265,9 +265,9 @@ impl fmt::Debug for Credentials {
 pub struct OriginLimits {
     /// The most calls in flight. Remote and local calls are counted separately.
     pub requests_max: usize,
-    /// The most calls in flight to one origin. `None`: as many as to all.
+    /// The most calls in flight to one backend while it alone is used. `None`: as many as to all.
     ///
-    /// `concurrency` of an `[[origin]]` takes its place.
+    /// `concurrency` of an `[[origin]]` takes its place. See [`SharedPermits`](crate::SharedPermits).
     pub requests_per_origin: Option<usize>,
     /// The longest time for a call, including the wait for a permit and all retries.
     pub io_timeout: Duration,
@@ -278,7 +278,7 @@ pub struct OriginLimits {
 }
 
 impl OriginLimits {
-    /// Returns the most calls in flight to one origin.
+    /// Returns the most calls in flight to one backend.
     pub(crate) fn requests_per_origin(&self) -> usize {
         self.requests_per_origin.map_or(self.requests_max, |n| n.clamp(1, self.requests_max))
     }

@@ -13,6 +13,7 @@
 //! 5. No client follows a redirect. A client of data connects only to addresses that its `[[origin]]` allows.
 
 mod address;
+mod backend;
 mod config;
 mod credentials;
 mod error;
@@ -25,10 +26,12 @@ mod pace;
 mod regular_file;
 mod remote;
 mod retry;
+mod shared_permits;
 mod stats;
 mod transport;
 mod uri;
 
+pub use backend::Backend;
 pub use config::{Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
 pub use error::OriginError;
 pub use given::{GiveError, Given};
@@ -36,5 +39,6 @@ pub use meter::Meter;
 pub use object::{ObjectBytes, ObjectMeta, Pin, PutMode};
 pub use origin::{Origin, Origins};
 pub use retry::backoff;
+pub use shared_permits::{SharedPermit, SharedPermits};
 pub use stats::OriginStats;
 pub use uri::OriginUri;

@@ -1,9 +1,11 @@
 //! The origins of a process: opens them, checks every call, and routes it to the file system or to a store.
 
+use crate::backend::Backend;
 use crate::given::{GiveError, Given};
 use crate::local::Confinement;
 use crate::meter::Meter;
-use crate::remote::{ALL_SETTING, OWN_SETTING, Remote, RemotePrefix, waited_in_vain};
+use crate::remote::{Permits, Remote, RemotePrefix, shared_permit};
+use crate::shared_permits::SharedPermits;
 use crate::stats::Counters;
 use crate::uri::{Address, Scheme, check_path};
 use crate::{
@@ -16,8 +18,8 @@ use futures::stream::BoxStream;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 /// The configured origins of a process, with their shared limits and counters. Cheap to clone.
@@ -29,14 +31,12 @@ struct Shared {
     limits: OriginLimits,
     configs: Vec<(OriginUri, OriginConfig)>,
     counters: Arc<Counters>,
-    local_permits: Arc<Semaphore>,
-    remote_permits: Arc<Semaphore>,
+    local_permits: Arc<SharedPermits<Backend>>,
+    remote_permits: Permits,
     /// One client for each index in `configs` and each bucket.
     remotes: Mutex<HashMap<(usize, String), Arc<Remote>>>,
     /// One client for each bucket for which a user handed over credentials.
     given: Mutex<BTreeMap<OriginUri, Arc<Remote>>>,
-    /// The permits of each directory that is open.
-    dir_permits: Mutex<HashMap<OriginUri, Weak<Semaphore>>>,
 }
 
 impl Origins {
@@ -73,11 +73,13 @@ impl Origins {
             limits,
             configs: read,
             counters: Arc::default(),
-            local_permits: Arc::new(Semaphore::new(limits.requests_max)),
-            remote_permits: Arc::new(Semaphore::new(limits.requests_max)),
+            local_permits: SharedPermits::new(limits.requests_max, limits.requests_per_origin()),
+            remote_permits: Permits {
+                all: Arc::new(Semaphore::new(limits.requests_max)),
+                shared: SharedPermits::new(limits.requests_max, limits.requests_per_origin()),
+            },
             remotes: Mutex::default(),
             given: Mutex::default(),
-            dir_permits: Mutex::default(),
         })))
     }
 
@@ -121,19 +123,6 @@ impl Origins {
         self.0.given.lock().unwrap_or_else(PoisonError::into_inner).get(&top).map(Arc::clone)
     }
 
-    /// Returns the permits of a directory: those of its `[[origin]]`, if it has one.
-    fn dir_permits(&self, uri: &OriginUri) -> Arc<Semaphore> {
-        let key = self.find(uri).map_or(uri, |index| &self.0.configs[index].0);
-        let mut all = self.0.dir_permits.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(permits) = all.get(key).and_then(Weak::upgrade) {
-            return permits;
-        }
-        all.retain(|_, permits| permits.strong_count() > 0);
-        let permits = Arc::new(Semaphore::new(self.0.limits.requests_per_origin()));
-        all.insert(key.clone(), Arc::downgrade(&permits));
-        permits
-    }
-
     /// Returns the domains of the longest configured prefix of `uri`, as they are configured.
     ///
     /// Returns `None` if no prefix matches, and none for an origin for which a user handed over credentials.
@@ -154,18 +143,19 @@ impl Origins {
     /// # Errors
     /// [`OriginError::Invalid`] for a store that is not configured, or if the credentials cannot be read.
     pub fn open(&self, uri: &OriginUri) -> Result<Origin, OriginError> {
-        let (remote, dir_permits) = match uri.address() {
-            Address::Local(_) => (None, Some(self.dir_permits(uri))),
+        let (remote, backend) = match uri.address() {
+            Address::Local(dir) => (None, Backend::of_dir(dir)),
             Address::Store { scheme, host, path } => {
                 let remote = self.remote(uri, (*scheme, host))?;
-                (Some(RemotePrefix { remote, prefix: path.clone(), meter: Meter::default() }), None)
+                let backend = remote.backend().clone();
+                (Some(RemotePrefix { remote, prefix: path.clone(), meter: Meter::default() }), backend)
             }
         };
         Ok(Origin {
             uri: Arc::new(uri.clone()),
             shared: Arc::clone(&self.0),
             remote,
-            dir_permits,
+            backend,
             confinement: Confinement::default(),
             meter: Meter::default(),
         })
@@ -213,8 +203,7 @@ pub struct Origin {
     uri: Arc<OriginUri>,
     shared: Arc<Shared>,
     remote: Option<RemotePrefix>,
-    /// The permits of this directory. `None` for a store, which has its own.
-    dir_permits: Option<Arc<Semaphore>>,
+    backend: Backend,
     confinement: Confinement,
     /// Counts what is read from a local directory; a store has the same meter in `remote`.
     meter: Meter,
@@ -244,6 +233,12 @@ impl Origin {
     #[must_use]
     pub fn pace(&self) -> OriginPace {
         self.remote.as_ref().map(|r| r.remote.pace_limits()).unwrap_or_default()
+    }
+
+    /// Returns what serves the origin.
+    #[must_use]
+    pub fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     /// Returns the directory, if the origin is a local one.
@@ -467,23 +462,6 @@ impl Origin {
         result.inspect_err(|error| self.shared.counters.failed(error))
     }
 
-    async fn permit(
-        &self,
-        what: &str,
-        (permits, max, setting): (&Arc<Semaphore>, usize, &str),
-        deadline: Instant,
-    ) -> Result<OwnedSemaphorePermit, OriginError> {
-        let begun = Instant::now();
-        let waited = || OriginError::Unavailable {
-            what: what.to_owned(),
-            why: waited_in_vain(&self.uri, begun, max, setting),
-        };
-        let permit = timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
-        let permit = permit.map_err(|_| waited())?.map_err(|_| waited())?;
-        // A permit that comes at the last moment is of no use.
-        if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
-    }
-
     async fn local<T: Send + 'static>(
         &self,
         what: &str,
@@ -502,20 +480,12 @@ impl Origin {
         deadline: Instant,
         work: impl FnOnce(&Path) -> Result<T, OriginError> + Send + 'static,
     ) -> Result<T, OriginError> {
-        let limits = self.shared.limits;
-        let own = match &self.dir_permits {
-            Some(own) => {
-                let own = (own, limits.requests_per_origin(), OWN_SETTING);
-                Some(self.permit(what, own, deadline).await?)
-            }
-            None => None,
-        };
-        let all = (&self.shared.local_permits, limits.requests_max, ALL_SETTING);
-        let permit = self.permit(what, all, deadline).await?;
+        let permits = &self.shared.local_permits;
+        let permit = shared_permit(what, &self.uri, (permits, &self.backend), deadline).await?;
         self.shared.counters.request();
         let dir = self.local_dir().map(Path::to_owned).unwrap_or_default();
         let running = tokio::task::spawn_blocking(move || {
-            let _permits = (own, permit);
+            let _permit = permit;
             work(&dir)
         });
         let unavailable = |why: &str| OriginError::Unavailable { what: what.to_owned(), why: why.to_owned() };

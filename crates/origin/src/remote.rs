@@ -6,12 +6,14 @@
 //! it changed, the call is retried once with the new credentials. If it cannot be read, the old credentials
 //! stay in use.
 
+use crate::backend::Backend;
 use crate::credentials::{self, FileStamp, Source};
 use crate::given::Given;
 use crate::meter::Meter;
 use crate::object::{ObjectBytes, ObjectMeta, Pin};
 use crate::pace::Pace;
 use crate::retry::retrying;
+use crate::shared_permits::{SharedPermit, SharedPermits};
 use crate::stats::Counters;
 use crate::transport::{Answered, BadAnswer, warn_of_ignored_proxy};
 use crate::uri::Scheme;
@@ -47,19 +49,47 @@ pub(crate) const ALL_SETTING: &str = "limits.origin_requests";
 /// The setting of a server that limits the calls to one origin.
 pub(crate) const OWN_SETTING: &str = "limits.origin_requests_per_origin";
 
-/// Returns the text of a call that got no permit until its deadline.
-pub(crate) fn waited_in_vain(
+/// What the calls to stores and servers of a process share.
+#[derive(Debug, Clone)]
+pub(crate) struct Permits {
+    /// One for each request.
+    pub all: Arc<Semaphore>,
+    /// One for each call, divided among the backends.
+    pub shared: Arc<SharedPermits<Backend>>,
+}
+
+/// Returns the error of a call that got no permit until its deadline.
+fn waited_in_vain(
+    what: &str,
     origin: &impl fmt::Display,
-    begun: Instant,
-    max: usize,
+    (begun, held): (Instant, usize),
     setting: &str,
-) -> String {
+) -> OriginError {
     let seconds = begun.elapsed().as_secs_f64();
-    let whose = if setting == ALL_SETTING { "all origins" } else { "this origin" };
-    format!(
-        "the call waited {seconds:.1} s for its turn at {origin}: {max} other calls to {whose} are in \
+    let whose = match setting {
+        ALL_SETTING => "all origins",
+        OWN_SETTING => "the same endpoint, bucket or file system",
+        _ => "this origin",
+    };
+    let why = format!(
+        "the call waited {seconds:.1} s for its turn at {origin}: {held} other calls to {whose} are in \
          flight, the most that {setting} allows"
-    )
+    );
+    unavailable(what, &why)
+}
+
+/// Waits for a permit of a backend.
+pub(crate) async fn shared_permit(
+    what: &str,
+    origin: &impl fmt::Display,
+    (permits, backend): (&Arc<SharedPermits<Backend>>, &Backend),
+    deadline: Instant,
+) -> Result<SharedPermit<Backend>, OriginError> {
+    let begun = Instant::now();
+    let waited = || waited_in_vain(what, origin, (begun, permits.held(backend)), OWN_SETTING);
+    let permit = timeout_at(deadline, permits.acquire(backend)).await.map_err(|_| waited())?;
+    // A permit that comes at the last moment is of no use.
+    if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
 }
 
 /// The longest object that is read whole to return a part of it, at a server without ranges.
@@ -72,10 +102,11 @@ pub(crate) struct Remote {
     host: String,
     limits: OriginLimits,
     counters: Arc<Counters>,
-    /// Permits of the whole process, one for each request.
-    permits: Arc<Semaphore>,
-    /// Permits of this origin, one for each call.
-    own_permits: Semaphore,
+    backend: Backend,
+    /// Permits of the whole process.
+    permits: Permits,
+    /// Permits of this origin, one for each call, in place of those that backends share.
+    own_permits: Option<Semaphore>,
     pace: Pace,
     /// Whether the store honours the condition of `PutMode::Create`, once that is known.
     conditional_create: OnceCell<bool>,
@@ -125,7 +156,7 @@ impl Remote {
         (scheme, host): (Scheme, &str),
         limits: OriginLimits,
         counters: &Arc<Counters>,
-        permits: &Arc<Semaphore>,
+        permits: &Permits,
     ) -> Result<Self, OriginError> {
         if config.proxy.is_none() {
             warn_of_ignored_proxy();
@@ -137,8 +168,9 @@ impl Remote {
             host: host.to_owned(),
             limits,
             counters: Arc::clone(counters),
-            permits: Arc::clone(permits),
-            own_permits: Semaphore::new(own_max(config, limits)),
+            backend: Backend::of_store(config, scheme, host),
+            permits: permits.clone(),
+            own_permits: config.concurrency.map(|n| Semaphore::new(n as usize)),
             pace: Pace::new(config.requests_per_second, config.bytes_per_second, Instant::now()),
             conditional_create: OnceCell::new(),
             state: Mutex::new(state),
@@ -149,6 +181,11 @@ impl Remote {
     /// Returns the limits that the settings give.
     pub fn pace_limits(&self) -> OriginPace {
         self.config.pace()
+    }
+
+    /// Returns what serves the origin.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     /// Uses other credentials from now on, also for calls that wait or are repeated.
@@ -267,19 +304,30 @@ impl Remote {
         deadline: Instant,
     ) -> Result<SemaphorePermit<'a>, OriginError> {
         let begun = Instant::now();
-        let waited = || unavailable(what, &waited_in_vain(&self.config.prefix, begun, max, setting));
+        let waited = || waited_in_vain(what, &self.config.prefix, (begun, max), setting);
         let permit = timeout_at(deadline, permits.acquire()).await;
         let permit = permit.map_err(|_| waited())?.map_err(|_| waited())?;
         // A permit that comes at the last moment is of no use.
         if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
     }
 
-    fn own_max(&self) -> usize {
-        own_max(&self.config, self.limits)
-    }
-
-    fn own_setting(&self) -> &'static str {
-        if self.config.concurrency.is_some() { "concurrency of its [[origin]]" } else { OWN_SETTING }
+    /// Waits for the permit of a call: one of this origin, or one of its backend.
+    async fn own_permit(
+        &self,
+        what: &str,
+        deadline: Instant,
+    ) -> Result<(Option<SemaphorePermit<'_>>, Option<SharedPermit<Backend>>), OriginError> {
+        match &self.own_permits {
+            Some(own) => {
+                let max = self.config.concurrency.map_or(0, |n| n as usize);
+                let own = (own, max, "concurrency of its [[origin]]");
+                Ok((Some(self.permit(what, own, deadline).await?), None))
+            }
+            None => {
+                let shared = (&self.permits.shared, &self.backend);
+                Ok((None, Some(shared_permit(what, &self.config.prefix, shared, deadline).await?)))
+            }
+        }
     }
 
     /// Runs one call: waits for permits and for the pace, retries, and repeats once after new credentials.
@@ -292,12 +340,11 @@ impl Remote {
         once: impl Fn(u32, Arc<Current>) -> F,
     ) -> Result<T, OriginError> {
         let deadline = Instant::now() + self.limits.io_timeout;
-        let own = (&self.own_permits, self.own_max(), self.own_setting());
-        let _own = self.permit(what, own, deadline).await?;
+        let _own = self.own_permit(what, deadline).await?;
         let once = &once;
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
             let ticket = self.pace.admit(what, bytes, deadline).await?;
-            let all = (&*self.permits, self.limits.requests_max, ALL_SETTING);
+            let all = (&*self.permits.all, self.limits.requests_max, ALL_SETTING);
             let _permit = self.permit(what, all, deadline).await?;
             self.check_expiry(what)?;
             let current = self.current();
@@ -366,11 +413,6 @@ impl ClientState {
         let current = Arc::new(Current { store: Store::make(&recipe)?, generation });
         Ok(ClientState { current, given: given.cloned(), file, stamp, checked: Instant::now() })
     }
-}
-
-/// Returns the most calls at once to one origin.
-fn own_max(config: &OriginConfig, limits: OriginLimits) -> usize {
-    config.concurrency.map_or(limits.requests_per_origin(), |n| n as usize)
 }
 
 fn connect_timeout(limits: OriginLimits) -> Duration {

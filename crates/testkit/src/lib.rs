@@ -13,6 +13,7 @@ pub mod seeds;
 mod serve;
 pub mod servers;
 mod tamper;
+pub mod tls;
 
 pub use emulator::{Backing, Counts, EmulatorConfig, Fault, Latency, OriginEmulator};
 pub use tamper::{Tamper, TamperProxy, Upstream};

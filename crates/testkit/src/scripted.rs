@@ -4,10 +4,10 @@
 //! the connection after each answer.
 
 use crate::serve::Server;
+use crate::tls;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// The longest head of a request, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -39,6 +39,26 @@ impl ScriptedServer {
         ScriptedServer { server, heads }
     }
 
+    /// Starts a server as [`ScriptedServer::start`] does, which speaks TLS with the certificate of [`tls`].
+    ///
+    /// # Panics
+    /// If it gets no port or no threads.
+    #[must_use]
+    pub fn start_tls(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        let (heads, acceptor) = (Heads::default(), tls::acceptor());
+        let (answer, kept) = (Arc::new(answer), Arc::clone(&heads));
+        let server = Server::start(move |stream| {
+            let (answer, heads, acceptor) = (Arc::clone(&answer), Arc::clone(&kept), acceptor.clone());
+            async move {
+                // A client that does not trust the certificate ends the handshake, which some tests want.
+                if let Ok(stream) = acceptor.accept(stream).await {
+                    let _ = serve(stream, &*answer, &heads).await;
+                }
+            }
+        });
+        ScriptedServer { server, heads }
+    }
+
     /// Returns the address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -59,7 +79,7 @@ impl ScriptedServer {
 }
 
 async fn serve(
-    mut stream: TcpStream,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: &(dyn Fn(&str) -> Vec<u8> + Send + Sync),
     heads: &Heads,
 ) -> std::io::Result<()> {

@@ -397,20 +397,24 @@ async fn rates_of_one_origin_are_kept_and_do_not_slow_another() {
 }
 
 #[tokio::test]
-async fn an_origin_that_hangs_leaves_calls_for_others_and_the_error_names_it_and_the_setting() {
+async fn origins_that_hang_leave_calls_for_others_and_the_error_names_them_and_the_setting() {
     let emulator = |bucket: &str| {
         let config = EmulatorConfig { bucket: bucket.to_owned(), ..EmulatorConfig::default() };
         let emulator = OriginEmulator::start(config, Backing::empty());
         emulator.insert("x", "1");
         emulator
     };
-    let (hangs, works) = (emulator("hangs"), emulator("works"));
-    let limits = OriginLimits { requests_max: 4, requests_per_origin: Some(2), ..limits(2_000) };
-    let origins = Origins::new(vec![config(&hangs), config(&works)], limits).expect("right");
+    let (hangs, too, works) = (emulator("hangs"), emulator("too"), emulator("works"));
+    // The first one takes 12, and the second 3 of the other 4.
+    let limits = OriginLimits { requests_max: 16, requests_per_origin: Some(12), ..limits(2_000) };
+    let configs = vec![config(&hangs), config(&too), config(&works)];
+    let origins = Origins::new(configs, limits).expect("right");
     let open = |emulator: &OriginEmulator| origins.open(&uri(&emulator.uri())).expect("open");
     hangs.set_fault("", Fault::Stall, None);
-    let (hanging, working) = (open(&hangs), open(&works));
-    let stuck = futures::future::join_all((0..12).map(|_| hanging.get("x", None, None)));
+    too.set_fault("", Fault::Stall, None);
+    let (hanging, second, working) = (open(&hangs), open(&too), open(&works));
+    let all = (0..24).map(|n| if n < 16 { &hanging } else { &second });
+    let stuck = futures::future::join_all(all.map(|origin| origin.get("x", None, None)));
     let other = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         for _ in 0..10 {
@@ -419,6 +423,10 @@ async fn an_origin_that_hangs_leaves_calls_for_others_and_the_error_names_it_and
     };
     let (stuck, ()) = tokio::join!(stuck, other);
     let errors: Vec<String> = stuck.into_iter().map(|got| got.expect_err("hangs").to_string()).collect();
-    let waited = errors.iter().find(|e| e.contains("for its turn at s3://hangs: 2 other")).expect("waited");
-    assert!(waited.contains("limits.origin_requests_per_origin") && waited.contains("waited 2."), "{waited}");
+    for name in ["hangs", "too"] {
+        let turn = format!("for its turn at s3://{name}: ");
+        let waited = errors.iter().find(|e| e.contains(&turn)).expect("waited");
+        assert!(waited.contains("limits.origin_requests_per_origin"), "{waited}");
+        assert!(waited.contains("waited 2.") && waited.contains("other calls to the same"), "{waited}");
+    }
 }

@@ -9,6 +9,7 @@
 use crate::{limits, uri};
 use fletch_origin::{Credentials, OriginConfig, OriginError, Origins};
 use fletch_testkit::scripted::{ScriptedServer, answer, header};
+use fletch_testkit::tls::authority;
 use std::process::Command;
 
 const CHILD: &str = "FLETCH_TEST_ORIGIN_CHILD";
@@ -209,6 +210,115 @@ async fn a_credential_service_follows_no_redirect_and_is_not_quoted() {
         assert_eq!(store.heads().len(), 0, "no unsigned request");
     }
     assert_eq!(other.heads().len(), 0, "no redirect is followed");
+}
+
+const ROLE: &str = "arn:aws:iam::123456789012:role/reader";
+const WEB_TOKEN: &str = "web-t0ken";
+const ASSUMED: &str = "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+    <SessionToken>t0ken</SessionToken><SecretAccessKey>s3cret</SecretAccessKey>\
+    <AccessKeyId>AKIAFAKE</AccessKeyId><Expiration>2100-01-01T00:00:00Z</Expiration></Credentials>\
+    </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
+
+/// Returns a file with a web identity, and the variables that name it and a token service.
+fn web_identity(service: String) -> (tempfile::TempDir, Vec<(&'static str, String)>) {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("token");
+    std::fs::write(&file, WEB_TOKEN).expect("written");
+    let vars = vec![
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", file.display().to_string()),
+        ("AWS_ROLE_ARN", ROLE.to_owned()),
+        ("AWS_ENDPOINT_URL_STS", service),
+        ("SSL_CERT_FILE", authority().display().to_string()),
+    ];
+    (dir, vars)
+}
+
+/// Returns the address of a server with TLS by the name that only a client of credentials connects to.
+fn by_any_tls(server: &ScriptedServer) -> String {
+    by_any(server).replace("http:", "https:")
+}
+
+#[tokio::test]
+async fn a_web_identity_signs_the_requests() {
+    if let Some(config) = child() {
+        return read(config).await;
+    }
+    let service = ScriptedServer::start_tls(|_| answer("200 OK", &[], ASSUMED.as_bytes()));
+    let store = store();
+    let (_dir, vars) = web_identity(by_any_tls(&service));
+    let text = again("a_web_identity_signs_the_requests", "s3://bucket", &store.endpoint(), &vars);
+    assert!(text.contains("read: the bytes"), "{text}");
+    let asked = service.heads();
+    let line = asked[0].lines().next().expect("a request line");
+    for part in ["POST /?Action=AssumeRoleWithWebIdentity&", "role%2Freader&", "WebIdentityToken=web-t0ken"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let signed = store.heads();
+    assert!(signed[0].contains("Credential=AKIAFAKE/") && signed[0].contains("t0ken"), "{signed:#?}");
+    assert!(!signed[0].contains(WEB_TOKEN), "{signed:#?}");
+}
+
+/// The request to a token service has the identity in its URL, and its answer has the secret.
+#[tokio::test]
+async fn a_token_service_gets_nothing_in_the_clear_and_no_error_has_the_identity() {
+    if let Some(config) = child() {
+        return read(config).await;
+    }
+    let test = "a_token_service_gets_nothing_in_the_clear_and_no_error_has_the_identity";
+    let other = ScriptedServer::start(|_| answer("200 OK", &[], ASSUMED.as_bytes()));
+    let run = |service: String, trusted: bool| {
+        let store = store();
+        let (_dir, mut vars) = web_identity(service);
+        if !trusted {
+            vars.retain(|(name, _)| *name != "SSL_CERT_FILE");
+        }
+        let text = again(test, "s3://bucket", &store.endpoint(), &vars);
+        assert!(!text.contains("read: "), "{text}");
+        assert!(!text.contains(WEB_TOKEN) && !text.contains("s3cret"), "{text}");
+        assert_eq!(store.heads().len(), 0, "no unsigned request");
+        text
+    };
+    let refused = run(by_any(&other), true);
+    assert!(refused.contains("credential service"), "{refused}");
+    assert_eq!(other.heads().len(), 0, "nothing goes over HTTP");
+    let target = other.endpoint();
+    let secret = "<Error>s3cret</Error>";
+    for status in ["302 Found", "400 Bad Request", "403 Forbidden", "200 OK"] {
+        let location = target.clone();
+        let service =
+            ScriptedServer::start_tls(move |_| answer(status, &[("Location", &location)], secret.as_bytes()));
+        let text = run(by_any_tls(&service), true);
+        assert!(text.contains("denied: ") && text.contains("credential service"), "{status}: {text}");
+        assert_eq!(other.heads().len(), 0, "{status}: no redirect is followed");
+    }
+    let unknown = ScriptedServer::start_tls(|_| answer("200 OK", &[], ASSUMED.as_bytes()));
+    let text = run(by_any_tls(&unknown), false);
+    assert!(text.contains("credential service"), "{text}");
+    assert_eq!(unknown.heads().len(), 0, "an unknown certificate gets no request");
+}
+
+#[tokio::test]
+async fn a_workload_identity_of_azure_signs_the_requests() {
+    if let Some(config) = child() {
+        return read(config).await;
+    }
+    let service = ScriptedServer::start_tls(|_| {
+        answer("200 OK", &[], br#"{"access_token": "az-token", "expires_in": 3600}"#)
+    });
+    let store = store();
+    let (dir, _) = web_identity(String::new());
+    let vars = [
+        ("AZURE_FEDERATED_TOKEN_FILE", dir.path().join("token").display().to_string()),
+        ("AZURE_CLIENT_ID", "client".to_owned()),
+        ("AZURE_TENANT_ID", "tenant".to_owned()),
+        ("AZURE_AUTHORITY_HOST", by_any_tls(&service)),
+        ("SSL_CERT_FILE", authority().display().to_string()),
+    ];
+    let test = "a_workload_identity_of_azure_signs_the_requests";
+    let text = again(test, "az://container", &store.endpoint(), &vars);
+    assert!(text.contains("read: the bytes"), "{text}");
+    assert!(service.heads()[0].starts_with("POST /tenant/oauth2/v2.0/token "), "{:?}", service.heads());
+    assert_eq!(header(&store.heads()[0], "authorization"), Some("Bearer az-token"));
 }
 
 /// Without `endpoint` in the configuration, the store's address comes from the environment. It is checked

@@ -174,20 +174,17 @@ impl AnnouncedMounts {
         let mut table = self.live(at.now_ns);
         let tenant = owner.tenant.clone();
         let key = (owner, id);
-        let mut reads = ReadHistory::default();
-        let permit = match table.remove(&key) {
-            Some(old) if old.bytes == bytes => {
-                reads = old.reads;
-                old.permit
-            }
+        let (mut reads, permit) = match table.remove(&key) {
+            Some(old) if old.bytes == bytes => (old.reads, old.permit),
             old => {
-                // Its permit is free for the new one.
-                reads = old.map(|old| old.reads).unwrap_or_default();
+                // The permit of the old one is free for the new one.
+                let reads = old.map(|old| old.reads).unwrap_or_default();
                 let permits = &self.tenants.mount_bytes;
-                permits.try_acquire(&tenant, bytes).map_err(|_| {
+                let permit = permits.try_acquire(&tenant, bytes).map_err(|_| {
                     self.tenants.count_refusal(&tenant, TenantLimit::MountBytes);
                     TooManyMounts { used: permits.of(&tenant).used, more: bytes }
-                })?
+                })?;
+                (reads, permit)
             }
         };
         reads.note(announced.root, announced.reads, at.now_ns);

@@ -71,7 +71,8 @@ impl ReadClock {
         let mut state = self.state();
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.in_flight == 0 {
-            state.times.read += state.since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+            let under_way = state.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            state.times.read += under_way;
             state.since = Some(now);
         }
     }

@@ -77,7 +77,8 @@ class DeviceClock:
                 return None
             milliseconds = begun.elapsed_time(ended)
         except RuntimeError as error:
-            return self._fail(error)
+            self._fail(error)
+            return None
         self._pending.popleft()
         self._spare += (begun, ended)
         return max(round(milliseconds * 1e6), 0)
@@ -92,7 +93,8 @@ class DeviceClock:
                 event.record()
             return event
         except RuntimeError as error:
-            return self._fail(error)
+            self._fail(error)
+            return None
 
     def _fail(self, error: RuntimeError) -> None:
         # The script meets the error of its device itself.

@@ -159,7 +159,7 @@ shares of the disk
 mounts
   DIR     HOST   DATASET  JOB        RATE  WITHOUT WAITS        STATE
   /mnt/b  node1                         -  -                    dead
-  /mnt/a  node1  images   eda  3.00 MiB/s  at most 12.0 MiB/s  ok
+  /mnt/a  node1  images   eda  3.00 MiB/s  at most 12.00 MiB/s  ok
 
 failing origins
   ORIGIN  CALLS  FAILED  LAST    ERROR

@@ -81,12 +81,12 @@ text { fill: #f0f6fc }
 class Svg:
     """An SVG file, built element by element."""
 
-    def __init__(self, width, height, title, description):
+    def __init__(self, width, height, title, description, style="", dark=""):
         self.out = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" role="img">',
             f"<title>{title}</title><desc>{description}</desc>",
-            f"<style>{STYLE}@media (prefers-color-scheme: dark) {{{DARK}}}</style>",
+            f"<style>{STYLE}{style}@media (prefers-color-scheme: dark) {{{DARK}{dark}}}</style>",
             f'<rect class="bg" width="{width}" height="{height}" rx="8"/>',
         ]
 

@@ -9,15 +9,23 @@ use crate::{
     auth::{Peer, Principal},
     tenants::{FairPermit, TenantLimit, Tenants},
 };
-use fletch_api::{AnnounceMount, Mount, mounts::FORGET_AFTER};
-use fletch_core::{Domain, MountId, Tenant};
+use fletch_api::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, mounts::FORGET_AFTER};
+use fletch_core::{
+    Domain, MountId, Root, Tenant,
+    benefit::{MountCounts, MountUse, mount_use},
+};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 /// The bytes that an announcement occupies besides its texts.
-const ENTRY_BYTES: u64 = 512;
+const ENTRY_BYTES: u64 = 1024;
+/// The counts of a mount that are remembered: those of about a minute.
+const COUNTS_MAX: usize = 7;
+/// The least time between two counts that are compared. Mounts of many datasets may announce more often.
+const BETWEEN_MIN: Duration = Duration::from_secs(5);
 
 /// The owner of a mount.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,8 +65,64 @@ pub struct Announced {
     pub unix_ns: u64,
 }
 
+/// The latest counts of one mount's reads.
+#[derive(Debug, Default)]
+struct ReadHistory {
+    /// The version that was read.
+    root: Option<Root>,
+    /// Each with the time of its announcement, in nanoseconds since the start of the server.
+    counts: VecDeque<(u64, MountCounts)>,
+}
+
+/// Returns whether too little time passed between two announcements to compare their counts.
+fn is_soon(before_ns: u64, now_ns: u64) -> bool {
+    u128::from(now_ns.saturating_sub(before_ns)) < BETWEEN_MIN.as_nanos()
+}
+
+impl ReadHistory {
+    fn note(&mut self, root: Root, reads: Option<MountReads>, now_ns: u64) {
+        let Some(r) = reads else { return self.counts.clear() };
+        let new = MountCounts {
+            read_ns: r.read_ns,
+            think_ns: r.think_ns,
+            reads: r.reads,
+            bytes: r.bytes,
+            other_requests: r.other_requests,
+        };
+        let is_other = self.root.replace(root) != Some(root);
+        if is_other || self.counts.back().is_some_and(|(_, last)| new.since(last).is_none()) {
+            self.counts.clear();
+        }
+        if let [.., (before, _), last] = self.counts.make_contiguous()
+            && is_soon(*before, last.0)
+        {
+            *last = (now_ns, new);
+            return;
+        }
+        if self.counts.len() == COUNTS_MAX {
+            self.counts.pop_front();
+        }
+        self.counts.push_back((now_ns, new));
+    }
+
+    fn benefit(&self) -> Option<MountBenefit> {
+        let (_, first) = self.counts.front()?;
+        let (at, latest) = self.counts.back()?;
+        let (_, before) = self.counts.iter().rev().find(|(before, _)| !is_soon(*before, *at))?;
+        let without = |state| MountBenefit { state, rate: None, most_rate: None };
+        Some(match mount_use(first, before, latest)? {
+            MountUse::Idle => without(MountState::Idle),
+            MountUse::Kernel => without(MountState::Kernel),
+            MountUse::Reading { rate, most_rate } => {
+                MountBenefit { state: MountState::Reading, rate: Some(rate), most_rate }
+            }
+        })
+    }
+}
+
 struct Entry {
     announced: AnnounceMount,
+    reads: ReadHistory,
     at: Announced,
     permit: FairPermit,
     bytes: u64,
@@ -110,18 +174,21 @@ impl AnnouncedMounts {
         let mut table = self.live(at.now_ns);
         let tenant = owner.tenant.clone();
         let key = (owner, id);
-        let permit = match table.remove(&key) {
-            Some(old) if old.bytes == bytes => old.permit,
+        let (mut reads, permit) = match table.remove(&key) {
+            Some(old) if old.bytes == bytes => (old.reads, old.permit),
             old => {
-                drop(old);
+                // The permit of the old one is free for the new one.
+                let reads = old.map(|old| old.reads).unwrap_or_default();
                 let permits = &self.tenants.mount_bytes;
-                permits.try_acquire(&tenant, bytes).map_err(|_| {
+                let permit = permits.try_acquire(&tenant, bytes).map_err(|_| {
                     self.tenants.count_refusal(&tenant, TenantLimit::MountBytes);
                     TooManyMounts { used: permits.of(&tenant).used, more: bytes }
-                })?
+                })?;
+                (reads, permit)
             }
         };
-        table.insert(key, Entry { announced, at, permit, bytes });
+        reads.note(announced.root, announced.reads, at.now_ns);
+        table.insert(key, Entry { announced, reads, at, permit, bytes });
         Ok(())
     }
 
@@ -140,6 +207,7 @@ impl AnnouncedMounts {
                 id: id.clone(),
                 announced: e.announced.clone(),
                 seen_ns: e.at.unix_ns,
+                benefit: e.reads.benefit(),
             })
             .collect();
         mounts.sort_by(|a, b| a.id.cmp(&b.id));
@@ -192,6 +260,7 @@ mod tests {
             job: "j".parse().expect("name"),
             version: "latest".to_owned(),
             problem: None,
+            reads: None,
         }
     }
 
@@ -213,6 +282,48 @@ mod tests {
         assert_eq!(seen(40), [("/z".to_owned(), 1_020)]);
         assert_eq!((mounts.count(at(49).now_ns), mounts.count(at(50).now_ns)), (1, 0));
         assert_eq!(mounts.tenants.mount_bytes.used(), 0, "a forgotten mount holds nothing");
+    }
+
+    #[test]
+    fn the_counts_of_about_a_minute_tell_what_cache_is_worth() {
+        let mounts = mounts();
+        let benefit = |seconds| mounts.list(None, at(seconds).now_ns)[0].benefit;
+        // 1 MB in 2 s of reads and 2 s of thinking every 10 s.
+        let reads = |rounds: u64| {
+            let reads = MountReads { reads: rounds * 10, bytes: rounds * 1_000_000, ..MountReads::default() };
+            MountReads { read_ns: rounds * 2_000_000_000, think_ns: rounds * 2_000_000_000, ..reads }
+        };
+        let announce = |seconds, reads, dir: &str| {
+            let new = AnnounceMount { reads, ..announced(dir) };
+            mounts.announce(owner("a"), id(1), new, at(seconds)).expect("room");
+        };
+        announce(0, Some(reads(0)), "/x");
+        assert_eq!(benefit(0), None, "once tells nothing");
+        let of = |rate, most| MountBenefit { state: MountState::Reading, rate, most_rate: most };
+        for round in 1..20 {
+            announce(round * 10, Some(reads(round)), "/x");
+            assert_eq!(benefit(round * 10), Some(of(Some(250_000), Some(500_000))), "{round}");
+        }
+        // Another size of the announcement, soon after: the same counts.
+        announce(191, Some(reads(19)), "/another");
+        assert_eq!(benefit(191), Some(of(Some(250_000), Some(500_000))));
+        let walked = MountReads { other_requests: 3, ..reads(19) };
+        announce(201, Some(walked), "/another");
+        let without = |state| Some(MountBenefit { state, rate: None, most_rate: None });
+        assert_eq!(benefit(201), without(MountState::Kernel));
+        announce(211, Some(walked), "/another");
+        assert_eq!(benefit(211), without(MountState::Idle));
+        // The version changed, or the mount counts anew.
+        announce(221, Some(reads(1)), "/another");
+        assert_eq!(benefit(221), None);
+        let other =
+            AnnounceMount { reads: Some(reads(2)), root: Root(Hash::of(b"other")), ..announced("/x") };
+        mounts.announce(owner("a"), id(1), other, at(231)).expect("room");
+        assert_eq!(benefit(231), None);
+        announce(241, None, "/x");
+        assert_eq!(benefit(241), None, "an older mount");
+        let entry = mounts.live(at(241).now_ns).values().map(|e| e.reads.counts.capacity()).sum::<usize>();
+        assert!(entry * size_of::<(u64, MountCounts)>() < ENTRY_BYTES as usize, "{entry}");
     }
 
     #[test]

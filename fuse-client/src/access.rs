@@ -48,6 +48,12 @@ pub trait KernelCache: Send + Sync + 'static {
     /// The error of the kernel; `NotFound` if the kernel caches no such inode.
     fn invalidate_inode(&self, ino: u64) -> io::Result<()>;
 
+    /// Makes the kernel forget the attributes of an inode, and keep its pages and names.
+    ///
+    /// # Errors
+    /// As [`KernelCache::invalidate_inode`].
+    fn forget_attributes(&self, ino: u64) -> io::Result<()>;
+
     /// Makes the kernel forget a name, and all names below it.
     ///
     /// # Errors

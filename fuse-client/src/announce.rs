@@ -9,12 +9,16 @@ use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, MountId, Root};
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::access::KernelCache;
 use crate::cli::Settings;
+use crate::fs::inode::Ino;
+use crate::requests::RequestContext;
 
 /// How long one announcement may take.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -38,24 +42,49 @@ pub fn announcement(settings: &Settings, root: Root, dir: &Path) -> AnnounceMoun
         job: settings.process.job.clone(),
         version: settings.target.version.clone(),
         problem: None,
+        reads: None,
+    }
+}
+
+/// Makes the kernel ask again for the attributes of the mount's root, and of nothing else.
+///
+/// The kernel caches names and attributes for a day, and opens files without a request. So a mount does not
+/// see a program whose files are all in the page cache. After this, the program's next path through the root
+/// is one GETATTR. Blocks, but for no page and no request.
+pub fn make_use_visible(kernel: &dyn KernelCache) {
+    let Some(root) = Ino::ROOT.number() else { return };
+    match kernel.forget_attributes(root) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::debug!(%error, "the kernel keeps the attributes of the root");
+        }
+        _ => {}
     }
 }
 
 /// Announces the mount again and again until `stop`, then tells the server that it ended.
 ///
 /// A server that does not answer, or is older than this, changes nothing for the mount.
-pub async fn run(client: Client, mount: AnnounceMount, stop: CancellationToken) {
+pub async fn run(
+    client: Client,
+    mut mount: AnnounceMount,
+    (context, kernel): (Arc<RequestContext>, Arc<dyn KernelCache>),
+    stop: CancellationToken,
+) {
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let Ok(id) = MountId::new(&format!("{}-{}", mount.pid, began.as_nanos())) else { return };
     let client = client.within(WITHIN).fail_fast();
     loop {
+        mount.reads = Some(context.reads());
         match client.announce_mount(&id, &mount).await {
             Err(e) if is_unknown(&e) => {
                 tracing::debug!(error = %e, "the server does not list mounts");
                 return;
             }
             Err(e) => tracing::debug!(error = %e, "the server did not hear of this mount: trying again"),
-            Ok(()) => {}
+            Ok(()) => {
+                let kernel = Arc::clone(&kernel);
+                drop(spawn_blocking(move || make_use_visible(&*kernel)).await);
+            }
         }
         if timeout(ANNOUNCE_INTERVAL, stop.cancelled()).await.is_ok() {
             break;

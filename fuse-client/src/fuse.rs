@@ -155,6 +155,11 @@ impl KernelCache for KernelNotifier {
         self.0.inval_inode(INodeNo(ino), 0, 0)
     }
 
+    fn forget_attributes(&self, ino: u64) -> io::Result<()> {
+        // A negative offset stands for no page.
+        self.0.inval_inode(INodeNo(ino), -1, 0)
+    }
+
     fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
         self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name))
     }

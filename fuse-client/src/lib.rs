@@ -30,6 +30,7 @@ pub mod mount_helper;
 pub mod node;
 pub mod open_version;
 pub mod push;
+pub mod read_clock;
 pub mod requests;
 pub mod server_breaker;
 pub mod server_watch;

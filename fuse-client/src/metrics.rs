@@ -3,7 +3,7 @@
 use crate::fs::error::Fault;
 use crate::push::Pusher;
 use crate::requests::RequestContext;
-use prometheus::{Encoder, IntCounter, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{Counter, Encoder, IntCounter, IntGauge, Opts, Registry, TextEncoder};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -87,6 +87,14 @@ impl RequestCounts {
         self.0[op as usize].fetch_add(1, Relaxed);
     }
 
+    /// Returns the number of requests that only a program in the mount causes, without READs. Programs that
+    /// watch a machine's file systems send STATFS to all of them.
+    #[must_use]
+    pub fn of_programs(&self) -> u64 {
+        let is_one = |op: &&Op| !matches!(op, Op::Read | Op::Statfs | Op::Xattr | Op::Other);
+        Op::ALL.iter().filter(is_one).map(|op| self.0[*op as usize].load(Relaxed)).sum()
+    }
+
     /// Returns the number of requests of each kind.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
@@ -120,6 +128,10 @@ pub struct Snapshot {
     pub read_joined_bytes: u64,
     /// Bytes of those replies that came from the read's own fetch. The four tiers add up to `read_bytes`.
     pub read_fetched_bytes: u64,
+    /// Seconds in which at least one READ was under way.
+    pub read_seconds: f64,
+    /// Seconds between READs, without pauses of 10 s and more.
+    pub think_seconds: f64,
     /// Bytes put into the page cache in addition to replies.
     pub pushed_bytes: u64,
     /// Pushes that the mount skipped.
@@ -213,6 +225,7 @@ impl Snapshot {
     pub fn of_mount(context: &RequestContext) -> Self {
         let read = context.reader.counters();
         let (pushed_bytes, pushes_skipped) = context.pusher.get().map_or((0, 0), Pusher::counts);
+        let times = context.read_clock.times();
         Snapshot {
             requests: context.requests.counts(),
             faults: faults(context.faults.counts()),
@@ -222,6 +235,8 @@ impl Snapshot {
             read_disk_bytes: read.bytes_disk.load(Relaxed),
             read_joined_bytes: read.bytes_joined.load(Relaxed),
             read_fetched_bytes: read.bytes_fetched.load(Relaxed),
+            read_seconds: times.read.as_secs_f64(),
+            think_seconds: times.think.as_secs_f64(),
             pushed_bytes,
             pushes_skipped,
             refusals: context.access.refusals(),
@@ -244,6 +259,8 @@ impl Snapshot {
         self.read_disk_bytes += other.read_disk_bytes;
         self.read_joined_bytes += other.read_joined_bytes;
         self.read_fetched_bytes += other.read_fetched_bytes;
+        self.read_seconds += other.read_seconds;
+        self.think_seconds += other.think_seconds;
         self.pushed_bytes += other.pushed_bytes;
         self.pushes_skipped += other.pushes_skipped;
         self.refusals += other.refusals;
@@ -308,6 +325,14 @@ impl Snapshot {
             ("origin_bytes_total", "Bytes received from the origin.", self.origin_bytes),
         ] {
             counter(opts(name, help), n)?;
+        }
+        for (name, help, seconds) in [
+            ("read_seconds_total", "Time in which a READ was under way.", self.read_seconds),
+            ("think_seconds_total", "Time between READs, without pauses.", self.think_seconds),
+        ] {
+            let c = Counter::with_opts(opts(name, help))?;
+            c.inc_by(seconds);
+            registry.register(Box::new(c))?;
         }
         let gauge = |o: Opts, n: u64| -> Result<(), prometheus::Error> {
             let g = IntGauge::with_opts(o)?;

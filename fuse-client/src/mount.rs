@@ -106,9 +106,11 @@ pub fn run(settings: &Settings) -> Result<()> {
     );
     if let Some(client) = opened.client.clone() {
         let mount = announce::announcement(settings, version.root(), &dir);
-        let announced = announce::run(client.clone(), mount, running.shared.stop.clone());
+        let (kernel, stop) = (session.kernel_cache(), running.shared.stop.clone());
+        let of = (Arc::clone(&running.context), Arc::clone(&kernel));
+        let announced = announce::run(client.clone(), mount, of, stop);
         running.shared.background.spawn_on(announced, runtime.handle());
-        running.watch_access(&runtime, client, version.root(), session.kernel_cache());
+        running.watch_access(&runtime, client, version.root(), kernel);
     }
     let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
     // Bounds the rest of this function.

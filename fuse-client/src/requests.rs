@@ -15,12 +15,14 @@ use crate::fs::read::{ChunkSource, ReadCounters, ReadReply, Reader};
 use crate::fs::tree::{self, Tree};
 use crate::metrics::{Op, RequestCounts};
 use crate::push::Pusher;
+use crate::read_clock::ReadClock;
 use bytes::Bytes;
+use fletch_api::MountReads;
 use fletch_store::Store;
 use fletch_tables::{Version, documents};
 use std::{
     future::Future,
-    sync::atomic::AtomicBool,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     sync::{Arc, OnceLock},
     task::{Context, Waker},
     time::{Duration, Instant, UNIX_EPOCH},
@@ -53,6 +55,8 @@ pub struct RequestContext {
     pub access: Arc<Access>,
     /// The errors of recent slow READs, for the kernel's second READ.
     pub error_cache: ErrorCache,
+    /// The time of READs, and between them.
+    pub read_clock: Arc<ReadClock>,
     /// Pushes pages; set once the session exists.
     pub pusher: OnceLock<Pusher>,
     /// The time within which every request ends, apart from a little slack.
@@ -97,6 +101,7 @@ impl RequestContext {
             faults: Faults::default(),
             access: parts.access,
             error_cache: ErrorCache::default(),
+            read_clock: Arc::default(),
             pusher: OnceLock::new(),
             io_timeout,
             tasks,
@@ -148,6 +153,21 @@ impl RequestContext {
         Some(self.check_access().err().unwrap_or(libc::ENOTSUP))
     }
 
+    /// Returns what the mount counted of its reads since it began.
+    #[must_use]
+    pub fn reads(&self) -> MountReads {
+        let (times, counters) = (self.read_clock.times(), self.reader.counters());
+        let ns = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        let (pushed, _) = self.pusher.get().map_or((0, 0), Pusher::counts);
+        MountReads {
+            read_ns: ns(times.read),
+            think_ns: ns(times.think),
+            reads: counters.reads.load(Relaxed),
+            bytes: counters.bytes.load(Relaxed).saturating_add(pushed),
+            other_requests: self.requests.of_programs(),
+        }
+    }
+
     /// Polls the work of one request once on this thread, and moves it to the runtime if it has to wait.
     pub fn dispatch<F>(self: &Arc<Self>, op: Op, runtime: &Handle, work: impl FnOnce(Arc<Self>) -> F)
     where
@@ -177,6 +197,7 @@ impl RequestContext {
             return reply(Err(errno));
         }
         let started = Instant::now();
+        let timed = self.read_clock.enter();
         match self.run(self.reader.read(ino, offset, size)).await {
             // A direct READ must not wait for READs that hold a page lock (push.rs, 2).
             Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), self.pusher.get()) {
@@ -184,7 +205,7 @@ impl RequestContext {
                     let (in_flight, context) = (self.access.enter(), Arc::clone(&self));
                     let send_reply = move || {
                         reply(context.check_access().map(|()| &bytes));
-                        drop(in_flight);
+                        drop((in_flight, timed));
                     };
                     pusher.push_then(ino, push, Box::new(send_reply));
                 }

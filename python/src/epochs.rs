@@ -224,8 +224,8 @@ impl Job {
         Ok(())
     }
 
-    /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped. `in_loop` says
-    /// that the loop itself prepares batches.
+    /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped, and the device's
+    /// time of a step, of this one or of an earlier one. `in_loop` says that the loop itself prepares batches.
     ///
     /// The ack is durable when this returns. `report` is called as in `Reader.next`. `None` means that the
     /// server did not answer `within` this many seconds.
@@ -234,15 +234,15 @@ impl Job {
         &self,
         py: Python<'py>,
         token: Token,
-        times: (u64, u64, u64),
+        times: (u64, u64, u64, Option<u64>),
         report: Bound<'py, PyAny>,
         within: Option<f64>,
         in_loop: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (epoch, rank, lease, entries, _) = token;
         let job = self.0.live(py)?;
-        let (waited_ns, prepared_ns, stepped_ns) = times;
-        let batch = BatchTimes { entries, waited_ns, prepared_ns, stepped_ns, device_ns: None, in_loop };
+        let (waited_ns, prepared_ns, stepped_ns, device_ns) = times;
+        let batch = BatchTimes { entries, waited_ns, prepared_ns, stepped_ns, device_ns, in_loop };
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
         let client = self.0.client.get().live(py)?;
         let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));

@@ -139,9 +139,7 @@ class Silent:
     def drop_lease(self, token: Any) -> None:
         self.dropped.append(token[2])
 
-    def ack(
-        self, token: Any, times: Any, report: Any, within: float | None = None, in_loop: bool = False
-    ) -> Any:
+    def ack(self, token: Any, times: Any, report: Any, within: float | None = None, *_: Any) -> Any:
         if self.gone and within is not None:
             raise Unavailable("gone", retryable=True)
         if self.gone:

@@ -61,5 +61,5 @@ fn examples_that_are_killed_continue() {
 
 #[test]
 fn what_was_received_outlives_its_server_and_no_loop() {
-    pytest(&["test_gone.py", "test_loops.py"]);
+    pytest(&["test_gone.py", "test_loops.py", "test_device_clock.py"]);
 }

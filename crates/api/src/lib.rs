@@ -39,7 +39,7 @@ pub use jobs::{
     BucketSpec, EchoSpec, Job, JobLine, JobList, JobSweep, LedgerBytes, OrderKind, PlanBase, PlanSpec,
     ReplaySpec, StartJob, Visitation, WeightOf, Weights,
 };
-pub use mounts::{AnnounceMount, Mount, Mounts};
+pub use mounts::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, Mounts};
 pub use origins::{OriginFailure, OriginList, OriginState, OriginView};
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};

@@ -43,6 +43,51 @@ pub struct AnnounceMount {
     /// shows that version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// What the mount counted of its reads. Absent from older mounts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<MountReads>,
+}
+
+/// What a mount counted of its reads since it began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MountReads {
+    /// The time in which the kernel waited for at least one read, in nanoseconds.
+    pub read_ns: u64,
+    /// The time between two reads, in which none was under way, without pauses of 10 s and more, in
+    /// nanoseconds.
+    pub think_ns: u64,
+    /// The reads that the kernel asked for.
+    pub reads: u64,
+    /// The bytes that the kernel got.
+    pub bytes: u64,
+    /// The requests of the kernel, other than reads, that only a program in the mount causes.
+    pub other_requests: u64,
+}
+
+/// Who serves the programs in a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MountState {
+    /// No program uses the mount, as far as it can see.
+    Idle,
+    /// The kernel's page cache has all that programs read, so more cache is worth nothing to them.
+    Kernel,
+    /// The mount delivers bytes.
+    Reading,
+}
+
+/// What cache is worth to the programs in a mount, by the counts of about the last minute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MountBenefit {
+    /// Who serves them now.
+    pub state: MountState,
+    /// Bytes a second while they read and think. Absent unless the mount delivers bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+    /// An upper bound of the bytes a second that they would read if reads took no time. Absent unless the
+    /// mount delivers bytes, and if they do nothing but read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_rate: Option<u64>,
 }
 
 /// A mount that announced itself.
@@ -56,6 +101,10 @@ pub struct Mount {
     pub announced: AnnounceMount,
     /// The time of the last announcement, in nanoseconds since 1970.
     pub seen_ns: u64,
+    /// What cache is worth to the programs in the mount. Absent until it announced itself twice, and for older
+    /// mounts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub benefit: Option<MountBenefit>,
 }
 
 /// The mounts that the caller may see.

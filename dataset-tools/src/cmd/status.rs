@@ -53,7 +53,7 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
     let mut rows: Vec<MountRow> = announced
         .into_iter()
         .map(|mount| {
-            let Mount { announced: a, .. } = mount;
+            let Mount { announced: a, benefit, .. } = mount;
             MountRow {
                 dir: a.dir,
                 host: a.host,
@@ -61,6 +61,7 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
                 job: a.job.to_string(),
                 dead: false,
                 problem: a.problem,
+                benefit,
             }
         })
         .collect();
@@ -79,7 +80,7 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
             Some(row) => row.dead = true,
             None => {
                 let (host, job) = (host.clone(), "-".to_owned());
-                rows.push(MountRow { dir, host, dataset, job, dead: true, problem: None });
+                rows.push(MountRow { dir, host, dataset, job, dead: true, problem: None, benefit: None });
             }
         }
     }

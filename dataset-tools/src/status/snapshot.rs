@@ -1,6 +1,6 @@
 //! The answers of a server at one moment.
 
-use fletch_api::{Accounts, Allocation, Dataset, Info, JobLine, OriginState, OriginView};
+use fletch_api::{Accounts, Allocation, Dataset, Info, JobLine, MountBenefit, OriginState, OriginView};
 use serde::Serialize;
 
 /// A directory where a dataset is mounted.
@@ -19,6 +19,9 @@ pub struct MountRow {
     /// Why the directory does not show the version that its name means now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// What cache is worth to the programs in the mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benefit: Option<MountBenefit>,
 }
 
 /// A credential that somebody handed to the server. It holds no secret.

@@ -6,7 +6,10 @@ use super::{
     span,
     text_table::{Align::Left, Align::Right, TextTable},
 };
-use fletch_api::{EpochState, JobLine, JobUse, OriginState, OriginView, ShareBasis, benefit::BenefitVerdict};
+use fletch_api::{
+    EpochState, JobLine, JobUse, MountBenefit, MountState, OriginState, OriginView, ShareBasis,
+    benefit::BenefitVerdict,
+};
 use std::time::Duration;
 
 /// The job of reads that no job asked for. They show in the datasets.
@@ -187,8 +190,15 @@ fn epoch(line: Option<&JobLine>) -> String {
 /// Returns the mounts by directory.
 #[must_use]
 pub fn mounts(now: &Snapshot) -> TextTable {
-    let mut table =
-        TextTable::new(&[("DIR", Left), ("HOST", Left), ("DATASET", Left), ("JOB", Left), ("STATE", Left)]);
+    let mut table = TextTable::new(&[
+        ("DIR", Left),
+        ("HOST", Left),
+        ("DATASET", Left),
+        ("JOB", Left),
+        ("RATE", Right),
+        ("WITHOUT WAITS", Left),
+        ("STATE", Left),
+    ]);
     let mut mounts: Vec<_> = now.mounts.iter().collect();
     // Dead mounts first, then those with a problem: they need somebody.
     mounts.sort_by_key(|m| (!m.dead, m.problem.is_none(), &m.dir, &m.host));
@@ -198,9 +208,26 @@ pub fn mounts(now: &Snapshot) -> TextTable {
             Some(problem) => problem.clone(),
             None => "ok".to_owned(),
         };
-        table.push([m.dir.clone(), m.host.clone(), m.dataset.clone(), m.job.clone(), state]);
+        let (rate, without_waits) = mount_benefit(m.benefit.filter(|_| !m.dead));
+        let (dir, host) = (m.dir.clone(), m.host.clone());
+        table.push([dir, host, m.dataset.clone(), m.job.clone(), rate, without_waits, state]);
     }
     table
+}
+
+/// Returns the rate at which a mount's programs read, and the bound of the rate if reads took no time.
+fn mount_benefit(benefit: Option<MountBenefit>) -> (String, String) {
+    let per_second = |rate: u64| format!("{}/s", size(rate));
+    let none = || "-".to_owned();
+    let Some(benefit) = benefit else { return (none(), none()) };
+    match benefit.state {
+        MountState::Idle => (none(), none()),
+        MountState::Kernel => (none(), "no gain: page cache".to_owned()),
+        MountState::Reading => {
+            let most = benefit.most_rate.map(|most| format!("at most {}", per_second(most)));
+            (benefit.rate.map_or_else(none, per_second), most.unwrap_or_else(|| "no bound".to_owned()))
+        }
+    }
 }
 
 fn errors<'a>(origins: impl Iterator<Item = &'a OriginView>, now_ns: u64) -> TextTable {

@@ -1,5 +1,5 @@
 use super::*;
-use fletch_api::{Accounts, Allocation, DatasetUse, Info, JobLine, OriginView};
+use fletch_api::{Accounts, Allocation, DatasetUse, Info, JobLine, MountBenefit, MountState, OriginView};
 use fletch_core::{DatasetName, Domain, Hash, JobName, Root, Tenant};
 
 fn info() -> Info {
@@ -88,6 +88,11 @@ fn full(at_s: u64) -> Snapshot {
             job: "eda".into(),
             dead: false,
             problem: None,
+            benefit: Some(MountBenefit {
+                state: MountState::Reading,
+                rate: Some(3 << 20),
+                most_rate: Some(12 << 20),
+            }),
         },
         MountRow {
             dir: "/mnt/b".into(),
@@ -96,6 +101,7 @@ fn full(at_s: u64) -> Snapshot {
             job: String::new(),
             dead: true,
             problem: None,
+            benefit: None,
         },
     ];
     let origin = |uri: &str, state: &str| -> OriginView {
@@ -151,9 +157,9 @@ shares of the disk
   text            256 B   25.0 %  25.0 %     512 B     512 B     0      -  reads
 
 mounts
-  DIR     HOST   DATASET  JOB  STATE
-  /mnt/b  node1                dead
-  /mnt/a  node1  images   eda  ok
+  DIR     HOST   DATASET  JOB        RATE  WITHOUT WAITS        STATE
+  /mnt/b  node1                         -  -                    dead
+  /mnt/a  node1  images   eda  3.00 MiB/s  at most 12.00 MiB/s  ok
 
 failing origins
   ORIGIN  CALLS  FAILED  LAST    ERROR
@@ -172,6 +178,20 @@ credentials
         |s: &str| s.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>();
     assert_eq!(words(&text), words(want), "{text}");
     assert!(text.lines().count() <= 40, "one screen");
+}
+
+#[test]
+fn a_mount_shows_what_more_cache_can_gain_at_most() {
+    let mut s = full(100);
+    let mut shown = |state, most_rate| {
+        s.mounts[0].benefit = Some(MountBenefit { state, rate: most_rate.map(|_| 1024), most_rate });
+        tables::mounts(&s).render(9).lines().last().expect("a row").to_owned()
+    };
+    assert!(shown(MountState::Reading, Some(4096)).contains(" 1.00 KiB/s  at most 4.00 KiB/s  ok"));
+    assert!(shown(MountState::Reading, None).contains("no bound"), "a copy does nothing but read");
+    assert!(shown(MountState::Kernel, None).contains(" -  no gain: page cache  ok"));
+    let idle = shown(MountState::Idle, None);
+    assert_eq!(idle.split_whitespace().skip(4).collect::<Vec<_>>(), ["-", "-", "ok"], "{idle}");
 }
 
 #[test]

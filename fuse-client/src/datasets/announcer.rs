@@ -2,6 +2,7 @@
 //! names the versions that are not mounted.
 
 use super::watcher::Watcher;
+use crate::announce::make_use_visible;
 use fletch_api::{AnnounceMount, mounts::ANNOUNCE_INTERVAL};
 use fletch_client::{Client, ClientError};
 use fletch_core::{Hash, Kind, MountId};
@@ -11,7 +12,7 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 /// The announcements at once.
@@ -52,6 +53,9 @@ pub async fn run(client: Client, watcher: Arc<Watcher>, stop: CancellationToken)
         if let Some(error) = outcomes.iter().find_map(|o| o.as_ref().err()) {
             tracing::debug!(%error, "the server did not hear of all mounts: trying again");
         }
+        let kernels = watcher.kernel_caches();
+        let visible = move || kernels.iter().for_each(|kernel| make_use_visible(&**kernel));
+        drop(spawn_blocking(visible).await);
         known = all.into_iter().map(|(id, (name, _))| (id, name)).collect();
         let next = async {
             tokio::time::sleep(PERIOD_MIN).await;

@@ -12,7 +12,7 @@ mod reports;
 use super::directory::DatasetsDir;
 use super::plan::{self, MountedState};
 use super::version_mount::{Attempt, MountParts, VersionMount};
-use crate::access;
+use crate::access::{self, KernelCache};
 use crate::cli::DatasetsSettings;
 use crate::metrics::Snapshot;
 use crate::open_version::open_shared;
@@ -521,6 +521,12 @@ impl Watcher {
         for mount in self.mounts() {
             mount.context.pusher.get().into_iter().for_each(Pusher::answer_late);
         }
+    }
+
+    /// Returns the kernel's caches of all mounts.
+    #[must_use]
+    pub fn kernel_caches(&self) -> Vec<Arc<dyn KernelCache>> {
+        self.mounts().iter().map(|mount| Arc::clone(&mount.kernel_cache)).collect()
     }
 
     /// Waits until names or mounts changed.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from .. import FletchError, _native
+from .device_clock import DeviceClock, cuda_event
 from .lease_stream import Batch, Stalls, wait_for_server
 
 _log = logging.getLogger("fletch")
@@ -43,8 +44,12 @@ class _TrackedBatch:
     begun_ns: int
     #: The loop itself prepared the batch, without workers.
     in_loop: bool = False
+    #: The time in which the loop prepared the batch after it got it.
+    prepared_ns: int = 0
     #: The time of the step; None while the batch is in hand.
     stepped_ns: int | None = None
+    #: The device's time of a step, once it is known: of this one or of an earlier one.
+    device_ns: int | None = None
 
 
 class AckTracker:
@@ -59,11 +64,14 @@ class AckTracker:
         sum: the receipt sum of the acknowledged batches.
     """
 
-    def __init__(self, job: _native.Job, name: str, epoch: int, root: str) -> None:
+    def __init__(
+        self, job: _native.Job, name: str, epoch: int, root: str, device: DeviceClock | None = None
+    ) -> None:
         self.job, self._label, self._name, self._epoch = job, f"job {name}, epoch {epoch}", name, epoch
         self.counts = dict.fromkeys(COUNTERS, 0)
         self.sum = _native.ReceiptSum(root)
         self._batches: deque[_TrackedBatch] = deque()
+        self._device = DeviceClock(cuda_event) if device is None else device
         #: The lease that was counted last.
         self._counted_lease: int | None = None
         #: The end of the stalls that are counted, in nanoseconds of the monotonic clock.
@@ -86,11 +94,26 @@ class AckTracker:
         """The batch in hand, if there is one."""
         return self._batches[-1].batch if self._batches and self._batches[-1].stepped_ns is None else None
 
-    def hand_out(self, batch: Batch, waited_ns: int, in_loop: bool = False) -> None:
-        """Records that the loop gets this batch. From now on this process renews its lease."""
+    def hand_out(
+        self, batch: Batch, waited_ns: int, in_loop: bool = False, is_stepped: bool = True
+    ) -> None:
+        """Records that the loop gets this batch. From now on this process renews its lease.
+
+        Without ``is_stepped`` nobody knows when the loop steps.
+        """
         self._answered_at = time.monotonic() if self._answered_at is None else self._answered_at
         self._batches.append(_TrackedBatch(batch, waited_ns, time.monotonic_ns(), in_loop))
         self.hold(batch)
+        if is_stepped:
+            self._device.begin()
+
+    def begin_step(self) -> None:
+        """Records that the loop has prepared the batch in hand itself, and steps from now on."""
+        if self._batches and (last := self._batches[-1]).stepped_ns is None:
+            now = time.monotonic_ns()
+            last.prepared_ns += now - last.begun_ns
+            last.begun_ns, last.in_loop = now, True
+            self._device.begin()
 
     def hold(self, batch: Batch) -> None:
         """Renews the lease of a batch from now on."""
@@ -101,6 +124,9 @@ class AckTracker:
         if self._batches and (last := self._batches[-1]).stepped_ns is None:
             last.stepped_ns = time.monotonic_ns() - last.begun_ns
             last.batch.content = None
+            self._device.end()
+            # One time an ack: if it is that of an earlier step, so are all after it.
+            last.device_ns = self._device.take()
 
     def drop(self, unacked: bool = False) -> None:
         """Drops the batch in hand; with ``unacked`` also every unacknowledged batch.
@@ -164,7 +190,7 @@ class AckTracker:
         """The counters after this batch."""
         more = {"batches": 1, "samples": entries, "bytes": tracked.batch.nbytes}
         more |= {"shared_bytes": tracked.batch.shared}
-        more |= {"waited_ns": tracked.waited_ns, "stepped_ns": stepped_ns}
+        more |= {"waited_ns": tracked.waited_ns, "stepped_ns": stepped_ns + tracked.prepared_ns}
         return {key: count + more.get(key, 0) for key, count in self.counts.items()}
 
     def _count_stalls(self, stalls: Stalls) -> None:
@@ -189,9 +215,12 @@ class AckTracker:
 
         Waits for the server unless ``within`` seconds are left to try.
         """
-        token, times = tracked.batch.held, (tracked.waited_ns, tracked.batch.prepared_ns, stepped_ns)
+        token, own_ns = tracked.batch.held, tracked.prepared_ns
+        # A loop that prepares its batches computes nothing meanwhile, so its part counts and not the workers'.
+        prepared_ns = own_ns if own_ns > 0 else tracked.batch.prepared_ns
+        times = (tracked.waited_ns + own_ns, prepared_ns, stepped_ns, tracked.device_ns)
+        in_loop = tracked.in_loop
         if within <= 0:
-            in_loop = tracked.in_loop
             self.wait_for_server(lambda report: self.job.ack(token, times, report, None, in_loop))
             self._note_answer()
             return True
@@ -201,7 +230,7 @@ class AckTracker:
         why = "no answer"
         try:
             most = _SILENT_SECONDS if self._gone_since is None else _RETRY_SECONDS
-            if self.job.ack(token, times, _no_report, min(within, most), tracked.in_loop) is not None:
+            if self.job.ack(token, times, _no_report, min(within, most), in_loop) is not None:
                 self._note_answer()
                 return True
         except FletchError as error:

@@ -400,7 +400,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             for batch in leases:
                 if batch.token is not None:
                     items = batch.content
-                    self._acks.hand_out(batch, 0)
+                    self._acks.hand_out(batch, 0, is_stepped=False)
                     self._acks.mark_consumed()
                     if not self._acks.flush_acks():
                         continue
@@ -595,6 +595,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             )
         head = consumption_log.head(self.root, self.epoch)
         consumption_log.append(path, head, consumption_log.lines(batch))
+
+    def begin_step(self) -> None:
+        """Says that the loop has prepared the batch in hand itself, and steps from now on.
+
+        A loop that decodes or transforms its batches, beside the workers or in their place, calls this before
+        it gives a batch to the model. So the server knows which part of the loop's time is preparation
+        (``fletch jobs show``). Without a batch in hand it does nothing.
+        """
+        self._acks.begin_step()
 
     def ledger(self, epoch: int | None = None) -> bytes:
         """The ledger of an epoch: its grants and acknowledgements. By default of the current epoch.

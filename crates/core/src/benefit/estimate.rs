@@ -29,6 +29,9 @@ const FULL: f64 = 0.97;
 const STEPS_PART: f64 = 0.25;
 /// Preparation that is at most this much faster than the job limits it.
 const PREPARATION_LIMITS: f64 = 1.15;
+/// The part of steps whose device time must be known, so that it stands for all of them: a framework tells it
+/// late, and the first steps of an epoch have none.
+const DEVICE_PART: f64 = 0.5;
 /// A stall below this part of the time does not count.
 const STALL: f64 = 0.08;
 /// A rate below this part of the prediction shows that computing and fetching overlap in part only.
@@ -113,7 +116,7 @@ struct Steps {
     span: (f64, f64),
     waited: f64,
     decoded: f64,
-    /// Seconds that the device computed, if every step tells.
+    /// Seconds that the device computed, if enough steps tell.
     device: Option<f64>,
     /// Seconds that the steps took by the loop's clock, without waits for other ranks.
     host: f64,
@@ -129,6 +132,12 @@ fn largest(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl Steps {
+    /// Returns whether the loop itself prepares batches within its steps: the device is idle for a part of
+    /// them that counts.
+    fn prepare(&self) -> bool {
+        self.device.is_some_and(|device| self.host - device > STALL * self.host)
+    }
+
     fn of(batches: &[BatchObservation]) -> Result<Steps, NotMeasured> {
         let mut by_step: BTreeMap<u64, Vec<&BatchObservation>> = BTreeMap::new();
         for batch in batches {
@@ -148,7 +157,7 @@ impl Steps {
         let ends = || by_step.values().map(|ranks| ranks.iter().map(|b| b.ended).fold(f64::MIN, f64::max));
         let span = (ends().fold(f64::INFINITY, f64::min), ends().fold(f64::MIN, f64::max));
         let (mut count, mut waited, mut decoded, mut paused) = (0.0, 0.0, 0.0, 0.0);
-        let mut device = Some(0.0);
+        let (mut device, mut device_steps) = (0.0, 0.0);
         let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for ranks in by_step.values() {
             let got = |b: &BatchObservation| b.ended - b.stepped;
@@ -162,7 +171,10 @@ impl Steps {
             decoded += largest(ranks.iter().map(|b| b.prepared));
             // A step whose device time one rank does not tell is not known.
             let of_step = ranks.iter().map(|b| b.device).try_fold(0.0, |most: f64, d| Some(most.max(d?)));
-            device = device.zip(of_step).map(|(sum, step)| sum + step);
+            if let Some(seconds) = of_step {
+                device += seconds;
+                device_steps += 1.0;
+            }
             let (sum, times) = own.entry(last.rank).or_default();
             *sum += last.stepped;
             *times += 1.0;
@@ -181,7 +193,7 @@ impl Steps {
             span,
             waited,
             decoded,
-            device,
+            device: (device_steps >= DEVICE_PART * count).then(|| device / device_steps * count),
             host: count * largest(shown.iter().copied()),
             shown_ranks: shown.len(),
             ranks: ranks.len(),
@@ -232,6 +244,8 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
         && receiving < BUSY
         && !(0..PARTS).any(is_full);
     let model = match (window.decodes_in_loop, steps.device) {
+        // No step is shorter than what the loop does in it.
+        (false, _) if steps.prepare() => preparation.min(rate(all, steps.host)),
         (false, _) => compute.min(preparation),
         // The device computes while the loop prepares the next batch.
         (true, Some(_)) => {
@@ -256,7 +270,7 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
         origin_rate: link.rate,
         disk_rate: disk.rate,
         parts,
-        verdict: verdict(&parts, window.decodes_in_loop, (link, disk), blocked),
+        verdict: verdict(&parts, window.decodes_in_loop || steps.prepare(), (link, disk), blocked),
         overlap: OVERLAP_MAX,
         latency: (blocked[2] / batches + window.first_byte) / window.samples / lanes,
         lanes,

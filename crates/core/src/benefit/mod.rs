@@ -4,6 +4,7 @@
 //! - [`service`]: how fast a link or disk is while it is busy, and how busy it is.
 //! - [`estimate`]: the job's most rate, the origin's rate, where the time goes, and the verdict.
 //! - [`predict`]: the job's rate with another part of its data in the cache.
+//! - [`mount`]: a bound for programs that read a mount and acknowledge nothing.
 //!
 //! Rates are samples a second of all ranks together; times are seconds.
 //!
@@ -16,6 +17,7 @@
 //! I2. Every number of an estimate is finite, and the parts of the time add up to 1.
 
 pub mod estimate;
+pub mod mount;
 pub mod observation;
 pub mod predict;
 pub mod service;
@@ -23,5 +25,6 @@ pub mod service;
 mod tests;
 
 pub use estimate::{Estimate, NotMeasured, Parts, Verdict, estimate};
+pub use mount::{MountCounts, MountUse, mount_use};
 pub use observation::{BatchObservation, Served, Window};
 pub use service::service;

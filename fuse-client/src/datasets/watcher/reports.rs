@@ -56,6 +56,11 @@ impl Watcher {
                 job: self.rules.job.clone(),
                 version: known.tag.to_string(),
                 problem: problem.map(|why| shortened(why, PROBLEM_BYTES_MAX)),
+                // Names of one version share its mount, and so its reads.
+                reads: known
+                    .linked
+                    .and_then(|root| state.mounted.get(&root))
+                    .map(|mounted| mounted.mount.context.reads()),
             };
             Some((name.clone(), announced))
         });

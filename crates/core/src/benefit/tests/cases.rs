@@ -1,7 +1,7 @@
 //! Named cases, moving bottlenecks, and random loaders that the estimator was not made on.
 
 use super::loader::{Job, Part, pace, simulate};
-use crate::benefit::{Estimate, Verdict, estimate};
+use crate::benefit::{BatchObservation, Estimate, Verdict, estimate};
 use crate::capacity::tests::rng::Rng;
 
 /// Returns the estimate over 512 steps after 300.
@@ -127,6 +127,56 @@ fn random(rng: &mut Rng) -> Job {
         device_times: true,
         ..Job::default()
     }
+}
+
+/// A loop that decodes within its steps looks like one that computes, until the device's times are known.
+#[test]
+fn device_times_show_a_loop_that_decodes_in_its_steps() {
+    let mut rng = Rng(20_261_127);
+    for case in 0..40 {
+        let step = rng.log_between(0.02, 0.1);
+        // Every other job waits for its origin as well.
+        let origin = if case % 2 == 0 { 8000.0 } else { rng.log_between(150.0, 250.0) };
+        let job = Job {
+            workers: 1 + rng.below(8),
+            prefetch: 1 + rng.below(4),
+            step,
+            in_step: step * rng.between(2.5, 6.0),
+            preparation: 0.02,
+            jitter: rng.between(0.05, 0.4),
+            origin,
+            ahead: [0, 2][rng.below(2)],
+            ..Job::default()
+        };
+        let told = Job { device_times: true, ..job.clone() };
+        let (without, with) = (measured(&job, 3), measured(&told, 3));
+        let truth = most_rate(&told);
+        assert!(with.is_sure && (with.most_rate / truth - 1.0).abs() < 0.1, "{truth}: {with:?} of {told:?}");
+        assert!(with.parts.compute < 0.5 * without.parts.compute, "{without:?}, {with:?} of {told:?}");
+        if case % 2 == 0 {
+            assert_eq!((without.verdict, with.verdict), (Verdict::Compute, Verdict::Preparation), "{told:?}");
+        }
+    }
+    // A device that is busy for most of the step computes, whatever the loop does meanwhile.
+    let busy = Job { step: 0.2, in_step: 0.03, origin: 8000.0, device_times: true, ..Job::default() };
+    assert_eq!(measured(&busy, 3).verdict, Verdict::Compute);
+}
+
+/// A framework tells a step's device time later, so the first acks of an epoch have none.
+#[test]
+fn a_few_steps_without_device_times_change_nothing() {
+    let job = Job { step: 0.073, ahead: 2, device_times: true, ..Job::default() };
+    let observed = simulate(&job, 812, 1);
+    let (all, mut late) = (observed.between(300, 812), observed.between(300, 812));
+    late.iter_mut().step_by(64).for_each(|batch| batch.device = None);
+    let of = |batches: &[BatchObservation]| estimate(&observed.window(&job, batches)).expect("steps");
+    let (all, late) = (of(&all), of(&late));
+    assert_eq!((all.verdict, late.verdict), (Verdict::Origin, Verdict::Origin));
+    assert!((late.most_rate / all.most_rate - 1.0).abs() < 0.01 && late.is_sure, "{all:?}, {late:?}");
+    // Of few steps, the times may be those of odd ones.
+    let mut few = observed.between(300, 812);
+    few.iter_mut().filter(|batch| batch.step % 3 > 0).for_each(|batch| batch.device = None);
+    assert!(!of(&few).is_sure, "as without any");
 }
 
 /// `FLETCH_ESTIMATOR_CASES`, when this is compiled, sets the number of jobs; `make accept-estimator` sets it.

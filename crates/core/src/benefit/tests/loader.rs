@@ -27,6 +27,8 @@ pub struct Job {
     /// Batches that a worker may have ready.
     pub prefetch: usize,
     pub step: f64,
+    /// What the loop does in a step before it gives it to the device.
+    pub in_step: f64,
     pub preparation: f64,
     /// Processors that the workers share.
     pub cores: f64,
@@ -63,6 +65,7 @@ impl Default for Job {
             workers: 4,
             prefetch: 2,
             step: 0.1,
+            in_step: 0.0,
             preparation: 0.1,
             cores: 1e9,
             jitter: 0.2,
@@ -272,11 +275,17 @@ impl Simulation {
             end = end.max(next.1 + length * self.jitter(spread / 4.0) * slow);
         }
         let device = end - now;
+        let in_step = match self.job.in_step {
+            0.0 => 0.0,
+            mean => mean * self.jitter(self.job.jitter),
+        };
+        end += in_step;
         if self.job.ahead > 0 {
             // The host goes on after it has launched the step.
-            let done = self.device.back().copied().unwrap_or(0.0).max(now) + device;
+            let launched = now + in_step;
+            let done = self.device.back().copied().unwrap_or(0.0).max(launched) + device;
             self.device.push_back(done);
-            end = now + 0.01 * self.job.step;
+            end = launched + 0.01 * self.job.step;
             if self.device.len() > self.job.ahead {
                 end = end.max(self.device.pop_front().expect("a step of the device"));
             }

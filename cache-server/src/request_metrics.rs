@@ -52,8 +52,11 @@ impl RequestMetrics {
         )
         .expect("constant options");
         let reads = HistogramVec::new(
-            HistogramOpts::new("fletch_chunk_read_seconds", "Time for which a request waited for a chunk, by tier")
-                .buckets(READ_BUCKETS.to_vec()),
+            HistogramOpts::new(
+                "fletch_chunk_read_seconds",
+                "Time for which a request waited for a chunk, by tier",
+            )
+            .buckets(READ_BUCKETS.to_vec()),
             &["tier"],
         )
         .expect("constant options");

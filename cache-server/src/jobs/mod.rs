@@ -9,6 +9,6 @@ mod record;
 mod registry;
 mod settings;
 
-pub use open_job::{JobProgress, OpenJob};
+pub use open_job::OpenJob;
 pub use record::Record;
 pub use registry::Registry;

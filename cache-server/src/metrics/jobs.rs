@@ -26,8 +26,10 @@ fn progress(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &["tenant", "train_job", "dataset", "order"],
         &rows.collect::<Vec<_>>(),
     )?;
-    let epochs: Vec<_> =
-        jobs.iter().filter_map(|job| Some((vec![job.tenant.as_str(), job.name.as_str()], job.epoch.as_ref()?))).collect();
+    let epochs: Vec<_> = jobs
+        .iter()
+        .filter_map(|job| Some((vec![job.tenant.as_str(), job.name.as_str()], job.epoch.as_ref()?)))
+        .collect();
     let rows: Vec<_> = epochs.iter().map(|(job, (epoch, _))| (job.clone(), epoch.epoch)).collect();
     page.gauge("fletch_job_epoch", "The number of the latest epoch of an open job, from 0", &JOB, &rows)?;
     let rows = epochs.iter().flat_map(|(job, (epoch, _))| {

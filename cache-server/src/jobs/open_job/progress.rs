@@ -28,8 +28,8 @@ impl OpenJob {
         let record = self.known();
         JobProgress {
             tenant: self.setup.tenant.clone(),
-            name: record.ask.name,
-            dataset: record.dataset,
+            name: record.ask.name.clone(),
+            dataset: record.dataset.clone(),
             order: self.setup.order,
             epoch: last.map(|epoch| (epoch.view(), epoch.left_by_rank(ranks))),
         }

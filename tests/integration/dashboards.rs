@@ -1,0 +1,3 @@
+fn main() {}
+#[test]
+fn x() {}

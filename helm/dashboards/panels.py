@@ -103,7 +103,8 @@ def rows(title, description, columns, by, unit, width=12):
     names = {f"Value{'' if one else f' #{ref}'}": name for ref, (name, _) in zip("ABCDEFGH", columns)}
     times = {name: True for name in ("Time", "Time 1", "Time 2", "Time 3", "Time 4")}
     renamed = dashboard.DataTransformerConfig(
-        id_val="organize", options={"excludeByName": times, "renameByName": names, "indexByName": {}})
+        id_val="organize", options={"excludeByName": times, "renameByName": names, "indexByName": {}}
+    )
     panel = panel.transformations([renamed] if one else [joined, renamed])
     return panel.no_value("none").show_header(True)
 

@@ -16,11 +16,20 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(REPO / "helm" / "dashboards"))
 import generate  # noqa: E402
 
-GENERATE = "run helm/dashboards/generate.py with the Python of the chart's tests"
+GENERATE = "run `make dashboards`"
 ALERTS = {
-    "FletchErrorBudgetBurn", "FletchWrongBytes", "FletchJobStalled", "FletchThrashing", "FletchDiskFailing",
-    "FletchOriginErrors", "FletchOriginThrottled", "FletchCacheFull", "FletchMountBroken",
-    "FletchEpochNotExactlyOnce", "FletchScrapeDown", "FletchVersionSkew",
+    "FletchErrorBudgetBurn",
+    "FletchWrongBytes",
+    "FletchJobStalled",
+    "FletchThrashing",
+    "FletchDiskFailing",
+    "FletchOriginErrors",
+    "FletchOriginThrottled",
+    "FletchCacheFull",
+    "FletchMountBroken",
+    "FletchEpochNotExactlyOnce",
+    "FletchScrapeDown",
+    "FletchVersionSkew",
 }
 RUNBOOKS = "https://github.com/fletch-cache/fletch/blob/main/docs/runbooks/"
 # A ConfigMap holds at most 1 MiB.

@@ -53,7 +53,7 @@ impl Service {
         let (server, config, log, pid) =
             (bin("fletch-server"), at("fletch.toml"), at("server.log"), at("pid"));
         let start = format!(
-            "setsid '{}' --config '{config}' >>'{log}' 2>&1 </dev/null &\necho $! >'{pid}'\n\
+            "env -i PATH=\"$PATH\" setsid '{}' --config '{config}' >>'{log}' 2>&1 </dev/null &\necho $! >'{pid}'\n\
              for i in $(seq 400); do curl -sf '{}/readyz' >'{log}.ready' && exit 0; sleep 0.05; done\n\
              tail '{log}' >&2\nexit 1\n",
             server.display(),
@@ -166,7 +166,14 @@ impl NodeMounts {
         fs::create_dir_all(&dir).expect("scratch");
         let log = fs::File::create(service.path("mounts.log")).expect("log");
         let mut c = command("fletch-mount");
-        c.arg("--datasets").arg(&dir).args(["--server", &service.url, "--interval", "1s"]);
+        c.arg("--datasets").arg(&dir).args([
+            "--server",
+            &service.url,
+            "--interval",
+            "1s",
+            "--io-timeout",
+            "2s",
+        ]);
         c.args(["--metrics", metrics.trim_start_matches("http://"), "--cache-size", "64MiB", "--cache-dir"]);
         c.arg(service.place("node-cache")).arg("--state-dir").arg(service.place("node-state"));
         c.arg("--ready-file").arg(&ready).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

@@ -17,13 +17,13 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel dist image chart dashboards install ready-and-linted demo check test lint \
-    format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation accept-allocator \
-    accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
-    accept-contributing accept-dashboards accept-datasets-mount accept-dist accept-domains accept-estimator accept-formats \
-    accept-fuzz accept-help accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
-    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
-    accept-readme accept-sentences accept-structure accept-test-time
+.PHONY: help build programs wheel dist image chart dashboards install ready-and-linted demo check test \
+    lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
+    accept-allocator accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
+    accept-contributing accept-dashboards accept-datasets-mount accept-dist accept-domains \
+    accept-estimator accept-formats accept-fuzz accept-help accept-images accept-lines accept-lost-tests \
+    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs \
+    accept-queries accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24

@@ -1,4 +1,4 @@
-//! A server that is run as a service of a machine, mounts of all its datasets, and a Prometheus that reads both.
+//! A server that is run as a service of a machine, and mounts of all its datasets.
 //!
 //! A *service* is a server with a settings file and a fixed port, and with scripts that start and stop it. So
 //! commands of a document can change its settings and restart it.
@@ -43,7 +43,8 @@ impl Service {
         let dir =
             if cache.contains("dir = ") { String::new() } else { format!("dir = \"{}\"\n", at("cache")) };
         let settings = format!(
-            "listen = \"{listen}\"\nsocket = \"{}\"\n\n[cache]\n{dir}{cache}\n[state]\ndir = \"{}\"\n\n{origins}",
+            "listen = \"{listen}\"\nsocket = \"{}\"\n\n[cache]\n{dir}{cache}\n\
+             [state]\ndir = \"{}\"\n\n{origins}",
             at("s.sock"),
             at("state")
         );
@@ -53,7 +54,8 @@ impl Service {
         let (server, config, log, pid) =
             (bin("fletch-server"), at("fletch.toml"), at("server.log"), at("pid"));
         let start = format!(
-            "env -i PATH=\"$PATH\" setsid '{}' --config '{config}' >>'{log}' 2>&1 </dev/null &\necho $! >'{pid}'\n\
+            "env -i PATH=\"$PATH\" setsid '{}' --config '{config}' >>'{log}' 2>&1 </dev/null &\n\
+             echo $! >'{pid}'\n\
              for i in $(seq 400); do curl -sf '{}/readyz' >'{log}.ready' && exit 0; sleep 0.05; done\n\
              tail '{log}' >&2\nexit 1\n",
             server.display(),
@@ -144,7 +146,8 @@ impl Drop for Service {
     }
 }
 
-/// Mounts of all datasets of a server, with a metrics page and a cache of the node. Dropping it unmounts them.
+/// Mounts of all datasets of a server, with a metrics page and a cache of the node. Dropping it unmounts
+/// them.
 #[derive(Debug)]
 pub struct NodeMounts {
     daemon: Running,

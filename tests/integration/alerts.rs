@@ -1,9 +1,9 @@
-//! The alerts of the chart and their runbooks: the rules and their unit tests hold, every diagnostic command of
-//! a runbook runs, and remedies end the alerts of a real server.
+//! The alerts of the chart and their runbooks: the rules and their unit tests hold, every diagnostic command
+//! of a runbook runs, and remedies end the alerts of a real server.
 //!
-//! A seeded alert: a server, a mount or a disk is put into the state of the alert. A Prometheus with the chart's
-//! rules finds the alert's expression true. Then the test runs the runbook's remedy, as it is written there,
-//! and the expression becomes false. The windows of expressions are shortened to seconds.
+//! A seeded alert: a server, a mount or a disk is put into the state of the alert. A Prometheus with the
+//! chart's rules finds the alert's expression true. Then the test runs the runbook's remedy, as it is written
+//! there, and the expression becomes false. The windows of expressions are shortened to seconds.
 //!
 //! `make accept-alerts` runs all of them; `make test` leaves out those that take longest.
 

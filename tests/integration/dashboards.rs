@@ -2,7 +2,8 @@
 //! server and real mounts under load, and returns data.
 //!
 //! Some queries return nothing on a healthy machine. [`EMPTY`] lists them, and the test makes each of them
-//! return data. `tests/chart` checks that the files are what their script writes, and that they have Grafana's types.
+//! return data. `tests/chart` checks that the files are what their script writes, and that they have the types
+//! of Grafana.
 //!
 //! `make accept-dashboards` runs this with more data.
 
@@ -133,7 +134,8 @@ fn stage() -> Stage {
     );
     // The disk has room for half of the dataset.
     let settings = format!(
-        "size = \"{}KiB\"\ndecision_interval = \"1s\"\n\n[memory]\nmax = \"64MiB\"\n\n[io]\ntimeout = \"4s\"\n",
+        "size = \"{}KiB\"\ndecision_interval = \"1s\"\n\n[memory]\nmax = \"64MiB\"\n\n\
+         [io]\ntimeout = \"4s\"\n",
         (file_count() * FILE as u64 / 2048).max(20_000)
     );
     let service = Service::start(&settings, &origins);

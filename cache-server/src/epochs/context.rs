@@ -40,7 +40,8 @@ pub struct EpochCounts {
     pub acked: AtomicU64,
     /// Entries whose lease expired.
     pub expired: AtomicU64,
-    /// Acks that came after their lease was gone. The consumer may have used the entries, and gets them again.
+    /// Acks that came after their lease was gone. The consumer may have used the entries, and gets them
+    /// again.
     pub late_acks: AtomicU64,
     /// Epochs that their job left before it had acknowledged all entries.
     pub abandoned: AtomicU64,

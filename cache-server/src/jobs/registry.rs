@@ -662,8 +662,8 @@ impl Registry {
         self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.dataset_id()).collect()
     }
 
-    /// Returns the progress of at most `jobs` open jobs, in the order of their ids, with at most `ranks` ranks
-    /// each.
+    /// Returns the progress of at most `jobs` open jobs, in the order of their ids, with at most `ranks`
+    /// ranks each.
     #[must_use]
     pub fn progress(&self, jobs: usize, ranks: usize) -> Vec<JobProgress> {
         let mut open: Vec<_> = self.all_opened().into_iter().map(|job| (job.known().id(), job)).collect();

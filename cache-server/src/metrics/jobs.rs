@@ -71,7 +71,7 @@ fn measurements(page: &Page, server: &Server) -> Result<(), MetricsError> {
     });
     page.ratio(
         "fletch_job_samples_per_second",
-        "Rates of a job, by the last decision: now, if it never waited, and of origin and disk while they are busy",
+        "Rates of a job, by the last decision: now, if it never waited, and what origin and disk give",
         &["tenant", "train_job", "of"],
         &rows.collect::<Vec<_>>(),
     )?;
@@ -82,7 +82,7 @@ fn measurements(page: &Page, server: &Server) -> Result<(), MetricsError> {
     });
     page.ratio(
         "fletch_job_time_ratio",
-        "Parts of the time in which a job computes, prepares batches, or waits for data, by the last decision",
+        "Parts of the time in which a job computes, prepares batches or waits, by the last decision",
         &["tenant", "train_job", "part"],
         &rows.collect::<Vec<_>>(),
     )?;

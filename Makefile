@@ -17,13 +17,13 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel dist image chart install ready-and-linted demo check test lint \
-    format-check formats soak fuzz bench deny clean accept accept-allocation accept-allocator \
-    accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
-    accept-contributing accept-datasets-mount accept-dist accept-domains accept-estimator accept-formats \
-    accept-fuzz accept-help accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
-    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries accept-questions \
-    accept-readme accept-sentences accept-structure accept-test-time
+.PHONY: help build programs wheel dist image chart dashboards install ready-and-linted demo check test \
+    lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
+    accept-allocator accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
+    accept-contributing accept-dashboards accept-datasets-mount accept-dist accept-domains \
+    accept-estimator accept-formats accept-fuzz accept-help accept-images accept-lines accept-lost-tests \
+    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs \
+    accept-queries accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -75,6 +75,9 @@ formats: install ## the second implementation of the formats, and the judge of t
 
 chart: install ## the Helm chart: rendered by Helm, against the schemas of Kubernetes
 	"$(abspath $(SERVERS))/chart/bin/python" -m unittest discover -q -s tests/chart
+
+dashboards: install ## the dashboards of the chart, written by helm/dashboards
+	"$(abspath $(SERVERS))/chart/bin/python" -B helm/dashboards/generate.py
 
 # Packages come over the network: they come while the linter compiles.
 ready-and-linted: ## install and lint at the same time
@@ -172,6 +175,9 @@ accept-comments: ## comments have no fewer invariants and sources than at BASE
 accept-code-size: ## product code has at most CODE_LINES_MAX lines
 	python3 tests/audit/code_lines.py --most $(CODE_LINES_MAX)
 
+accept-alerts: programs ## seeded alerts are true, and false after the remedies of their runbooks
+	FLETCH_ALERTS=full $(TREE) --test alerts --no-capture -j1
+
 accept-allocator: export FLETCH_ALLOCATOR_CASES := 2000
 accept-allocator: ## the allocator against brute force (2,000 cases), and decisions under noise
 	$(CARGO) nextest run --release -p fletch-core --lib -E 'test(capacity::)' --no-capture
@@ -185,6 +191,9 @@ accept-attacks: programs ## attacks on connections, heads, bodies and replies sh
 accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
 accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters
 	$(CARGO) nextest run --release -p fletch-sim --test capacity --no-capture
+
+accept-dashboards: programs chart ## every query of every panel returns data of a real server under load
+	FLETCH_DASHBOARDS=full $(TREE) --test dashboards --no-capture -j1
 
 accept-dist: dist ## the packages are installed, used and removed in empty roots of Debian
 	packaging/check.sh

@@ -6,6 +6,7 @@ mod allocation;
 mod costs;
 mod disk;
 mod epochs;
+mod jobs;
 mod page;
 mod tenants;
 
@@ -26,6 +27,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     store(&page, server)?;
     disk::families(&page, server)?;
     epochs::families(&page, server)?;
+    jobs::families(&page, server)?;
     tenants::families(&page, server)?;
     costs::families(&page, server)?;
     allocation::families(&page, server)?;

@@ -340,6 +340,8 @@ impl Snapshot {
             registry.register(Box::new(g))
         };
         gauge(opts("memory_live_bytes", "Bytes of chunks in memory."), self.memory_live_bytes)?;
+        let build = opts("build_info", "1, with the version of the mount.");
+        gauge(build.const_label("version", env!("CARGO_PKG_VERSION")), 1)?;
         let away = opts("server_away", "1 while the mount reads the origin instead of the server.");
         gauge(away, u64::from(self.server_away))?;
         let gone = opts("server_gone", "1 while the server is gone and fetches are refused at once.");

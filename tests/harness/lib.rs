@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod console;
 pub mod fixture;
 pub mod kit;
+pub mod monitored;
 pub mod names;
 pub mod prometheus;
 pub mod prose;

@@ -1,6 +1,6 @@
 //! A real Prometheus that scrapes a server, and the queries of a page of the documents.
 
-use crate::bins::Running;
+use crate::bins::{Running, repo, run};
 use crate::watch::until;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -28,16 +28,33 @@ impl Prometheus {
     /// If it does not get ready.
     #[must_use]
     pub fn scrape(server: &str) -> Self {
+        Prometheus::watch(&[("fletch", server)], "")
+    }
+
+    /// Starts Prometheus, which scrapes programs of this machine (`(job, http://host:port)`) several times a
+    /// second, the first of which is a server, and evaluates the chart's rules as often. `scrape` has more
+    /// lines of the scrape configurations, such as `authorization`.
+    ///
+    /// # Panics
+    /// If it does not get ready.
+    #[must_use]
+    pub fn watch(targets: &[(&str, &str)], scrape: &str) -> Self {
         let dir = TempDir::with_prefix("fletch-prometheus-").expect("scratch");
-        let target = server.trim_start_matches("http://");
-        let config = format!(
-            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs:\n\
-             - job_name: fletch\n  static_configs: [{{targets: ['{target}']}}]\n"
+        let mut config = format!(
+            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}}\n\
+             rule_files: ['{}/helm/fletch/rules/*.yaml']\nscrape_configs:\n",
+            repo().display()
         );
+        for (job, url) in targets {
+            let target = url.trim_start_matches("http://");
+            config.push_str(&format!(
+                "- job_name: {job}\n  static_configs: [{{targets: ['{target}']}}]\n{scrape}"
+            ));
+        }
         let at = dir.path().join("prometheus.yml");
         fs::write(&at, config).expect("config");
         // Prometheus does not say which port it got, so it is told a free one.
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let port = free_port();
         let mut c = Command::new("prometheus");
         c.arg(format!("--config.file={}", at.display()))
             .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
@@ -47,10 +64,38 @@ impl Prometheus {
             .stderr(fs::File::create(dir.path().join("log")).expect("log"));
         let process = Running::spawn("prometheus", &mut c);
         let this = Prometheus { url: format!("http://127.0.0.1:{port}"), _process: process, _dir: dir };
-        until("Prometheus has scraped the server", Duration::from_secs(30), || {
-            this.try_query("fletch_uptime_seconds", None).is_some_and(|answer| !answer.is_empty())
+        until("Prometheus has scraped all targets", Duration::from_secs(30), || {
+            let up = this.try_query("count(up == 1)", None);
+            up.is_some_and(|up| up.values().any(|n| *n == targets.len() as f64))
         });
         this
+    }
+
+    /// Returns the URL.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns the expressions of the chart's alerts, by name.
+    ///
+    /// # Panics
+    /// If Prometheus has no such rules.
+    #[must_use]
+    pub fn alerts(&self) -> BTreeMap<String, Vec<String>> {
+        let mut ask = Command::new("curl");
+        ask.args(["-sS", "--max-time", "10"]).arg(format!("{}/api/v1/rules", self.url));
+        let json: Value = serde_json::from_slice(&run(&mut ask).stdout).expect("JSON");
+        let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let groups = json["data"]["groups"].as_array().expect("groups");
+        for rule in groups.iter().flat_map(|g| g["rules"].as_array().expect("rules")) {
+            let text = |key: &str| rule[key].as_str().unwrap_or_default().to_owned();
+            if text("type") == "alerting" {
+                found.entry(text("name")).or_default().push(text("query"));
+            }
+        }
+        assert!(!found.is_empty(), "{json}");
+        found
     }
 
     fn try_query(&self, query: &str, time: Option<f64>) -> Option<Answer> {
@@ -95,6 +140,15 @@ impl Prometheus {
         });
         now()
     }
+}
+
+/// Returns a free port of the loopback interface.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
 }
 
 /// Returns the queries of a section of a page, by their question: the rows `| question | query |`.

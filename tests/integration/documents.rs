@@ -46,6 +46,7 @@ const EXECUTED: &[&str] = &[
     "docs/howto/several-tenants.md",
     "docs/howto/train-from-python.md",
     "docs/howto/warm-up.md",
+    "docs/howto/why-does-my-job-wait.md",
 ];
 
 fn read(document: &str) -> String {
@@ -197,6 +198,13 @@ fn how_to_train_from_python_does_what_it_says() {
     shows_the_program("docs/howto/train-from-python.md", "train.py");
     if have(&[Need::Python, Need::Torch, Need::Images]) {
         execute("docs/howto/train-from-python.md", &[]);
+    }
+}
+
+#[test]
+fn how_to_find_why_a_job_waits_does_what_it_says() {
+    if have(&[Need::Python, Need::Torch, Need::Images, Need::Prometheus]) {
+        execute("docs/howto/why-does-my-job-wait.md", &[]);
     }
 }
 

@@ -22,6 +22,14 @@ pub struct Measured {
     pub sample_bytes: f64,
     /// What it waits for most.
     pub verdict: BenefitVerdict,
+    /// The parts of the time in which it computes, prepares batches, and waits for data.
+    pub parts: [f64; 3],
+    /// The part of its bytes that the server did not read from the origin for it.
+    pub cached: f64,
+    /// The rate of the origin while it is busy, if anything was read from it.
+    pub origin_rate: Option<f64>,
+    /// The rate of the disk while it is busy, if anything was read from it.
+    pub disk_rate: Option<f64>,
 }
 
 /// A running job.

@@ -41,6 +41,10 @@ fn reader(id: &str, dataset: u64, most: f64) -> Reader {
             most_rate: rate,
             sample_bytes: 1024.0,
             verdict: BenefitVerdict::Origin,
+            parts: [0.5, 0.0, 0.5],
+            cached: 0.0,
+            origin_rate: Some(rate / 2.0),
+            disk_rate: None,
         }),
     }
 }

@@ -73,6 +73,12 @@ impl Epoch {
         inner.sequence.probe(n, held)
     }
 
+    /// Returns how many entries each of the first `most` ranks has still to acknowledge.
+    #[must_use]
+    pub fn left_by_rank(&self, most: usize) -> Vec<u64> {
+        self.lock().leases.left_by_rank().take(most).collect()
+    }
+
     /// Returns whether a lease of the epoch lives.
     #[must_use]
     pub fn has_leases(&self) -> bool {

@@ -13,7 +13,7 @@ use crate::{
 use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey, Tenant};
 use fletch_store::{DatasetId, Hit, ReadError, Tier};
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 /// Returns the result and the tier under which a read is counted.
 #[must_use]
@@ -57,7 +57,10 @@ pub fn cached_chunk(server: &Server, sources: &Sources, hash: Hash) -> Option<Hi
     if !sources.is_registered() {
         return None;
     }
-    server.store.cached(&key(sources, hash))
+    let began = Instant::now();
+    let hit = server.store.cached(&key(sources, hash))?;
+    server.requests.count_read(hit.tier, began.elapsed());
+    Some(hit)
 }
 
 /// Returns whether a chunk of `len` bytes is in memory or on disk. Reads nothing.
@@ -97,12 +100,15 @@ pub async fn read_located_chunk(
     if !sources.is_registered() {
         return Err(ApiError::not_found());
     }
+    let began = Instant::now();
     let (key, len) = (key(sources, hash), located.len);
     let fetch = ChunkFetch::fetch(&server.versions, (sources, &payer.costs), hash, located);
     let chunk = located.cold(&server.store, &key, sources);
     let permitted = server.tenants.with_origin_permit(&payer.tenant, &chunk, fetch).await;
     let fetch = permitted.map_err(ReadError::from)?;
-    Ok(server.store.read(key, len, dataset, fetch).await?)
+    let hit = server.store.read(key, len, dataset, fetch).await?;
+    server.requests.count_read(hit.tier, began.elapsed());
+    Ok(hit)
 }
 
 /// Reads bytes `range` of a located chunk, which hash to `part`, without reading the whole chunk.
@@ -118,5 +124,10 @@ pub async fn read_part(
     if !sources.is_registered() {
         return Err(ApiError::not_found());
     }
-    Ok(server.store.part(&key(sources, chunk), located.len, range, part).await?)
+    let began = Instant::now();
+    let hit = server.store.part(&key(sources, chunk), located.len, range, part).await?;
+    if let Some(hit) = &hit {
+        server.requests.count_read(hit.tier, began.elapsed());
+    }
+    Ok(hit)
 }

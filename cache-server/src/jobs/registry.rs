@@ -12,7 +12,7 @@
 //!    request opens it from its record and its ledgers.
 
 use super::{
-    open_job::{OpenJob, epoch_of_file},
+    open_job::{JobProgress, OpenJob, epoch_of_file},
     record::{RECORD_FILE, Record, RecordSummary, is_long},
     settings::{self, StoredSettings},
 };
@@ -672,6 +672,15 @@ impl Registry {
     pub fn sweeps_of(&self, domain: &Domain, dataset: &DatasetName) -> Vec<DatasetId> {
         let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.kept_sources.dataset() == dataset;
         self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.dataset_id()).collect()
+    }
+
+    /// Returns the progress of at most `jobs` open jobs, in the order of their ids, with at most `ranks`
+    /// ranks each.
+    #[must_use]
+    pub fn progress(&self, jobs: usize, ranks: usize) -> Vec<JobProgress> {
+        let mut open: Vec<_> = self.all_opened().into_iter().map(|job| (job.known().id(), job)).collect();
+        open.sort_by(|a, b| a.0.cmp(&b.0));
+        open.iter().take(jobs).map(|(_, job)| job.progress(ranks)).collect()
     }
 
     /// Returns numbers for metrics.

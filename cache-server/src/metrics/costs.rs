@@ -45,7 +45,35 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         &["dataset"],
         &rows,
     )?;
+    sizes(page, server)?;
     conditions(page, server)
+}
+
+fn sizes(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    // By dataset: the content of its version, what its chunks would occupy, and what they occupy.
+    let mut datasets: BTreeMap<String, [Option<u64>; 3]> = BTreeMap::new();
+    for used in server.dataset_uses(|_| true) {
+        let row = datasets.entry(used.dataset.to_string()).or_default();
+        for (sum, n) in row.iter_mut().zip([used.version_bytes, used.layout_bytes, used.cached_bytes]) {
+            *sum = match (*sum, n) {
+                (Some(sum), Some(n)) => Some(sum + n),
+                (sum, n) => sum.or(n),
+            };
+        }
+    }
+    let mut rows: Vec<_> = datasets.iter().collect();
+    // The largest in the cache come first, and are named even where there are too many datasets.
+    rows.sort_by_key(|(_, [_, _, cached])| std::cmp::Reverse(*cached));
+    let rows = rows.into_iter().take(DATASETS_MAX).flat_map(|(dataset, bytes)| {
+        let words = ["version", "layout", "cached"];
+        words.into_iter().zip(bytes).filter_map(|(of, n)| Some((vec![dataset.as_str(), of], (*n)?)))
+    });
+    page.gauge(
+        "fletch_dataset_bytes",
+        "Bytes of a dataset: content of its version, what all its chunks occupy on disk, and what is cached",
+        &["dataset", "of"],
+        &rows.collect::<Vec<_>>(),
+    )
 }
 
 fn conditions(page: &Page, server: &Server) -> Result<(), MetricsError> {

@@ -27,6 +27,16 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         ],
     )?;
     page.counter(
+        "fletch_epoch_faults_total",
+        "Events by which an epoch may not deliver each sample exactly once",
+        &["fault"],
+        &[
+            (vec!["late_ack"], c.late_acks.load(Relaxed)),
+            (vec!["abandoned"], c.abandoned.load(Relaxed)),
+            (vec!["damaged"], c.damaged.load(Relaxed)),
+        ],
+    )?;
+    page.counter(
         "fletch_epochs_finished_total",
         "Finished epochs, by their shuffle certificate",
         &["shuffle"],

@@ -28,7 +28,7 @@ impl Page {
         Ok(())
     }
 
-    /// Adds a family of gauges of parts, 0 to 1, one for each row of label values.
+    /// Adds a family of gauges of parts or rates, one for each row of label values.
     pub fn ratio(
         &self,
         name: &str,

@@ -181,7 +181,20 @@ async fn contested_bytes_go_to_the_job_that_waits_for_its_origin() {
     let (a, b) = (share(&last, "d0"), share(&last, "d1"));
     assert_eq!((a.basis, b.basis), (ShareBasis::Benefit, ShareBasis::Benefit));
     assert!(b.share_bytes as f64 >= 0.9 * last.divided_bytes as f64, "{last:#?}");
-    for begins in ["fletch_job_speed_ratio{", "fletch_job_waits_for{", "fletch_share_bytes{dataset=\"d1\""] {
+    for begins in [
+        "fletch_job_speed_ratio{",
+        "fletch_job_waits_for{",
+        "fletch_job_info{dataset=\"d1\",order=\"substitute\"",
+        "fletch_job_epoch{",
+        "fletch_job_epoch_entries{of=\"acked\"",
+        "fletch_job_rank_entries_left{rank=\"0\"",
+        "fletch_job_samples_per_second{of=\"never_waiting\"",
+        "fletch_job_samples_per_second{of=\"origin\"",
+        "fletch_job_time_ratio{part=\"fetch\"",
+        "fletch_job_cached_ratio{",
+        "fletch_dataset_bytes{dataset=\"d1\",of=\"cached\"",
+        "fletch_share_bytes{dataset=\"d1\"",
+    ] {
         let ours = |l: &str| l.starts_with(begins) && (l.contains("waits") || l.contains("d1"));
         assert!(page.lines().any(ours), "{begins} in {page}");
     }

@@ -135,6 +135,7 @@ async fn leases_are_idempotent_expire_and_come_again() {
         tokio::time::timeout(Duration::from_secs(20), expired).await.expect("it expires");
         let gone = job.ack(0, 0, &[first.token.ack(BatchTimes::default())]).await.expect_err("re-issued");
         assert_eq!(gone.code(), Some(Code::LeaseGone));
+        assert!(node.metric("fletch_epoch_faults_total{fault=\"late_ack\"}").await > 0);
         let anew = batch(&job, 0, 0, 2).await.expect("a batch");
         let entries = |b: &LeaseBatch| b.samples.iter().map(|s| s.entry).collect::<Vec<_>>();
         assert_eq!(entries(&anew), entries(&first), "what came back goes first");
@@ -312,7 +313,10 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let r = node.get(&format!("/v1/jobs/{id}/epochs/x/state")).send().await.expect("answer");
     problem(r, Code::BadRequest).await;
     // Epochs that the job left behind.
+    let abandoned = "fletch_epoch_faults_total{fault=\"abandoned\"}";
+    assert_eq!(node.metric(abandoned).await, 0);
     batch(&job, 2, 0, 2).await.expect("a batch");
+    assert_eq!(node.metric(abandoned).await, 1);
     let over = lease(serde_json::json!({"rank": 0, "sequence": u64::MAX, "want": 1})).await;
     problem(over, Code::EpochClosed).await;
     node.running.shutdown().await;

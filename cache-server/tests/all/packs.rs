@@ -44,6 +44,10 @@ async fn a_chunk_is_brought_once_for_all_its_files_ranges_and_batches() {
     all(&node, root, &tree.files).await;
     let fetches = node.metric("fletch_chunk_reads_total{tier=\"origin\"}").await;
     assert_eq!(fetches, objects.len() as u64 + 3, "each chunk once, the long file's slices");
+    let waited =
+        async |tier| node.metric(&format!("fletch_chunk_read_seconds_count{{tier=\"{tier}\"}}")).await;
+    assert_eq!(waited("origin").await, fetches, "a wait for each fetch");
+    assert!(waited("memory").await >= 200 - fetches && waited("disk").await == 0);
     let ranged = node.get(&routes::file(root, "f0007")).header("range", "bytes=100-299");
     let got = body(ranged.send().await.expect("answer"), StatusCode::PARTIAL_CONTENT).await;
     assert_eq!(got, tree.files["f0007"][100..300]);

@@ -178,6 +178,7 @@ async fn a_damaged_epoch_refuses_no_world() {
         let moved = job.set_world(world(2, 4, Tail::Drop)).await.expect("another world");
         let epochs: Vec<_> = moved.epochs.iter().map(|e| (e.epoch, e.state)).collect();
         assert_eq!((moved.world.ranks, epochs), (2, vec![(0, EpochState::Damaged)]));
+        assert!(node.metric("fletch_epoch_faults_total{fault=\"damaged\"}").await > 0);
         batch(&job, 1, 1, 2).await.expect("it goes on");
         node.running.shutdown().await;
     }

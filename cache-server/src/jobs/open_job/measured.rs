@@ -67,6 +67,10 @@ impl OpenJob {
             most_rate: e.most_rate,
             sample_bytes: e.sample_bytes,
             verdict: e.verdict,
+            parts: [e.compute, e.preparation, e.fetch],
+            cached: e.cached,
+            origin_rate: e.origin_rate,
+            disk_rate: e.disk_rate,
         });
         let sources = &self.sources;
         let (root, layout) = (self.source.version.root(), self.source.version.layout());

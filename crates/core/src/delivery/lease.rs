@@ -471,6 +471,12 @@ impl Leases {
         self.redelivered
     }
 
+    /// Returns how many entries each rank has still to acknowledge, by rank: its share of those that are not
+    /// granted yet, and what it holds.
+    pub fn left_by_rank(&self) -> impl Iterator<Item = u64> + '_ {
+        self.ranks.iter().map(|rank| rank.share + rank.held)
+    }
+
     /// Returns how many pads were made, in all worlds together. Pads of a world that ended early may never
     /// have been granted.
     #[must_use]

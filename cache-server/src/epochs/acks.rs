@@ -57,7 +57,10 @@ impl Epoch {
             let (owner, entries) = match (inner.leases.lease(a.lease), inner.acked_leases.get(&a.lease)) {
                 (Some(l), _) => (l.request.rank, u32::try_from(l.entries.len()).unwrap_or(u32::MAX)),
                 (None, Some(&settled)) => settled,
-                (None, None) => return Err(LeaseError::Gone(a.lease).into()),
+                (None, None) => {
+                    self.setup.context.counts.late_acks.fetch_add(1, Relaxed);
+                    return Err(LeaseError::Gone(a.lease).into());
+                }
             };
             if owner != rank {
                 return Err(LeaseError::Foreign { lease: a.lease, owner, rank }.into());

@@ -40,6 +40,13 @@ pub struct EpochCounts {
     pub acked: AtomicU64,
     /// Entries whose lease expired.
     pub expired: AtomicU64,
+    /// Acks that came after their lease was gone. The consumer may have used the entries, and gets them
+    /// again.
+    pub late_acks: AtomicU64,
+    /// Epochs that their job left before it had acknowledged all entries.
+    pub abandoned: AtomicU64,
+    /// Times that an epoch could not be opened because its ledger is damaged.
+    pub damaged: AtomicU64,
     /// Finished epochs that were shuffled well.
     pub well: AtomicU64,
     /// Finished epochs whose certificate says that they were shuffled poorly.

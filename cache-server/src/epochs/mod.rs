@@ -322,15 +322,17 @@ impl Epoch {
         self.ledger.close();
     }
 
-    /// Stops granting, because the job went on to a later epoch.
-    pub fn abandon(&self) {
+    /// Stops granting, because the job went on to a later epoch. Returns whether the epoch was open.
+    pub fn abandon(&self) -> bool {
         let mut inner = self.lock();
-        if inner.state == EpochState::Open {
+        let was_open = inner.state == EpochState::Open;
+        if was_open {
             inner.state = EpochState::Abandoned;
             inner.end();
         }
         drop(inner);
         self.changed.notify_waiters();
+        was_open
     }
 }
 

@@ -47,7 +47,10 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{
+            AtomicBool,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Instant,
 };
@@ -356,7 +359,11 @@ impl OpenJob {
             old.abandon();
         }
         let this = Arc::clone(self);
-        let epoch = blocking(move || this.open_epoch(number, begin)).await?;
+        let opened = blocking(move || this.open_epoch(number, begin)).await;
+        if opened.as_ref().is_err_and(JobError::is_file_damage) {
+            self.setup.context.counts.damaged.fetch_add(1, Relaxed);
+        }
+        let epoch = opened?;
         lock(&self.epochs).insert(number, Arc::clone(&epoch));
         Ok(epoch)
     }
@@ -403,7 +410,14 @@ impl OpenJob {
     fn make_room(&self, known: &[u64], number: u64) -> Result<(), JobError> {
         let mut epochs = lock(&self.epochs);
         for (_, old) in epochs.range(..number.saturating_sub(1)) {
-            old.abandon();
+            if old.abandon() {
+                self.setup.context.counts.abandoned.fetch_add(1, Relaxed);
+                tracing::warn!(
+                    job = %self.setup.job, epoch = old.number(),
+                    "the job went on to a later epoch without finishing this one: \
+                     it did not get every sample of it"
+                );
+            }
         }
         let others = known.iter().filter(|&&n| n != number).count();
         let too_many = (others + 1).saturating_sub(EPOCHS_MAX);

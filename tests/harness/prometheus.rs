@@ -53,6 +53,12 @@ impl Prometheus {
         this
     }
 
+    /// Returns the URL.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     fn try_query(&self, query: &str, time: Option<f64>) -> Option<Answer> {
         let mut c = Command::new("curl");
         c.args(["-sS", "--max-time", "10", "-G", "--data-urlencode"]).arg(format!("query={query}"));

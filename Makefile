@@ -11,19 +11,20 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SERVERS := $(or $(FLETCH_TEST_SERVERS),$(TARGET)/test-servers)
 comma := ,
 # In CI a missing component is a failure; on a laptop the same tests skip and print the reason.
-IN_CI := fuse trace python torch images strace prometheus root cgroup s3 azure http
+IN_CI := fuse trace python torch images strace prometheus chromium root cgroup s3 azure http
 FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 # Tests wait as much as they work.
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel dist image chart dashboards install ready-and-linted demo check test \
-    lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
+.PHONY: help build programs wheel dist image page chart dashboards install ready-and-linted demo check \
+    test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
     accept-allocator accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
     accept-contributing accept-dashboards accept-datasets-mount accept-dist accept-domains \
     accept-estimator accept-formats accept-fuzz accept-help accept-images accept-lines accept-lost-tests \
-    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-paragraphs \
-    accept-queries accept-questions accept-readme accept-sentences accept-structure accept-test-time
+    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-page \
+    accept-paragraphs accept-queries accept-questions accept-readme accept-sentences accept-structure \
+    accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -46,6 +47,9 @@ dist: programs ## what can be installed, in target/dist: a tarball, a Debian pac
 # BASE has a default for the accept targets below, which is no image.
 image: ## container images, by podman or docker; BASE=IMAGE: runtime base, BIN=DIR: programs built already
 	BASE="$(if $(filter-out file,$(origin BASE)),$(BASE))" BIN="$(BIN)" packaging/image.sh
+
+page: install ## the admin page's charting library, from npm's lock file
+	cache-server/page/build.sh "$(abspath $(SERVERS))/page/node_modules" cache-server/page/vendor
 
 demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
@@ -235,6 +239,10 @@ accept-datasets-mount: programs ## 200 datasets of 10,000 files in one process: 
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture
+
+# With FLETCH_PAGE_FIGURES=DIR it writes pictures.
+accept-page: programs ## the admin page in a browser: a stalled job, a failing origin, 1,000 jobs
+	FLETCH_PAGE=full $(TREE) --test page --no-capture -j1
 
 accept-queries: programs ## the queries of METRICS.md agree with the truth within 1 % on four workloads
 	FLETCH_QUERIES=full $(TREE) --test queries --no-capture -j1

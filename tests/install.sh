@@ -15,6 +15,7 @@ need npm npm
 need setpriv util-linux
 need strace strace
 need prometheus prometheus
+need chromium chromium
 PATH="$PATH:/usr/sbin" need mkfs.ext4 e2fsprogs
 PATH="$PATH:/usr/sbin" need nginx nginx-light
 # An interpreter on the path may be another one than Debian's: each needs its own venv.
@@ -55,6 +56,19 @@ if [ ! -x "$servers/azure/node_modules/.bin/azurite-blob" ]; then
     }
     if ! azurite && ! azurite; then
         echo "npm did not install azurite within 2 x 300 s: check the network, then run this again" >&2
+        exit 1
+    fi
+fi
+
+# The charting library of the admin page, and what drives a browser in its tests, by the hashes of the lock.
+page_list=$(dirname "$0")/../cache-server/page
+if ! cmp -s "$page_list/package-lock.json" "$servers/page/package-lock.json"; then
+    rm -rf "$servers/page"
+    mkdir -p "$servers/page"
+    cp "$page_list/package.json" "$page_list/package-lock.json" "$servers/page/"
+    if ! (cd "$servers/page" && timeout 300 npm ci --silent --no-fund --no-audit --ignore-scripts); then
+        rm -rf "$servers/page"
+        echo "npm did not install the packages of the admin page: check the network, then run this again" >&2
         exit 1
     fi
 fi

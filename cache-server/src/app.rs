@@ -22,8 +22,10 @@ mod stream;
 pub use crate::server::StartError;
 use crate::{
     config::Config,
+    dashboard::SAMPLE_EVERY,
     http,
     idle::IdleClock,
+    overview,
     server::{Phase, Server},
 };
 use axum::Router;
@@ -168,6 +170,8 @@ async fn run(
     leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut decide = tokio::time::interval(DECIDE_INTERVAL);
     decide.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut sample = tokio::time::interval(SAMPLE_EVERY);
+    sample.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut idle, mut idle_clock) = (tokio::time::interval(IDLE_INTERVAL), IdleClock::default());
     loop {
         tokio::select! {
@@ -184,6 +188,10 @@ async fn run(
             _ = decide.tick() => {
                 let server = Arc::clone(&app.server);
                 accepting.spawn_blocking(move || server.allocate_if_due());
+            }
+            _ = sample.tick() => {
+                let server = Arc::clone(&app.server);
+                accepting.spawn_blocking(move || overview::sample(&server));
             }
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {

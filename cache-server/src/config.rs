@@ -11,6 +11,7 @@ mod table;
 
 use crate::{
     auth::{AllowedHosts, NewToken, SocketAdmins},
+    dashboard::PrometheusUrl,
     limits::Limits,
     telemetry::{LogFileConfig, LogFormat},
 };
@@ -144,6 +145,8 @@ pub struct Config {
     pub local_dirs: Vec<LocalDir>,
     /// Where clients write version tables when they name no place. `None`: below the state directory.
     pub publish_uri: Option<OriginUri>,
+    /// The Prometheus that the admin page asks for long histories, or `None`.
+    pub prometheus: Option<PrometheusUrl>,
     /// The configured origins.
     pub origins: Vec<OriginConfig>,
     /// The file to which the server writes its URL when it is ready.
@@ -193,6 +196,7 @@ struct File {
     trace: Trace,
     local: Local,
     publish: Publish,
+    dashboard: Dashboard,
     limits: FileLimits,
     origin: Vec<OriginConfig>,
 }
@@ -220,6 +224,7 @@ section!(Log { format: String, file: String, file_bytes_max: ByteSize });
 section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
 section!(Publish { uri: String });
+section!(Dashboard { prometheus_url: String });
 section!(FileLimits {
     connections: u64,
     socket_connections: u64,

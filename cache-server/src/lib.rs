@@ -4,6 +4,7 @@
 //! - `fuzzing` has entrances to parsers, for `tests/fuzz`.
 //! - `app` owns every task, and states the order of the stop.
 //! - `http` maps requests to calls, and errors to replies.
+//! - `overview` reads the state for the admin page.
 //! - `metrics` writes what other rooms count. `server` holds the parts of a running server.
 //! - `jobs` declares and opens jobs; `warmups` fetches versions before jobs read them.
 //! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for
@@ -12,8 +13,9 @@
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
 //!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
 //!   what a user handed over.
-//! - `benefit` observes what jobs wait for, and `allocation` divides the disk; they, `idle`, `limits`,
-//!   `read_ahead`, `request_metrics` and `telemetry` use no other room.
+//! - `benefit` observes what jobs wait for, `allocation` divides the disk, and `dashboard` keeps the last
+//!   hour for the admin page; they, `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no
+//!   other room.
 
 mod accounting;
 mod allocation;
@@ -23,6 +25,7 @@ mod benefit;
 pub mod config;
 mod connections;
 mod credentials;
+mod dashboard;
 mod epochs;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -32,6 +35,7 @@ mod jobs;
 mod limits;
 mod metrics;
 mod mounts;
+mod overview;
 mod prefetch;
 mod read_ahead;
 mod request_metrics;

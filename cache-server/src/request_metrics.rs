@@ -5,7 +5,10 @@ use fletch_store::Tier;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, proto::MetricFamily,
 };
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 const BUCKETS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
@@ -22,6 +25,8 @@ pub struct RequestMetrics {
     total: IntCounterVec,
     seconds: HistogramVec,
     reads: ReadSeconds,
+    /// Requests of all routes, and those of them with a status from 500 on.
+    sums: [AtomicU64; 2],
 }
 
 /// How long reads of chunks took, by the tier that had the chunk.
@@ -70,7 +75,7 @@ impl RequestMetrics {
             flight: of(Tier::Flight),
             origin: of(Tier::Origin),
         };
-        RequestMetrics { registry, total, seconds, reads }
+        RequestMetrics { registry, total, seconds, reads, sums: Default::default() }
     }
 
     /// Counts a read of a chunk, which took so long from the request for the chunk until its bytes were here.
@@ -89,6 +94,14 @@ impl RequestMetrics {
     pub fn count(&self, route: &str, status: u16, took: Duration) {
         self.total.with_label_values(&[route, status.to_string().as_str()]).inc();
         self.seconds.with_label_values(&[route]).observe(took.as_secs_f64());
+        self.sums[0].fetch_add(1, Relaxed);
+        self.sums[1].fetch_add(u64::from(status >= 500), Relaxed);
+    }
+
+    /// Returns the number of requests, and of those with a status from 500 on.
+    #[must_use]
+    pub fn sums(&self) -> (u64, u64) {
+        (self.sums[0].load(Relaxed), self.sums[1].load(Relaxed))
     }
 
     /// Returns the metric families.

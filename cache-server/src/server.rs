@@ -7,6 +7,7 @@ use crate::{
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
     credentials::{HeldCredentials, is_personal},
+    dashboard::{DashboardState, Prometheus},
     epochs::JobContext,
     idle::Activity,
     jobs::Registry,
@@ -89,6 +90,11 @@ pub enum StartError {
         /// What to do.
         hint: &'static str,
     },
+    /// The client for Prometheus cannot be made.
+    #[error(
+        "dashboard.prometheus_url: the client cannot be made: {0}; install TLS certificates, or unset it"
+    )]
+    Prometheus(String),
     /// Another process listens on the socket.
     #[error("another server listens on {0}; stop it, or give another path with --socket")]
     SocketInUse(PathBuf),
@@ -157,6 +163,8 @@ pub struct Server {
     pub requests: RequestMetrics,
     /// What each tenant may use, and what it uses.
     pub tenants: Arc<Tenants>,
+    /// What the admin page needs beside the present state.
+    pub dashboard: DashboardState,
     /// Memory for samples that are read ahead of being sent.
     pub read_ahead: Arc<ReadAhead>,
     /// The tasks that outlive a request.
@@ -274,6 +282,8 @@ impl Server {
             error,
             hint: "check the permissions of --state-dir",
         })?;
+        let prometheus = config.prometheus.clone().map(Prometheus::new).transpose();
+        let prometheus = prometheus.map_err(|e| StartError::Prometheus(e.to_string()))?;
         let request_memory = RequestMemory::new(limits.request_memory_bytes());
         let table = TableLimits {
             tcp: limits.connections,
@@ -301,6 +311,7 @@ impl Server {
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts,
             requests: RequestMetrics::new(),
+            dashboard: DashboardState::new(prometheus),
             tenants,
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
             tasks,
@@ -366,6 +377,16 @@ impl Server {
     pub fn enter(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.access_changes.send_replace(());
+    }
+
+    /// Returns the name of the phase.
+    #[must_use]
+    pub fn phase_word(&self) -> &'static str {
+        match self.phase() {
+            Phase::Starting => "starting",
+            Phase::Ready => "ready",
+            Phase::Draining => "draining",
+        }
     }
 
     /// Returns the time since the start.

@@ -29,7 +29,7 @@ SET = 'dataset=~"$dataset"'
 WINDOW = "[$__rate_interval]"
 SHOWN = "[$__range]"
 # Requests of users: no probes, no metrics.
-USERS = 'route!~"/livez|/readyz|/metrics"'
+USERS = 'route!~"/livez|/startupz|/readyz|/metrics"'
 FAILED = f'{USERS},status=~"5..",status!="507"'
 
 

@@ -90,6 +90,18 @@ pub fn unknown_targets(path: &str, text: &str, makefile: &str) -> Vec<String> {
     out
 }
 
+/// Returns the packages of a `package.json`, one a line, with their versions.
+///
+/// # Panics
+/// If it is not valid.
+#[must_use]
+pub fn npm_packages(package: &str) -> String {
+    let package: serde_json::Value = serde_json::from_str(package).expect("package.json");
+    let lists = ["dependencies", "devDependencies"].into_iter().filter_map(|list| package[list].as_object());
+    let lines = lists.flatten().map(|(name, version)| format!("\n{name}={}", version.as_str().unwrap_or("")));
+    lines.collect()
+}
+
 /// Returns the packages that `tests/install.sh` and requirements files install, from any registry.
 #[must_use]
 pub fn installed(install: &str, requirements: &str) -> BTreeSet<String> {

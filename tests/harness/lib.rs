@@ -7,6 +7,7 @@
 
 pub mod attacks;
 pub mod bins;
+pub mod browser;
 pub mod cgroup;
 pub mod console;
 pub mod fixture;

@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// Returns the directory in which `tests/install.sh` installs the tools of the tests.
-fn servers() -> PathBuf {
+#[must_use]
+pub fn servers() -> PathBuf {
     let named = std::env::var_os("FLETCH_TEST_SERVERS").map(PathBuf::from);
     named.unwrap_or_else(|| bin_dir().parent().expect("target").join("test-servers"))
 }

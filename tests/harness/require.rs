@@ -24,6 +24,8 @@ pub enum Need {
     Images,
     /// `prometheus` and `curl`.
     Prometheus,
+    /// `chromium`, `node` and playwright-core.
+    Chromium,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
@@ -39,6 +41,7 @@ impl Need {
             Need::Torch => "torch",
             Need::Images => "images",
             Need::Prometheus => "prometheus",
+            Need::Chromium => "chromium",
             Need::Strace => "strace",
         }
     }
@@ -56,6 +59,11 @@ impl Need {
             Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
             Need::Images => crate::python::images().err(),
             Need::Prometheus if !on_path("prometheus") => Some("no prometheus".into()),
+            Need::Chromium if !on_path("chromium") => Some("no chromium".into()),
+            Need::Chromium if !on_path("node") => Some("no node".into()),
+            Need::Chromium if !crate::browser::modules().join("playwright-core").is_dir() => {
+                Some("no playwright-core: run tests/install.sh".into())
+            }
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),

@@ -90,6 +90,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["fuzzing"],
     &["app"],
     &["http"],
+    &["overview"],
     &["metrics"],
     &["server"],
     &["jobs", "warmups", "mounts"],
@@ -99,7 +100,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["tenants", "credentials"],
     &["config"],
     &["accounting", "state", "auth", "connections"],
-    &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation"],
+    &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation", "dashboard"],
 ];
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.

@@ -2,7 +2,7 @@
 
 use fletch_tests::{
     bins::{repo, run},
-    kit::{installed, phantoms, phony, targets, unknown_targets, untold},
+    kit::{installed, npm_packages, phantoms, phony, targets, unknown_targets, untold},
     require::{Need, have},
     tree::{Language, files, language},
 };
@@ -30,6 +30,7 @@ fn documents_call_targets_that_exist() {
 #[test]
 fn what_is_installed_is_in_the_table() {
     let requirements = read("tests/formats/requirements.txt") + &read("tests/chart/requirements.in");
+    let requirements = requirements + &npm_packages(&read("cache-server/page/package.json"));
     let installed = installed(&read("tests/install.sh"), &requirements);
     assert!(installed.len() > 20, "{installed:?}");
     let faults = untold(&installed, &read("tests/README.md"), "What `make test` installs");

@@ -346,8 +346,8 @@ fn an_origin_that_fails() {
     assert!((0.0..20.0).contains(&age), "{age}");
     let ready = String::from_utf8(stage.site.get("/readyz?verbose")).expect("text");
     assert!(ready.starts_with("ok\n") && ready.contains("failing: "), "{ready}");
-    let page = String::from_utf8(stage.site.get("/")).expect("html");
-    assert!(page.contains("Failing origins"), "{page}");
+    let problems = stage.site.json("/v1/dashboard")["problems"].to_string();
+    assert!(problems.contains("FletchOriginErrors"), "{problems}");
     let status = stdout(&run(command("fletch").args(["status", "--server", &stage.site.url])));
     assert!(
         status.contains(": degraded\nwhy    s3://bucket") && status.contains("failing origins"),

@@ -213,5 +213,5 @@ fn every_http_client_follows_no_redirect_and_reads_no_environment() {
             }
         }
     }
-    assert_eq!((clients, faults), (2, Vec::<String>::new()), "one client of servers, one of origins");
+    assert_eq!((clients, faults), (3, Vec::<String>::new()), "of servers, of origins, of Prometheus");
 }

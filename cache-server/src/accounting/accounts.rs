@@ -188,6 +188,12 @@ impl Accounts {
     /// Returns what jobs of some domains and tenants received of each dataset, and what that cost.
     #[must_use]
     pub fn jobs(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> Vec<JobUse> {
+        self.jobs_by_domain(wanted).into_values().collect()
+    }
+
+    /// As [`Accounts::jobs`], by the domain, the tenant, the job and the dataset.
+    #[must_use]
+    pub fn jobs_by_domain(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> BTreeMap<CostsOf, JobUse> {
         let mut jobs: BTreeMap<CostsOf, JobUse> = BTreeMap::new();
         for row in self.costs.rows().into_iter().filter(|r| wanted(&r.of.domain, &r.of.tenant)) {
             let (of, content) = (row.of, row.content);
@@ -220,7 +226,7 @@ impl Accounts {
                 *sum += tally.bytes.iter().map(|c| c[i].load(Relaxed)).sum::<u64>();
             }
         }
-        jobs.into_values().collect()
+        jobs
     }
 
     /// Returns sums by the labels of metrics, without empty ones.

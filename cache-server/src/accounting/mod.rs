@@ -5,6 +5,6 @@ mod accounts;
 mod costs;
 mod live_jobs;
 
-pub use accounts::{Accounts, Component, Cost, Tally};
-pub use costs::{JobCosts, NO_JOB, WARMUP, Waiting};
+pub use accounts::{Accounts, Component, Cost, EXPIRED, Tally};
+pub use costs::{CostsOf, JobCosts, NO_JOB, WARMUP, Waiting};
 pub use live_jobs::{JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs};

@@ -35,6 +35,8 @@ struct Log {
     requests: VecDeque<benefit::Served>,
     /// When the latest forgotten request ended.
     since: f64,
+    /// The bytes and the seconds of all requests, forgotten ones included.
+    sums: (u64, f64),
 }
 
 impl ServiceLog {
@@ -43,12 +45,20 @@ impl ServiceLog {
         let request =
             benefit::Served { start: seconds(begun), end: seconds(Instant::now()), samples: bytes as f64 };
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.sums.0 += bytes;
+        log.sums.1 += request.end - request.start;
         if log.requests.len() == REQUESTS_MAX
             && let Some(forgotten) = log.requests.pop_front()
         {
             log.since = log.since.max(forgotten.end);
         }
         log.requests.push_back(request);
+    }
+
+    /// Returns the bytes of all requests, and the sum of their times in seconds.
+    #[must_use]
+    pub fn sums(&self) -> (u64, f64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).sums
     }
 
     /// Returns the requests that ended at `from` or later, in samples of `sample_bytes`, and the time before
@@ -104,5 +114,6 @@ mod tests {
         let (rest, since) = log.requests(0.0, 100.0);
         assert_eq!((rest.len(), since), (REQUESTS_MAX, all[0].end));
         assert!(log.requests(f64::MAX, 100.0).0.is_empty());
+        assert_eq!(log.sums().0, 200 * (REQUESTS_MAX as u64 + 1), "sums forget nothing");
     }
 }

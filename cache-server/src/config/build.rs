@@ -5,6 +5,7 @@ use super::{
 };
 use crate::{
     auth::{AllowedHosts, SocketAdmins},
+    dashboard::PrometheusUrl,
     limits::{CACHE_MIN, Limits},
     telemetry::{LogFileConfig, LogFormat},
 };
@@ -237,6 +238,21 @@ impl ConfigBuilder<'_> {
         Some(uri)
     }
 
+    /// Returns where the Prometheus takes queries. `None` if the setting is empty.
+    fn prometheus(&mut self) -> Option<PrometheusUrl> {
+        let key = "dashboard.prometheus_url";
+        if self.text(key).is_empty() {
+            return None;
+        }
+        match self.text(key).parse() {
+            Ok(url) => Some(url),
+            Err(why) => {
+                self.fault(key, why);
+                None
+            }
+        }
+    }
+
     /// Checks that each origin names its domains where domains differ.
     fn check_origins(&mut self, origins: &[OriginConfig]) {
         for origin in origins {
@@ -281,6 +297,7 @@ impl ConfigBuilder<'_> {
             trace_dir: self.optional_path("trace.dir"),
             local_dirs: self.local_dirs(),
             publish_uri: self.publish_uri(&origins),
+            prometheus: self.prometheus(),
             origins,
             ready_file,
             effective,

@@ -289,6 +289,15 @@ pub(super) const SETTINGS: &[Setting] = &[
         ""
     ),
     setting!(
+        "dashboard.prometheus_url",
+        "dashboard-prometheus-url",
+        "URL",
+        "Prometheus that has scraped this server, http://HOST:PORT, which the admin page shows to admins for \
+            longer than an hour",
+        |f| text(&f.dashboard.prometheus_url),
+        ""
+    ),
+    setting!(
         "limits.connections",
         "limits-connections",
         "N",

@@ -225,6 +225,7 @@ fn other_value(s: &Setting) -> String {
             "FILE" => "/var/log/it's # \\ here",
             "DIR" => "/srv/it's # \\ here",
             "URI" => "file:///srv/tables",
+            "URL" => "http://prometheus.example:9090/p",
             value => panic!("{}: a value for {value}", s.key),
         },
     };

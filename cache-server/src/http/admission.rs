@@ -8,6 +8,7 @@ use super::{
     access::access,
     chunk_read::Payer,
     error::{ApiError, ApiResult},
+    page::is_public,
     response_body::Charge,
 };
 use crate::{
@@ -28,7 +29,8 @@ use fletch_core::{DatasetName, JobName, Root, Tenant};
 use fletch_store::ReaderKind;
 use std::{convert::Infallible, sync::Arc};
 
-/// Routes without authentication: probes, which a kubelet sends, and the public description of the API.
+/// Routes without authentication: probes, which a kubelet sends, and the public description of the API. The
+/// files of the admin page need none either.
 const UNAUTHENTICATED_ROUTES: [&str; 4] = [routes::LIVEZ, routes::STARTUPZ, routes::READYZ, routes::OPENAPI];
 
 /// Authenticates a request and checks that its role may use the route.
@@ -37,7 +39,7 @@ const UNAUTHENTICATED_ROUTES: [&str; 4] = [routes::LIVEZ, routes::STARTUPZ, rout
 /// [`Code::Unauthorized`] and [`Code::Forbidden`].
 pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     let path = request.uri().path();
-    if UNAUTHENTICATED_ROUTES.contains(&path) {
+    if UNAUTHENTICATED_ROUTES.contains(&path) || is_public(path) {
         return Ok(());
     }
     let peer = peer_of(request.extensions());
@@ -45,8 +47,6 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     server.credentials.check_reader(peer)?;
     let allowed = match path {
         routes::METRICS => principal.role.may_read_metrics(),
-        // The page shows the bytes of every tenant.
-        "/" => principal.role.may_see_all_tenants(),
         _ => principal.role.may_read(),
     };
     if !allowed {

@@ -4,51 +4,18 @@ use super::{admission::forbidden, error::ApiResult};
 use crate::{
     auth::{Peer, Principal},
     connections::Connection,
-    metrics::disk_state,
+    overview::{disk_info, origin_view},
     server::{PublishPlace, Server},
-    versions::OriginCondition,
 };
 use axum::{Extension, Json, extract::State};
 use fletch_api::{
-    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoDisk, InfoLimits,
-    OriginFailure, OriginList, OriginState, OriginView, Problem, Publish, frames::FRAMES_MAJOR,
+    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, OriginList,
+    OriginView, Problem, Publish, frames::FRAMES_MAJOR,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use fletch_core::{Domain, Tenant};
 use fletch_origin::OriginUri;
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
-
-/// Returns the state of the disk tier, with the chunks that a principal may know of (I7).
-///
-/// An admin sees the counts of the whole server and the details of a failure. Every other role sees the
-/// chunks of its own domain's datasets.
-fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
-    let report = server.store.disk()?.report();
-    let (state, detail) = disk_state(&report.state);
-    let tier = report.engine.as_ref();
-    let all = principal.role.may_see_all_tenants();
-    let (chunk_bytes, chunks) = match tier {
-        None => (0, 0),
-        Some(tier) if all => (tier.bytes, tier.chunks),
-        Some(tier) => {
-            let own = server.datasets_of(&principal.domain);
-            let own = tier.datasets.iter().filter(|d| own.contains(&d.dataset));
-            own.fold((0, 0), |(bytes, chunks), d| (bytes + d.bytes, chunks + d.chunks))
-        }
-    };
-    Some(InfoDisk {
-        state: state.to_owned(),
-        detail: detail.filter(|_| all),
-        policy: server.cache.policy.to_string(),
-        limit_bytes: tier.map(|t| t.limit).filter(|_| all),
-        capacity_bytes: tier.map(|t| t.capacity).filter(|_| all),
-        chunk_bytes,
-        chunks,
-    })
-}
+use std::sync::Arc;
 
 /// Returns where a client writes version tables when it names no place.
 ///
@@ -151,20 +118,7 @@ pub async fn origins(State(server): State<Arc<Server>>, principal: Principal) ->
 
 /// Returns the origins of registered datasets, sorted by domain and URI.
 pub fn origin_views(server: &Server) -> Vec<OriginView> {
-    let nanos = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let view = |o: OriginCondition| OriginView {
-        uri: o.uri,
-        domain: o.domain,
-        datasets: o.datasets,
-        state: if o.condition.failing { OriginState::Failing } else { OriginState::Ok },
-        requests: o.condition.calls,
-        failed: o.condition.failed,
-        last_error: o
-            .condition
-            .last_error
-            .map(|e| OriginFailure { why: e.why, at_ns: u64::try_from(nanos(e.at)).unwrap_or(u64::MAX) }),
-    };
-    server.versions.conditions().into_iter().map(view).collect()
+    server.versions.conditions().into_iter().map(origin_view).collect()
 }
 
 /// Returns the accounts that a principal may see.

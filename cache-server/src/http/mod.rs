@@ -12,6 +12,7 @@ mod chunk_read;
 mod chunks;
 mod cluster;
 mod credentials;
+mod dashboard;
 mod datasets;
 mod entry_read;
 mod epochs;
@@ -95,6 +96,12 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::origins))
         .routes(documented!(allocation::get))
         .routes(documented!(credentials::list, credentials::give))
+        .routes(documented!(dashboard::get))
+        .routes(documented!(dashboard::events))
+        .routes(documented!(dashboard::history))
+        .routes(documented!(dashboard::job))
+        .routes(documented!(dashboard::receipt))
+        .routes(documented!(dashboard::dataset))
         .routes(documented!(health::livez))
         .routes(documented!(health::startupz))
         .routes(documented!(health::readyz))
@@ -132,7 +139,9 @@ pub fn router(server: Arc<Server>) -> Router {
                 async move { Json((*description).clone()) }
             }),
         )
-        .route("/", get(page::page))
+        .route(routes::PAGE, get(page::page))
+        .route(routes::PAGE_FILE, get(page::file))
+        .route(routes::RUNBOOK, get(page::runbook))
         .fallback(|| async {
             ApiError::new(Code::NotFound, "the server has no such route", "see /v1/openapi.json")
         })

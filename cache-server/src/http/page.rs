@@ -1,166 +1,99 @@
-//! `GET /`: an overview of the server for people. Plain HTML without scripts.
+//! The admin page at `/` and the runbooks: fixed files that are part of the program.
+//!
+//! They hold no data, so that a browser gets them without a token; the page asks for the token and sends it
+//! with its requests for data (`dashboard.rs`). The policy of these answers lets a page load from this server
+//! only, and run no text of a name as code.
 
-use super::cluster::{accounts_of, origin_views};
-use crate::{auth::Principal, server::Server};
-use axum::{extract::State, response::Html};
-use fletch_api::{DatasetUse, OriginState};
-use fletch_settings::ByteSize;
-use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+use super::error::{ApiError, ApiResult};
+use axum::{
+    extract::Path,
+    http::{HeaderName, header},
+    response::{IntoResponse as _, Response},
+};
+use fletch_api::{Code, dashboard::Alert, routes};
+use rust_embed::Embed;
 
-/// The most rows of a table.
-const ROWS_MAX: usize = 200;
+/// What a browser may load and run for the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src \
+    'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 \
-    1rem;color:#222}\
-h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse;width:100%}\
-th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;vertical-align:top}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}.bad td{color:#a00}code{font-size:.9em}";
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const IMAGE: &str = "image/svg+xml";
+const TEXT: &str = "text/plain; charset=utf-8";
 
-fn escape(s: &str) -> String {
-    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+macro_rules! file {
+    ($name:literal, $kind:expr) => {
+        ($name, $kind, include_str!(concat!("../../page/", $name)))
+    };
 }
 
-/// Formats bytes for people, with one decimal.
-fn size(n: u64) -> String {
-    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.iter().find(|(unit, _)| n >= *unit) {
-        Some((unit, name)) => {
-            let tenths = u128::from(n) * 10 / u128::from(*unit);
-            format!("{}.{} {name}", tenths / 10, tenths % 10)
-        }
-        None => format!("{n} B"),
-    }
+/// The files of the page.
+const FILES: [(&str, &str, &str); 13] = [
+    file!("icon.svg", IMAGE),
+    file!("page.css", STYLE),
+    file!("main.js", SCRIPT),
+    file!("access.js", SCRIPT),
+    file!("charts.js", SCRIPT),
+    file!("dom.js", SCRIPT),
+    file!("words.js", SCRIPT),
+    file!("overview.js", SCRIPT),
+    file!("job.js", SCRIPT),
+    file!("dataset.js", SCRIPT),
+    file!("runbook.js", SCRIPT),
+    file!("vendor/uPlot.js", SCRIPT),
+    file!("vendor/uPlot.css", STYLE),
+];
+
+/// The runbooks, whichever there are when the program is built.
+#[derive(Embed)]
+#[folder = "../docs/runbooks"]
+#[include = "*.md"]
+#[allow_missing = true]
+struct Runbooks;
+
+/// Whether a path is that of a file without data, which needs no token.
+pub fn is_public(path: &str) -> bool {
+    path == routes::PAGE || path.starts_with("/page/") || path.starts_with("/runbooks/")
+}
+
+fn answer(kind: &'static str, text: impl Into<axum::body::Body>) -> Response {
+    let headers: [(HeaderName, &str); 6] = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // A new release has other files under the same names.
+        (header::CACHE_CONTROL, "no-cache"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ];
+    (headers, text.into()).into_response()
 }
 
 /// Returns the page.
-pub async fn page(State(server): State<Arc<Server>>, principal: Principal) -> Html<String> {
-    Html(render(&server, &principal).unwrap_or_else(|_| "the page could not be formatted".to_owned()))
+pub async fn page() -> Response {
+    answer(HTML, include_str!("../../page/index.html"))
 }
 
-fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Error> {
-    let mut out = String::with_capacity(4096);
-    let s = server.store.stats();
-    write!(
-        out,
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Fletch</title><style>{STYLE}</style>"
-    )?;
-    write!(out, "<h1>Fletch {} at {}</h1>", env!("CARGO_PKG_VERSION"), escape(&server.url))?;
-    write!(
-        out,
-        "<p>{:?} for {} s, {} connections, {} jobs. <a href=\"/metrics\">metrics</a> · <a \
-            href=\"/v1/accounts\">accounts</a> · <a href=\"/v1/openapi.json\">API</a></p>",
-        server.phase(),
-        server.uptime().as_secs(),
-        server.connections.open(),
-        server.live_jobs.len(),
-    )?;
-    failing_origins(&mut out, server)?;
-    datasets(&mut out, server, principal)?;
-    write!(out, "<h2>Bytes delivered</h2><table><tr><th>job<th>result<th>tier<th>bytes</tr>")?;
-    let mut rows: BTreeMap<_, u64> = BTreeMap::new();
-    for a in accounts_of(server, principal) {
-        *rows.entry((a.key.job, a.key.result, a.key.tier)).or_default() += a.bytes;
-    }
-    for ((job, result, tier), bytes) in rows.iter().take(ROWS_MAX) {
-        write!(
-            out,
-            "<tr><td>{}<td>{}<td>{}<td class=\"n\">{}</tr>",
-            escape(job.as_str()),
-            result.as_str(),
-            tier.as_str(),
-            size(*bytes)
-        )?;
-    }
-    write!(out, "</table><h2>Memory</h2><table>")?;
-    let (parts, blocks) = server.versions.table_memory();
-    for (label, n) in [
-        ("chunks cached", s.cached_bytes),
-        ("chunk buffers alive", s.live_bytes),
-        ("version tables", parts + blocks),
-    ] {
-        write!(out, "<tr><td>{label}<td class=\"n\">{}</tr>", size(n))?;
-    }
-    write!(
-        out,
-        "<tr><td>limit of chunk buffers<td class=\"n\">{}</tr></table>",
-        ByteSize(server.limits.store_bytes())
-    )?;
-    let counts = &server.versions.corruption;
-    let wrong = [&counts.changed, &counts.corrupt, &counts.missing, &counts.tables]
-        .map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
-    write!(
-        out,
-        "<h2>Origin</h2><table><tr><td>bytes fetched<td class=\"n\">{}</tr><tr><td>fetches failed<td \
-            class=\"n\">{}</tr>\
-         <tr><td>objects changed, corrupt, missing; tables damaged<td class=\"n\">{}, {}, {}; {}</tr>\
-         </table></html>",
-        size(s.fetched_bytes),
-        s.fetch_errors,
-        wrong[0],
-        wrong[1],
-        wrong[2],
-        wrong[3],
-    )?;
-    Ok(out)
+/// Returns a file of the page.
+pub async fn file(Path(name): Path<String>) -> ApiResult {
+    let found = FILES.iter().find(|(known, ..)| *known == name);
+    let (_, kind, text) = found.ok_or_else(|| {
+        ApiError::new(Code::NotFound, "the page has no such file", "open / and reload the page")
+    })?;
+    Ok(answer(kind, *text))
 }
 
-/// Writes a warning for each origin that fails now.
-fn failing_origins(out: &mut String, server: &Server) -> std::fmt::Result {
-    let origins = origin_views(server);
-    let failing: Vec<_> = origins.iter().filter(|o| o.state == OriginState::Failing).collect();
-    if failing.is_empty() {
-        return Ok(());
-    }
-    write!(
-        out,
-        "<h2>Failing origins</h2><table class=\"bad\"><tr><th>origin<th>datasets<th>last error</tr>"
-    )?;
-    for origin in failing.iter().take(ROWS_MAX) {
-        let names: Vec<_> = origin.datasets.iter().map(|d| d.as_str()).collect();
-        let why = origin.last_error.as_ref().map_or("it does not answer", |e| e.why.as_str());
-        write!(
-            out,
-            "<tr><td><code>{}</code><td>{}<td>{}</tr>",
-            escape(&origin.uri),
-            escape(&names.join(", ")),
-            escape(why)
-        )?;
-    }
-    write!(out, "</table>")
-}
-
-/// Writes the datasets: where they lie, how much of each is cached, and what the cache saved.
-fn datasets(out: &mut String, server: &Server, principal: &Principal) -> std::fmt::Result {
-    write!(
-        out,
-        "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables<th>cached<th>delivered<th>from the \
-            origin<th>avoided</tr>"
-    )?;
-    let uses = server.dataset_uses(|domain| *domain == principal.domain);
-    let uses: BTreeMap<_, _> = uses.iter().map(|u| (&u.dataset, u)).collect();
-    let datasets = server.registrations.list(&principal.domain);
-    for d in datasets.iter().map(|e| &e.dataset) {
-        let of = |n: fn(&DatasetUse) -> u64| uses.get(&d.name).map_or(0, |u| n(u));
-        write!(
-            out,
-            "<tr><td>{}<td><code>{}</code><td><code>{}</code><td class=\"n\">{}<td class=\"n\">{}<td \
-                class=\"n\">{}<td class=\"n\">{}</tr>",
-            escape(d.name.as_str()),
-            escape(&d.uri),
-            escape(&d.tables),
-            size(of(|u| u.cached_bytes.unwrap_or(0))),
-            size(of(|u| u.delivered_bytes)),
-            size(of(|u| u.origin_bytes)),
-            size(of(|u| u.avoided_bytes)),
-        )?;
-    }
-    if datasets.is_empty() {
-        write!(
-            out,
-            "<tr><td colspan=\"7\">no dataset is registered: <code>fletch register NAME URI</code></tr>"
-        )?;
-    }
-    write!(out, "</table>")
+/// Returns the runbook of an alert, as Markdown.
+pub async fn runbook(Path(name): Path<String>) -> ApiResult {
+    // Only names of alerts reach the files.
+    let known = Alert::ALL.into_iter().find(|alert| alert.as_str() == name);
+    let text = known.and_then(|alert| Runbooks::get(&format!("{}.md", alert.as_str())));
+    let text = text.ok_or_else(|| {
+        ApiError::new(Code::NotFound, "there is no runbook of that name", "see docs/runbooks of this release")
+    })?;
+    Ok(answer(TEXT, text.data.into_owned()))
 }
 
 #[cfg(test)]
@@ -168,8 +101,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_texts_are_for_people() {
-        assert_eq!((size(0), size(1536), size(5 << 30)), ("0 B".into(), "1.5 KiB".into(), "5.0 GiB".into()));
-        assert_eq!(escape("<a&\">"), "&lt;a&amp;&quot;&gt;");
+    fn every_problem_that_the_page_names_has_a_runbook() {
+        for alert in Alert::ALL {
+            let found = Runbooks::get(&format!("{}.md", alert.as_str()));
+            let text = found.map(|f| String::from_utf8_lossy(&f.data).into_owned()).unwrap_or_default();
+            assert!(text.starts_with("# "), "docs/runbooks/{}.md has no title", alert.as_str());
+        }
+    }
+
+    #[test]
+    fn the_page_is_small_and_names_no_other_host() {
+        let page = include_str!("../../page/index.html");
+        let all: Vec<_> =
+            FILES.iter().map(|(name, _, text)| (*name, *text)).chain([("index", page)]).collect();
+        let bytes: usize = all.iter().map(|(_, text)| text.len()).sum();
+        assert!(bytes <= 150_000, "the files have {bytes} bytes");
+        for (name, text) in all {
+            let hosts = text.match_indices("://").filter(|(at, _)| {
+                // The name space of SVG is no address, and the library names its home in a comment.
+                let from = text[..*at].rfind(|c: char| !c.is_ascii_alphabetic()).map_or(0, |i| i + 1);
+                let line = text[from..].lines().next().unwrap_or_default();
+                !line.starts_with("http://www.w3.org/") && !line.starts_with("https://github.com/leeoniya")
+            });
+            assert_eq!(hosts.count(), 0, "{name} names another host");
+            assert!(!text.contains("innerHTML") || name.starts_with("vendor/"), "{name} writes HTML");
+        }
     }
 }

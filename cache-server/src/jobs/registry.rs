@@ -80,6 +80,17 @@ impl RegisteredJob {
         })
     }
 
+    fn line(&self) -> JobLine {
+        JobLine {
+            id: self.known.id(),
+            name: self.known.ask.name.clone(),
+            dataset: self.known.dataset.clone(),
+            root: self.known.root,
+            epoch: self.opened.get().and_then(|job| job.last_epoch()),
+            sweep: self.opened.get().and_then(|job| job.sweep_size()),
+        }
+    }
+
     /// Returns whether the job is open and had no request and no live lease for longer than `ttl_ns`.
     fn is_idle(&self, now_ns: u64, ttl_ns: u64) -> bool {
         let Some(opened) = self.opened.get() else { return false };
@@ -278,19 +289,22 @@ impl Registry {
             let mine = all.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
             mine.cloned().collect()
         };
-        let mut lines: Vec<JobLine> = jobs
-            .iter()
-            .map(|s| JobLine {
-                id: s.known.id(),
-                name: s.known.ask.name.clone(),
-                dataset: s.known.dataset.clone(),
-                root: s.known.root,
-                epoch: s.opened.get().and_then(|job| job.last_epoch()),
-                sweep: s.opened.get().and_then(|job| job.sweep_size()),
-            })
-            .collect();
+        let mut lines: Vec<JobLine> = jobs.iter().map(|s| s.line()).collect();
         lines.sort_by(|a, b| a.name.cmp(&b.name));
         lines
+    }
+
+    /// Returns all jobs, each with its domain and tenant.
+    #[must_use]
+    pub fn all(&self) -> Vec<(Domain, Tenant, JobLine)> {
+        let jobs: Vec<_> = lock(&self.jobs).values().cloned().collect();
+        jobs.iter().map(|s| (s.known.domain.clone(), s.known.tenant.clone(), s.line())).collect()
+    }
+
+    /// Returns a job of any tenant that is open already. For admins, who do not keep it open by asking.
+    #[must_use]
+    pub fn peek(&self, id: &str) -> Option<Arc<OpenJob>> {
+        lock(&self.jobs).get(id).and_then(|s| s.opened.get().cloned())
     }
 
     /// Returns a declared job, opened if it was not. `sources` and `source` lead to its bytes.

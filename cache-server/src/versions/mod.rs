@@ -101,6 +101,8 @@ pub struct OriginCondition {
     pub datasets: Vec<DatasetName>,
     /// What its calls did.
     pub condition: ConditionView,
+    /// The bytes of content that were read there, and the sum of the times of these reads in seconds.
+    pub reads: (u64, f64),
 }
 
 type Slot = Arc<OnceCell<Arc<Sources>>>;
@@ -214,11 +216,16 @@ impl Versions {
             let uris = [&entry.dataset.uri, &entry.dataset.tables];
             for uri in uris.into_iter().filter_map(|uri| OriginUri::parse(uri).ok()) {
                 let domain = entry.domain.clone();
-                let row = out.entry((domain.clone(), uri.to_string())).or_insert_with(|| OriginCondition {
-                    domain: domain.clone(),
-                    uri: uri.to_string(),
-                    datasets: Vec::new(),
-                    condition: known.get(&(domain, uri)).map(|home| home.condition()).unwrap_or_default(),
+                let row = out.entry((domain.clone(), uri.to_string())).or_insert_with(|| {
+                    let (domain, text) = (domain.clone(), uri.to_string());
+                    let home = known.get(&(domain.clone(), uri));
+                    OriginCondition {
+                        domain,
+                        uri: text,
+                        datasets: Vec::new(),
+                        condition: home.map(|home| home.condition()).unwrap_or_default(),
+                        reads: home.map(|home| home.reads().sums()).unwrap_or_default(),
+                    }
                 });
                 if !row.datasets.contains(&entry.dataset.name) {
                     row.datasets.push(entry.dataset.name.clone());
@@ -278,6 +285,21 @@ impl Versions {
             *largest = size.max(*largest);
         }
         out
+    }
+
+    /// Returns the open versions of a dataset: content bytes, entries, and when each was made, in nanoseconds
+    /// since 1970.
+    #[must_use]
+    pub fn opened(&self, domain: &Domain, dataset: &DatasetName) -> BTreeMap<Root, (u64, u64, u64)> {
+        let slots = self.open.iter().filter(|(key, _)| key.0 == *domain);
+        let sources = slots.filter_map(|(_, slot)| slot.get().cloned());
+        sources
+            .filter(|s| s.dataset() == dataset)
+            .map(|s| {
+                let manifest = s.first.version.manifest();
+                (s.first.version.root(), (manifest.bytes, manifest.entries, manifest.created_ns()))
+            })
+            .collect()
     }
 
     /// Returns the number of open versions.

@@ -324,7 +324,7 @@ impl Versions {
     }
 
     /// Reads a tag of a dataset from the dataset's own tables: no other dataset knows it.
-    pub(super) async fn tag(&self, entry: &Registration, tag: &TagName) -> Result<TagDoc, VersionError> {
+    pub async fn tag(&self, entry: &Registration, tag: &TagName) -> Result<TagDoc, VersionError> {
         let tables = self.tables_of(entry)?;
         let path = paths::tag(tag);
         let got = match timeout(DOCUMENT_TIMEOUT, tables.get(&path, None, None)).await {

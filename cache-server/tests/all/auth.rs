@@ -47,8 +47,10 @@ async fn nobody_gets_in_without_a_token_and_no_token_and_a_wrong_one_are_one_ans
     let (node, _dir) = node(&tree, "").await;
     let chunk = routes::chunk(root, Hash::of(&tree.files["a.bin"]));
     let paths = [
-        "/",
         "/metrics",
+        "/v1/dashboard",
+        "/v1/dashboard/events",
+        "/v1/dashboard/history",
         "/v1/info",
         "/v1/datasets",
         "/v1/accounts",
@@ -83,7 +85,7 @@ async fn nobody_gets_in_without_a_token_and_no_token_and_a_wrong_one_are_one_ans
     answers.dedup();
     assert_eq!(answers.len(), 1, "one answer for all: {answers:?}");
     assert!(answers[0].1.contains("\"unauthorized\""));
-    for open in ["/livez", "/startupz", "/readyz", "/v1/openapi.json"] {
+    for open in ["/livez", "/startupz", "/readyz", "/v1/openapi.json", "/", "/page/main.js"] {
         assert_eq!(status(node.get(open)).await, 200, "{open}");
     }
     node.running.shutdown().await;

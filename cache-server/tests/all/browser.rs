@@ -35,7 +35,17 @@ async fn a_page_that_rebinds_its_name_to_this_machine_reads_and_changes_nothing(
     let node = Node::serving(&tree, &[]).await;
     let file = routes::file(root, "a.bin");
     let foreign = format!("evil.example:{}", node.addr().port());
-    for path in ["/", "/metrics", "/v1/datasets", "/v1/info", "/v1/openapi.json", "/no/route", &file] {
+    for path in [
+        "/",
+        "/page/main.js",
+        "/v1/dashboard",
+        "/metrics",
+        "/v1/datasets",
+        "/v1/info",
+        "/v1/openapi.json",
+        "/no/route",
+        &file,
+    ] {
         let r = node.get(path).header("host", &foreign).send().await.expect("answer");
         let p = problem(r, Code::Misdirected).await;
         assert!(p.detail.contains("evil.example") && p.hint.contains("auth.hosts"), "{p}");

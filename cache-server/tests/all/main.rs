@@ -15,6 +15,7 @@ mod connections;
 mod contract;
 mod credentials;
 mod crowded;
+mod dashboard;
 mod datasets;
 mod domains;
 mod echoes;

@@ -106,8 +106,8 @@ async fn one_failed_call_shows_everywhere_until_the_origin_answers_again() {
     let ready = text(&node, "/readyz?verbose").await;
     assert!(ready.starts_with("ok\norigins 1 of 1 failing\norigin s3://"), "{ready}");
     assert_eq!(text(&node, "/readyz").await, "ok\n", "without the word, one line as before");
-    let page = text(&node, "/").await;
-    assert!(page.contains("Failing origins") && page.contains("access denied"), "{page}");
+    let page = text(&node, "/v1/dashboard").await;
+    assert!(page.contains("FletchOriginErrors") && page.contains("access denied"), "{page}");
     assert_eq!(node.metric("fletch_origin_failing{dataset=\"set\"}").await, 1);
     assert!(node.metric("fletch_origin_calls_failed_total{dataset=\"set\"}").await > 0);
 
@@ -116,7 +116,7 @@ async fn one_failed_call_shows_everywhere_until_the_origin_answers_again() {
     let list = until_state(&node, OriginState::Ok).await;
     assert!(list.origins[0].last_error.is_some(), "the last error stays");
     assert_eq!(node.metric("fletch_origin_failing{dataset=\"set\"}").await, 0);
-    assert!(!text(&node, "/").await.contains("Failing origins"));
+    assert!(!text(&node, "/v1/dashboard").await.contains("FletchOriginErrors"));
     node.running.shutdown().await;
 }
 
@@ -153,7 +153,7 @@ async fn an_origin_whose_tables_alone_fail_shows_within_ten_seconds() {
             assert!(begun.elapsed() < Duration::from_secs(10), "{fault:?}: {ready}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert!(text(&node, "/").await.contains("Failing origins"), "{fault:?}");
+        assert!(text(&node, "/v1/dashboard").await.contains("FletchOriginErrors"), "{fault:?}");
         assert_eq!(node.metric("fletch_origin_failing{dataset=\"set\"}").await, 1, "{fault:?}");
         assert!(begun.elapsed() < Duration::from_secs(10), "{fault:?}: {:?}", begun.elapsed());
         assert_ne!(asked.await.expect("task").expect("answer").status(), StatusCode::OK);

@@ -9,6 +9,7 @@ pub mod batch;
 pub mod benefit;
 pub mod cluster;
 pub mod credentials;
+pub mod dashboard;
 pub mod datasets;
 pub mod epochs;
 pub mod frames;

@@ -151,6 +151,8 @@ codes! {
     Deadline = "deadline", Unavailable, Some(504), "the request took too long";
     /// The server is starting or stopping.
     NotReady = "not_ready", Unavailable, None, "the server is not ready";
+    /// The Prometheus of the server's settings did not answer a query of the admin page.
+    PrometheusFailed = "prometheus_failed", Unavailable, None, "Prometheus did not answer";
     /// The server has reached a limit. Wait, then retry.
     Overloaded = "overloaded", Overloaded, None, "the server is at its limit";
     /// The server has a defect.

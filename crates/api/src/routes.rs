@@ -76,8 +76,26 @@ pub const INFO: &str = "/v1/info";
 pub const ORIGINS: &str = "/v1/origins";
 /// GET: the accounts of delivered bytes.
 pub const ACCOUNTS: &str = "/v1/accounts";
+/// GET: what the admin page shows now.
+pub const DASHBOARD: &str = "/v1/dashboard";
+/// GET: what the admin page shows, as a stream of events.
+pub const DASHBOARD_EVENTS: &str = "/v1/dashboard/events";
+/// GET: the numbers of the admin page over time.
+pub const DASHBOARD_HISTORY: &str = "/v1/dashboard/history";
+/// GET: a job as the admin page shows it.
+pub const DASHBOARD_JOB: &str = "/v1/dashboard/jobs/{id}";
+/// GET: the receipt of a finished epoch of a job that the admin page shows.
+pub const DASHBOARD_RECEIPT: &str = "/v1/dashboard/jobs/{id}/epochs/{epoch}/receipt";
+/// GET: a dataset as the admin page shows it.
+pub const DASHBOARD_DATASET: &str = "/v1/dashboard/datasets/{domain}/{name}";
 /// GET: the OpenAPI description of this API.
 pub const OPENAPI: &str = "/v1/openapi.json";
+/// GET: the admin page.
+pub const PAGE: &str = "/";
+/// GET: a file of the admin page.
+pub const PAGE_FILE: &str = "/page/{*file}";
+/// GET: the runbook of an alert.
+pub const RUNBOOK: &str = "/runbooks/{name}";
 /// GET: whether the process runs.
 pub const LIVEZ: &str = "/livez";
 /// GET: whether the server has started.

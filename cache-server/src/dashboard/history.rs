@@ -185,7 +185,9 @@ mod tests {
     #[test]
     fn rates_are_of_one_domain_or_of_all() {
         let mut history = History::default();
-        [(0, 0, 0), (5, 500, 10), (10, 500, 10)].map(|(at, n, e)| history.push(sample(at, n, e)));
+        for (at_s, delivered, errors) in [(0, 0, 0), (5, 500, 10), (10, 500, 10)] {
+            history.push(sample(at_s, delivered, errors));
+        }
         let values = |h: &DashboardHistory, name: &str| {
             h.series.iter().find(|s| s.name == name).map(|s| s.values.clone())
         };

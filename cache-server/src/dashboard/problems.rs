@@ -284,6 +284,7 @@ mod tests {
             ..Counts::default()
         };
         let healthy = Findings {
+            at_ns: 0,
             disk: Some(("on", None)),
             origins: &[origin(OriginState::Ok)],
             jobs: &[

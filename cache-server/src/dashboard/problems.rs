@@ -269,8 +269,10 @@ mod tests {
                 job: JobName::new("train").expect("name"),
                 version: "latest".to_owned(),
                 problem: problem.map(str::to_owned),
+                reads: None,
             },
             seen_ns: 0,
+            benefit: None,
         }
     }
 

@@ -408,7 +408,8 @@ def check_readers(pods, test, contents, prefix, register, move, start, mount_pod
     until("a running pod follows a moved tag", 15, lambda: in_reader(
         'cat "$MOUNT/fletch-test-new/train/added.txt"') == "of the second version")
     took = time.monotonic() - began
-    expect(in_reader('readlink "$MOUNT/fletch-test-new"') != old, f"it follows a moved tag after {took:.1f} s")
+    new = in_reader('readlink "$MOUNT/fletch-test-new"')
+    expect(new != old, f"it follows a moved tag after {took:.1f} s")
     same = in_reader(f'cmp "$MOUNT/{old}/train/cat/8.txt" /tmp/original/train/cat/8.txt && '
                      f'ls "$MOUNT/{old}/train"')
     expect(same == "cat\ndog\nempty.txt", "a reader of the old version goes on, and sees that version only")

@@ -11,13 +11,13 @@ pub(super) struct StreamTurns(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     is_taken: bool,
-    waiting: FairQueue<oneshot::Sender<Turn>>,
+    waiting: FairQueue<oneshot::Sender<StreamTurn>>,
 }
 
 /// The turn of one request: nobody else waits for a permit of the origin meanwhile. Dropping it gives the
 /// turn to the next one.
 #[derive(Debug)]
-pub(super) struct Turn(Arc<StreamTurns>);
+pub(super) struct StreamTurn(Arc<StreamTurns>);
 
 impl StreamTurns {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -26,7 +26,7 @@ impl StreamTurns {
     }
 
     /// Waits for the turn of a request of a stream for `bytes` bytes. The caller bounds the time.
-    pub async fn acquire(self: &Arc<Self>, stream: &Stream, weight: f64, bytes: u32) -> Turn {
+    pub async fn acquire(self: &Arc<Self>, stream: &Stream, weight: f64, bytes: u32) -> StreamTurn {
         loop {
             let (sender, receiver) = oneshot::channel();
             self.lock().waiting.push(stream, weight, bytes, sender);
@@ -43,13 +43,13 @@ impl StreamTurns {
             let next = self.lock().next();
             let Some(sender) = next else { return };
             // Without the lock: if the caller is gone, the turn is dropped here and goes to the next one.
-            drop(sender.send(Turn(Arc::clone(self))));
+            drop(sender.send(StreamTurn(Arc::clone(self))));
         }
     }
 }
 
 impl State {
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+    fn next(&mut self) -> Option<oneshot::Sender<StreamTurn>> {
         if self.is_taken {
             return None;
         }
@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-impl Drop for Turn {
+impl Drop for StreamTurn {
     fn drop(&mut self) {
         self.0.lock().is_taken = false;
         self.0.serve_waiting();

@@ -197,7 +197,7 @@ mod tests {
         let stop = CancellationToken::new();
         let tasks = tokio_util::task::TaskTracker::new();
         let serving = tasks.spawn(serve(listener, Arc::new(Snapshot::default), stop.clone()));
-        assert!(ask(address).await.contains("fletch_mount_requests_total"));
+        assert!(ask(address).await.contains("fletch_mount_read_bytes_total"));
         let before = sockets();
         let mut idle = Vec::new();
         for _ in 0..100 {

@@ -137,8 +137,8 @@ mod tests {
         ) {
             let mut queue = FairQueue::default();
             let mut served = vec![0.0; weights.len()];
-            for i in 0..weights.len() {
-                (0..2).for_each(|k| queue.push(&stream(i), weights[i], lengths[k], (i, lengths[k])));
+            for (i, &weight) in weights.iter().enumerate() {
+                (0..2).for_each(|k| queue.push(&stream(i), weight, lengths[k], (i, lengths[k])));
             }
             let longest = f64::from(*lengths.iter().max().expect("some"));
             for &bytes in &lengths {

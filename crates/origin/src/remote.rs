@@ -16,7 +16,7 @@ use crate::retry::retrying;
 use crate::shared_permits::{SharedPermit, SharedPermits};
 use crate::stats::Counters;
 use crate::transport::{Answered, BadAnswer, warn_of_ignored_proxy};
-use crate::uri::Scheme;
+use crate::uri::{Scheme, check_plain_path};
 use crate::{OriginConfig, OriginError, OriginLimits, OriginPace};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -422,6 +422,9 @@ fn connect_timeout(limits: OriginLimits) -> Duration {
 impl RemotePrefix {
     fn key(&self, what: &str, path: &str) -> Result<Key, OriginError> {
         let full = if self.prefix.is_empty() { path.to_owned() } else { format!("{}/{path}", self.prefix) };
+        if self.remote.scheme.is_plain() {
+            check_plain_path(&full)?;
+        }
         // Not `Key::from`, which would encode the name.
         Key::parse(full).map_err(|e| OriginError::invalid(what, e))
     }

@@ -27,6 +27,9 @@ use object_store::client::{
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+/// The longest pause for which an origin may ask. A wrong clock or a hostile origin must not stop its reads.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+
 /// The most bytes of an error body that are read.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 
@@ -219,12 +222,13 @@ async fn refusal(parts: &http::response::Parts, body: Body) -> BadAnswer {
     }
 }
 
-/// Parses the value of `Retry-After`: seconds, or an HTTP date.
+/// Parses the value of `Retry-After`: seconds, or an HTTP date. Returns at most [`RETRY_AFTER_MAX`].
 fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
-    match text.trim().parse() {
+    let asked = match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
         Err(_) => httpdate::parse_http_date(text).ok().map(|at| at.duration_since(now).unwrap_or_default()),
-    }
+    };
+    asked.map(|asked| asked.min(RETRY_AFTER_MAX))
 }
 
 #[cfg(test)]
@@ -238,5 +242,9 @@ mod tests {
         assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:47 GMT", now), Some(Duration::from_secs(10)));
         assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:27 GMT", now), Some(Duration::ZERO));
         assert_eq!(retry_after("soon", now), None);
+        // Found by the fuzzer: the end of such a pause is no time that a clock can show.
+        for long in ["9223372036854775808", "18446744073709551615", "Fri, 31 Dec 9999 23:59:59 GMT"] {
+            assert_eq!(retry_after(long, now), Some(RETRY_AFTER_MAX), "{long}");
+        }
     }
 }

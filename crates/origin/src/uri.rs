@@ -154,6 +154,9 @@ impl OriginUri {
         Ok(OriginUri(match &self.0 {
             Address::Local(dir) => Address::Local(dir.join(rel)),
             Address::Store { scheme, host, path } => {
+                if scheme.is_plain() {
+                    check_plain_path(rel)?;
+                }
                 let path = if path.is_empty() { rel.to_owned() } else { format!("{path}/{rel}") };
                 Address::Store { scheme: *scheme, host: host.clone(), path }
             }
@@ -334,6 +337,7 @@ fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
     let path = names.join("/");
     if !path.is_empty() {
         check_path(&path)?;
+        check_plain_path(&path)?;
     }
     Ok(OriginUri(Address::Store { scheme, host, path }))
 }
@@ -360,6 +364,18 @@ pub(crate) fn check_path(path: &str) -> Result<(), OriginError> {
     } else {
         return Ok(());
     };
+    Err(OriginError::invalid(format!("{:?}", path.chars().take(200).collect::<String>()), why))
+}
+
+/// Checks a path at a plain server, beside [`check_path`].
+///
+/// The parser of URLs drops tabs and line breaks, encoded or not, after the path was checked. So `.\t.` would
+/// become `..` and lead out of the prefix.
+pub(crate) fn check_plain_path(path: &str) -> Result<(), OriginError> {
+    if !path.contains(['\t', '\n', '\r']) {
+        return Ok(());
+    }
+    let why = "a name at a plain HTTP server must not contain a tab or a line break";
     Err(OriginError::invalid(format!("{:?}", path.chars().take(200).collect::<String>()), why))
 }
 

@@ -51,6 +51,9 @@ fn invalid_uris_are_rejected_with_a_reason() {
         ("https://host/a%2Fb", "slash"),
         ("https://host/a%ff", "UTF-8"),
         ("https://host/a//b", "empty"),
+        ("https://host/a\rb`", "line break"),
+        ("https://host/pub/.%0D./secret", "line break"),
+        ("https://host/pub/.\t./secret", "line break"),
         ("/da\0ta", "NUL"),
     ] {
         let error = OriginUri::parse(text).expect_err(text);

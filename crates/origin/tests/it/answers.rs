@@ -381,3 +381,38 @@ async fn addresses_that_are_refused_are_refused_at_the_start() {
     Origins::new(vec![at(format!("http://10.0.0.7:{port}"), false)], limits(2_000)).expect("private");
     assert_eq!(hits.load(SeqCst), 0);
 }
+
+/// Found by the fuzzer. The end of such a pause was a time that no clock can show.
+#[tokio::test]
+async fn an_origin_that_asks_for_an_endless_pause_is_throttled() {
+    for long in ["9223372036854775808", "18446744073709551615", "Fri, 31 Dec 9999 23:59:59 GMT"] {
+        let server = ScriptedServer::start(move |_| answer("503 Slow", &[("Retry-After", long)], b""));
+        for config in [store(&server), plain(&server)] {
+            let origin = open(config);
+            for _ in 0..2 {
+                let error = origin.get("x", None, None).await.expect_err("throttled");
+                assert!(matches!(error, OriginError::Throttled { .. }), "{long}: {error:?}");
+            }
+        }
+    }
+}
+
+/// Found by the fuzzer. URLs lose tabs and line breaks, so such a name would be `..`.
+#[tokio::test]
+async fn no_name_leads_out_of_the_prefix_of_a_plain_server() {
+    let server = ScriptedServer::start(|_| answer("200 OK", &[("ETag", "\"e\"")], BODY));
+    let prefix = format!("{}/pub", server.endpoint());
+    let origin = open(OriginConfig { prefix, ..plain(&server) });
+    origin.get("x", None, None).await.expect("read");
+    for name in
+        [".\t./secret", ".\r./secret", "a/.\n./.\t./secret", "%2e./secret", "..%2fsecret", ".\\./secret"]
+    {
+        if let Err(error) = origin.get(name, None, None).await {
+            assert!(matches!(error, OriginError::Invalid { .. }), "{name:?}: {error:?}");
+        }
+        assert!(origin.head(name).await.is_err() || !name.contains(['\t', '\r', '\n']), "{name:?}");
+    }
+    let asked = server.heads();
+    let outside = asked.iter().find(|head| !head.split(' ').nth(1).is_some_and(|at| at.starts_with("/pub/")));
+    assert_eq!(outside, None, "{asked:#?}");
+}

@@ -82,6 +82,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             page.len()
         ),
         format!("HTTP/1.1 503 Slow\r\nRetry-After: 0\r\nContent-Length: {}\r\n\r\n{error}", error.len()),
+        "HTTP/1.1 503 Slow\r\nRetry-After: 9223372036854775808\r\nContent-Length: 0\r\n\r\n".to_owned(),
         "HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n".to_owned(),
         "HTTP/1.1 416 Past\r\nContent-Range: bytes */2\r\nContent-Length: 0\r\n\r\n".to_owned(),
         "HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 2-4/*\r\n\r\n\

@@ -69,6 +69,7 @@ pub fn name_seeds() -> Vec<Vec<u8>> {
         "file:///data",
         "gs://bucket",
         "https://host:8080/base/",
+        "https://host/a%0Db/.%09./c",
         "/data/üx",
         "unix:/run/x.sock",
         "64MiB",

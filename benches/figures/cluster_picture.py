@@ -79,11 +79,12 @@ def mark(arm, x, y):
 def draw(rows):
     width, left, right, top, pitch = 960, 300, 910, 118, 46
     bottom = top + pitch * len(rows) - 6
-    about = "A row for each kind of cluster, with a sign for each way to divide the cache. " + "; ".join(
-        f"{cluster}: " + ", ".join(f"{ARMS[arm]} {arms[arm]:.2f}" for arm in ARMS) for cluster, arms in rows.items()
-    )
+    about = "A row for each kind of cluster, with a sign for each way to divide the cache."
+    for cluster, arms in rows.items():
+        about += f" {cluster}: " + ", ".join(f"{ARMS[arm]} {arms[arm]:.2f}" for arm in ARMS) + "."
     svg = Svg(width, bottom + 70, "Mean slowdown of the jobs of a cluster", about, STYLE, DARK)
-    svg.text(24, 34, "Time of a job, as a multiple of its time without waiting for data (lower is better)", "title")
+    title = "Time of a job, as a multiple of its time without waiting for data (lower is better)"
+    svg.text(24, 34, title, "title")
     x = 24
     for arm, name in ARMS.items():
         svg.out.append(mark(arm, x + 7, 62))
@@ -94,7 +95,8 @@ def draw(rows):
     for tick in TICKS:
         svg.line(at(tick), top - 22, at(tick), bottom, "grid")
         svg.text(at(tick), bottom + 20, f"{tick:g}", "note", "middle")
-    svg.text((left + right) / 2, bottom + 46, f"mean over jobs and {SEEDS} seeds, logarithmic", "note", "middle")
+    axis = f"mean over jobs and {SEEDS} seeds, logarithmic"
+    svg.text((left + right) / 2, bottom + 46, axis, "note", "middle")
     for i, (cluster, arms) in enumerate(rows.items()):
         y = top + pitch * i
         svg.text(left - 22, y + 4.5, cluster, "", "end")

@@ -89,8 +89,8 @@ pub struct BatchTimes {
     /// The time of the training step, in nanoseconds.
     #[serde(default)]
     pub stepped_ns: u64,
-    /// The time that the device computed for the step, or for an earlier one, in nanoseconds. Absent if nobody
-    /// knows it.
+    /// The time that the device computed for the step, or for an earlier one, in nanoseconds. Absent if
+    /// nobody knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_ns: Option<u64>,
     /// Whether the training loop itself prepares batches, so that it computes nothing meanwhile.

@@ -101,8 +101,8 @@ pub struct Mount {
     pub announced: AnnounceMount,
     /// The time of the last announcement, in nanoseconds since 1970.
     pub seen_ns: u64,
-    /// What cache is worth to the programs in the mount. Absent until it announced itself twice, and for older
-    /// mounts.
+    /// What cache is worth to the programs in the mount. Absent until it announced itself twice, and for
+    /// older mounts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benefit: Option<MountBenefit>,
 }

@@ -183,7 +183,7 @@ credentials
 #[test]
 fn a_mount_shows_what_more_cache_can_gain_at_most() {
     let mut s = full(100);
-    let mut shown = |state, most_rate| {
+    let mut shown = |state, most_rate: Option<u64>| {
         s.mounts[0].benefit = Some(MountBenefit { state, rate: most_rate.map(|_| 1024), most_rate });
         tables::mounts(&s).render(9).lines().last().expect("a row").to_owned()
     };

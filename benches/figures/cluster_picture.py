@@ -79,9 +79,9 @@ def mark(arm, x, y):
 def draw(rows):
     width, left, right, top, pitch = 960, 300, 910, 118, 46
     bottom = top + pitch * len(rows) - 6
-    numbers = {c: ", ".join(f"{ARMS[arm]} {arms[arm]:.2f}" for arm in ARMS) for c, arms in rows.items()}
-    about = "A row for each kind of cluster, with a sign for each way to divide the cache. "
-    about += "; ".join(f"{cluster}: {text}" for cluster, text in numbers.items())
+    about = "A row for each kind of cluster, with a sign for each way to divide the cache."
+    for cluster, arms in rows.items():
+        about += f" {cluster}: " + ", ".join(f"{ARMS[arm]} {arms[arm]:.2f}" for arm in ARMS) + "."
     svg = Svg(width, bottom + 70, "Mean slowdown of the jobs of a cluster", about, STYLE, DARK)
     title = "Time of a job, as a multiple of its time without waiting for data (lower is better)"
     svg.text(24, 34, title, "title")
@@ -95,8 +95,8 @@ def draw(rows):
     for tick in TICKS:
         svg.line(at(tick), top - 22, at(tick), bottom, "grid")
         svg.text(at(tick), bottom + 20, f"{tick:g}", "note", "middle")
-    note = f"mean over jobs and {SEEDS} seeds, logarithmic"
-    svg.text((left + right) / 2, bottom + 46, note, "note", "middle")
+    axis = f"mean over jobs and {SEEDS} seeds, logarithmic"
+    svg.text((left + right) / 2, bottom + 46, axis, "note", "middle")
     for i, (cluster, arms) in enumerate(rows.items()):
         y = top + pitch * i
         svg.text(left - 22, y + 4.5, cluster, "", "end")

@@ -225,7 +225,7 @@ impl Job {
     }
 
     /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped, and the device's
-    /// time of a step, of this one or of an earlier one. `in_loop` says that the loop prepares batches.
+    /// time of this step or of an earlier one. `in_loop` says that the loop itself prepares batches.
     ///
     /// The ack is durable when this returns. `report` is called as in `Reader.next`. `None` means that the
     /// server did not answer `within` this many seconds.

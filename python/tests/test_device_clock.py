@@ -1,4 +1,4 @@
-"""The device's time of a step, by events. The events here keep the rules of CUDA's, without a device."""
+"""The device's time of a step, by events that keep the rules of CUDA's. No test needs a device."""
 
 from __future__ import annotations
 

@@ -95,6 +95,13 @@ fn a_mount_has_a_bound_while_it_reads_and_no_gain_when_the_kernel_serves_it() {
     };
     assert!(status().contains("/s  at most "), "{}", status());
 
+    // The server looks for new versions meanwhile, but reads no file.
+    let gets = || {
+        let of_files = |(key, n): (String, u64)| key.contains("set/d").then_some(n);
+        origin.counts().gets.into_iter().filter_map(of_files).sum::<u64>()
+    };
+    let requests = gets();
+    assert!(requests >= FILES, "{:?}", origin.counts());
     until("the kernel is seen to serve both", 2 * ANNOUNCED, || {
         let again = read(&mount.dir, Duration::ZERO);
         assert!(again < took / 2, "the pages are cached: {again:?}");
@@ -103,6 +110,7 @@ fn a_mount_has_a_bound_while_it_reads_and_no_gain_when_the_kernel_serves_it() {
     });
     assert_eq!(row(&mount.dir)["benefit"], serde_json::json!({"state": "kernel"}));
     assert_eq!(status().matches("  no gain: page cache  ").count(), 2, "{}", status());
+    assert_eq!(gets(), requests);
     mount.stop();
 }
 

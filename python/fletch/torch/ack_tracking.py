@@ -216,7 +216,7 @@ class AckTracker:
         Waits for the server unless ``within`` seconds are left to try.
         """
         token, own_ns = tracked.batch.held, tracked.prepared_ns
-        # A loop that prepares its batches computes nothing meanwhile, so its part counts, not the workers'.
+        # A loop that prepares its batches computes nothing meanwhile, so its time counts, not the workers'.
         prepared_ns = own_ns if own_ns > 0 else tracked.batch.prepared_ns
         times = (tracked.waited_ns + own_ns, prepared_ns, stepped_ns, tracked.device_ns)
         in_loop = tracked.in_loop

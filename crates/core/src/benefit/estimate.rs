@@ -258,9 +258,10 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     // The loop of a device that runs ahead does not see steps while it waits for data. Nor does a rank that
     // never comes last show how long it steps.
     let shows_steps = steps.device.is_some() || steps.shown_ranks >= steps.ranks;
+    let stepped = if steps.prepare() { steps.host } else { computed };
     let is_sure = is_fed
         || steps.waited < WAIT_LITTLE * steps.elapsed
-        || (shows_steps && computed > STEPS_PART * steps.elapsed)
+        || (shows_steps && stepped > STEPS_PART * steps.elapsed)
         || preparation < PREPARATION_LIMITS * now;
     let parts = parts(now, compute, most_rate, is_fed);
     let mut out = Estimate {

@@ -3,7 +3,8 @@
 //! Such a program sends no acknowledgements. A mount sees when the kernel asks it for bytes, and what it
 //! delivered. Between two reads the program computes, decodes or sleeps: it *thinks*.
 //!
-//! I1. The bound is never below the rate that the program would have if its reads took no time.
+//! I1. The bound is not below the rate that the program would have if the mount answered at once. The time in
+//!     which a request travels between kernel and mount counts as thinking: more cache does not change it.
 //!
 //! That rate is `bytes / think time`, if the program does one thing after the other. If it reads ahead, or
 //! has several processes, a part of its thinking falls into reads. Then the mount sees less think time than

@@ -2,8 +2,8 @@
 //! server and real mounts under load, and returns data.
 //!
 //! Some queries return nothing on a healthy machine. [`EMPTY`] lists them, and the test makes each of them
-//! return data. `tests/chart` checks that the files are what their script writes, and that they have the types
-//! of Grafana.
+//! return data. `tests/chart` checks that the files are what their script writes, and that they have the
+//! types of Grafana.
 //!
 //! `make accept-dashboards` runs this with more data.
 

@@ -24,6 +24,8 @@ pub enum Need {
     Images,
     /// `prometheus` and `curl`.
     Prometheus,
+    /// `nginx`, which serves plain files over HTTP.
+    Http,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
@@ -39,6 +41,7 @@ impl Need {
             Need::Torch => "torch",
             Need::Images => "images",
             Need::Prometheus => "prometheus",
+            Need::Http => "http",
             Need::Strace => "strace",
         }
     }
@@ -56,6 +59,9 @@ impl Need {
             Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
             Need::Images => crate::python::images().err(),
             Need::Prometheus if !on_path("prometheus") => Some("no prometheus".into()),
+            Need::Http if !on_path("nginx") && !Path::new("/usr/sbin/nginx").is_file() => {
+                Some("no nginx".into())
+            }
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),

@@ -26,6 +26,8 @@ pub enum Need {
     Prometheus,
     /// `chromium`, `node` and playwright-core.
     Chromium,
+    /// `nginx`, which serves plain files over HTTP.
+    Http,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
@@ -42,6 +44,7 @@ impl Need {
             Need::Images => "images",
             Need::Prometheus => "prometheus",
             Need::Chromium => "chromium",
+            Need::Http => "http",
             Need::Strace => "strace",
         }
     }
@@ -63,6 +66,9 @@ impl Need {
             Need::Chromium if !on_path("node") => Some("no node".into()),
             Need::Chromium if !crate::browser::modules().join("playwright-core").is_dir() => {
                 Some("no playwright-core: run tests/install.sh".into())
+            }
+            Need::Http if !on_path("nginx") && !Path::new("/usr/sbin/nginx").is_file() => {
+                Some("no nginx".into())
             }
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),

@@ -230,7 +230,12 @@ fn every_diagnostic_command_runs() {
     if !have(&[Need::Prometheus, Need::Fuse, Need::Root]) {
         return;
     }
-    let stage = Stage::start("size = \"64MiB\"\n", tree(24, 20_000), true);
+    // A file system of its own, which `du` walks quickly.
+    let scratch = TempDir::with_prefix("fletch-alerts-disk-").expect("scratch");
+    let disk = Disk::new(&scratch.path().join("disk"), "100m");
+    let cache = disk.0.join("cache").display().to_string();
+    let mut stage = Stage::start(&format!("dir = \"{cache}\"\nsize = \"64MiB\"\n"), tree(24, 20_000), true);
+    stage.variables.push(("CACHE_DIR", cache));
     assert!(stage.get("f000"));
     let alerts = stage.prometheus.alerts();
     assert_eq!(alerts.len(), 12, "{:?}", alerts.keys());
@@ -253,7 +258,7 @@ fn every_diagnostic_command_runs() {
 
 #[test]
 fn a_server_that_stopped_is_started_again() {
-    if !have(&[Need::Prometheus, Need::Fuse, Need::Root]) {
+    if !have(&[Need::Prometheus, Need::Fuse, Need::Root]) || !is_full() {
         return;
     }
     let stage = Stage::start("size = \"64MiB\"\n", tree(4, 20_000), true);

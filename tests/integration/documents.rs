@@ -203,7 +203,7 @@ fn how_to_train_from_python_does_what_it_says() {
 
 #[test]
 fn how_to_find_why_a_job_waits_does_what_it_says() {
-    if have(&[Need::Python, Need::Torch, Need::Images, Need::Prometheus]) {
+    if have(&[Need::Python, Need::Torch, Need::Images, Need::Prometheus, Need::Http]) {
         execute("docs/howto/why-does-my-job-wait.md", &[]);
     }
 }

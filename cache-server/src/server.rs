@@ -527,8 +527,8 @@ impl Server {
         (tier.policy() == Policy::Fletch).then(|| tier.capacity())
     }
 
-    /// Decides about the shares of origins, and about those of the disk if that is due. Takes up to 50 ms with
-    /// 200 datasets.
+    /// Decides about the shares of origins, and about those of the disk if that is due. Takes up to 50 ms
+    /// with 200 datasets.
     pub fn allocate_if_due(&self) {
         self.tenants.set_stream_weights(self.registry.stream_weights());
         let is_due = || self.allocator.is_due(self.registry.running(), self.cache.decision_interval);

@@ -10,7 +10,7 @@
 //! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for
 //!   them.
 //! - `versions` opens versions, locates their bytes and fetches them.
-//! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
+//! - `cluster` knows the other servers. `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
 //!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
 //!   what a user handed over.
 //! - `benefit` observes what jobs wait for, `allocation` divides the disk, and `dashboard` keeps the last
@@ -22,6 +22,7 @@ mod allocation;
 pub mod app;
 mod auth;
 mod benefit;
+mod cluster;
 pub mod config;
 mod connections;
 mod credentials;

@@ -57,7 +57,7 @@ pub async fn startupz(State(server): State<Arc<Server>>) -> ApiResult<&'static s
     params(("verbose" = Option<String>, Query, description = "Add a line for each part of the server")),
     responses(
         (status = 200, description = "The server takes requests", body = String, content_type = "text/plain"),
-        (status = 503, description = "The server is starting or stopping", body = Problem,
+        (status = 503, description = "The server is starting or stopping, or waits for its cluster", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
@@ -68,6 +68,9 @@ pub async fn readyz(
 ) -> ApiResult<String> {
     let verbose = query.is_some_and(|q| q.split('&').any(|p| p.split('=').next() == Some("verbose")));
     let detail = match server.phase() {
+        Phase::Ready if server.cluster.not_ready().is_some() => {
+            return Err(not_ready(&server.cluster.not_ready().unwrap_or_default()));
+        }
         Phase::Ready if verbose => {
             // The route needs no token: without a role that may read metrics, names stay secret (I7).
             let principal = authenticate(&server, request.headers(), peer_of(request.extensions()));

@@ -232,7 +232,12 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &[],
         &[(vec![], stats.failed_calls)],
     )?;
-    page.gauge("fletch_cluster_view", "Number of the view of the cluster", &[], &[(vec![], view.core.number())])?;
+    page.gauge(
+        "fletch_cluster_view",
+        "Number of the view of the cluster",
+        &[],
+        &[(vec![], view.core.number())],
+    )?;
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)

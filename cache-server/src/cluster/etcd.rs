@@ -209,7 +209,8 @@ impl Etcd {
         let login = match &config.user {
             None => None,
             Some((user, path)) => {
-                let password = String::from_utf8_lossy(&read(path)?).trim_end_matches(['\r', '\n']).to_owned();
+                let password =
+                    String::from_utf8_lossy(&read(path)?).trim_end_matches(['\r', '\n']).to_owned();
                 Some((user.clone(), password))
             }
         };
@@ -252,7 +253,8 @@ impl Etcd {
             })
             .collect();
         let is_read = ops.iter().all(|op| matches!(op, Op::Read { .. }));
-        let txn: Txn = self.call("/v3/kv/txn", &json!({"compare": compare, "success": success}), is_read).await?;
+        let txn: Txn =
+            self.call("/v3/kv/txn", &json!({"compare": compare, "success": success}), is_read).await?;
         let reads = txn.responses.into_iter().filter_map(|part| part.response_range.map(|range| range.kvs));
         Ok(Outcome { revision: txn.header.revision, succeeded: txn.succeeded, reads: reads.collect() })
     }
@@ -273,7 +275,8 @@ impl Etcd {
     /// # Errors
     /// [`EtcdError`].
     pub async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
-        let kept: KeptAlive = self.call("/v3/lease/keepalive", &json!({"ID": lease.to_string()}), true).await?;
+        let kept: KeptAlive =
+            self.call("/v3/lease/keepalive", &json!({"ID": lease.to_string()}), true).await?;
         Ok(kept.result.ttl > 0)
     }
 
@@ -293,13 +296,14 @@ impl Etcd {
     /// # Errors
     /// [`EtcdError`]. The caller watches again.
     pub async fn watch(&self, keys: &[(String, bool)], news: impl Fn()) -> Result<(), EtcdError> {
-        let requests: Vec<String> = keys
-            .iter()
-            .map(|(key, is_prefix)| match is_prefix {
-                false => json!({"create_request": {"key": base64(key)}}).to_string(),
-                true => json!({"create_request": {"key": base64(key), "range_end": range_end(key)}}).to_string(),
-            })
-            .collect();
+        let requests: Vec<String> =
+            keys.iter()
+                .map(|(key, is_prefix)| match is_prefix {
+                    false => json!({"create_request": {"key": base64(key)}}).to_string(),
+                    true => json!({"create_request": {"key": base64(key), "range_end": range_end(key)}})
+                        .to_string(),
+                })
+                .collect();
         let at = self.current.load(Relaxed);
         let failed = |why: String| {
             self.leave(at);
@@ -355,7 +359,8 @@ impl Etcd {
 
     fn request(&self, at: usize, path: &str) -> reqwest::RequestBuilder {
         let base = self.endpoint(at).as_str().trim_end_matches('/');
-        let request = self.http.post(format!("{base}{path}")).header(header::CONTENT_TYPE, "application/json");
+        let request =
+            self.http.post(format!("{base}{path}")).header(header::CONTENT_TYPE, "application/json");
         let token = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match token {
             Some(token) => request.header(header::AUTHORIZATION, token),

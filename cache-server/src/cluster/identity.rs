@@ -44,7 +44,12 @@ impl Identity {
     pub fn open(dir: &Path, cluster: &str, id: &MemberId) -> Result<Self, ClusterError> {
         let path = dir.join(IDENTITY_FILE);
         let Some(known) = read::<Identity>(&path)? else {
-            let new = Identity { cluster: cluster.to_owned(), uid: None, id: id.clone(), incarnation: random_hex() };
+            let new = Identity {
+                cluster: cluster.to_owned(),
+                uid: None,
+                id: id.clone(),
+                incarnation: random_hex(),
+            };
             write(&path, &new)?;
             return Ok(new);
         };

@@ -221,7 +221,9 @@ impl EtcdMember {
             () = watch => {}
         }
         if tokio::time::timeout(LEAVE_TIMEOUT, self.leave(&session)).await.is_err() {
-            tracing::warn!("etcd did not answer at the stop; the other servers see it after cluster.member_ttl");
+            tracing::warn!(
+                "etcd did not answer at the stop; the other servers see it after cluster.member_ttl"
+            );
         }
     }
 
@@ -306,10 +308,13 @@ impl EtcdMember {
     async fn read(&self) -> Result<Snapshot, RoundError> {
         let one = |key| Op::Read { key, is_prefix: false };
         let members = Op::Read { key: self.keys.members(), is_prefix: true };
-        let found = self.etcd.transact(&[], &[one(self.keys.cluster()), one(self.keys.ring()), members]).await?;
+        let found =
+            self.etcd.transact(&[], &[one(self.keys.cluster()), one(self.keys.ring()), members]).await?;
         let bad = |kv: &KeyValue, why| RoundError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why);
         let mut snapshot = Snapshot::default();
-        for (at, kv) in found.reads.iter().enumerate().flat_map(|(at, kvs)| kvs.iter().map(move |kv| (at, kv))) {
+        for (at, kv) in
+            found.reads.iter().enumerate().flat_map(|(at, kvs)| kvs.iter().map(move |kv| (at, kv)))
+        {
             match at {
                 0 => snapshot.cluster = Some(from_text(&kv.value).map_err(|e| bad(kv, e))?),
                 1 => {
@@ -370,7 +375,10 @@ impl EtcdMember {
     fn reached(&self) {
         let mut contact = lock(&self.contact);
         if !contact.is_up {
-            tracing::info!(view = self.views.borrow().core.number(), "this server is in touch with its cluster");
+            tracing::info!(
+                view = self.views.borrow().core.number(),
+                "this server is in touch with its cluster"
+            );
         }
         contact.joined = true;
         contact.is_up = true;

@@ -47,7 +47,9 @@ pub enum ClusterError {
         error: std::io::Error,
     },
     /// The certificates cannot be used.
-    #[error("the client for etcd cannot be made: {0}; check cluster.ca_file, cluster.cert_file and cluster.key_file")]
+    #[error(
+        "the client for etcd cannot be made: {0}; check cluster.ca_file, cluster.cert_file and cluster.key_file"
+    )]
     Tls(String),
     /// The state directory belongs to another member.
     #[error(

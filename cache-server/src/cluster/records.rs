@@ -157,7 +157,8 @@ mod tests {
             r#"{"format":1,"incarnation":"00ff","url":"http://10.0.0.1:7380","zone":"a","build":"0.1.0","phase":"restarting"}"#
         );
         assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record));
-        let ring = r#"{"format":1,"members":[{"id":"b","url":"u","weight":7},{"id":"a","url":"v","weight":1}]}"#;
+        let ring =
+            r#"{"format":1,"members":[{"id":"b","url":"u","weight":7},{"id":"a","url":"v","weight":1}]}"#;
         assert_eq!(from_text::<Ring>(ring.as_bytes()).expect("a ring").members()[0].id.as_str(), "a");
         let newer = ring.replace("\"format\":1", "\"format\":2");
         assert!(from_text::<Ring>(newer.as_bytes()).expect_err("newer").contains("format 2"));

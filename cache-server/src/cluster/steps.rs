@@ -107,9 +107,9 @@ pub fn next_step(
         _ => {}
     }
     let here = snapshot.members.get(&own.id);
-    if let Some(other) = here.filter(|m| {
-        m.value.incarnation != own.record.incarnation && m.value.phase != MemberPhase::Restarting
-    }) {
+    if let Some(other) = here
+        .filter(|m| m.value.incarnation != own.record.incarnation && m.value.phase != MemberPhase::Restarting)
+    {
         return Err(Refusal::IdInUse { id: own.id.clone(), url: other.value.url.clone() });
     }
     // The revision that this lease's put had: a record of the same text can be of an earlier lease.

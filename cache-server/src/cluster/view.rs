@@ -149,7 +149,8 @@ mod tests {
     fn a_single_server_looks_as_before_with_more_fields() {
         let view = ClusterView::single(id("h"), "http://127.0.0.1:1".into());
         let text = serde_json::to_string(&view.to_api()).expect("JSON");
-        let (old, new) = (r#"{"view":1,"members":[{"id":"h","url":"http://127.0.0.1:1","weight":1"#, r#","up":true"#);
+        let (old, new) =
+            (r#"{"view":1,"members":[{"id":"h","url":"http://127.0.0.1:1","weight":1"#, r#","up":true"#);
         assert!(text.starts_with(old) && text.contains(new), "{text}");
     }
 
@@ -162,8 +163,12 @@ mod tests {
         let records = [("a", MemberPhase::Up), ("b", MemberPhase::Restarting), ("d", MemberPhase::Up)];
         let records = records.into_iter().map(|(name, phase)| (id(name), record(phase))).collect();
         let view = ClusterView::new(12, ring, records);
-        let told: Vec<_> =
-            view.to_api().members.into_iter().map(|m| (m.id, m.weight, m.up, m.state.expect("new"))).collect();
+        let told: Vec<_> = view
+            .to_api()
+            .members
+            .into_iter()
+            .map(|m| (m.id, m.weight, m.up, m.state.expect("new")))
+            .collect();
         assert_eq!(
             told,
             [

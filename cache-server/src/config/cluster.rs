@@ -46,7 +46,10 @@ impl ConfigBuilder<'_> {
     fn check_embedded(&mut self) {
         for key in OF_ETCD {
             if !self.text(key).is_empty() {
-                self.fault(key, "has no effect with cluster.coordinator = embedded; set it to etcd, or unset this");
+                self.fault(
+                    key,
+                    "has no effect with cluster.coordinator = embedded; set it to etcd, or unset this",
+                );
             }
         }
     }
@@ -87,7 +90,9 @@ impl ConfigBuilder<'_> {
         let identity = self.pair("cluster.cert_file", "cluster.key_file");
         let identity = identity.map(|(cert, key)| (PathBuf::from(cert), PathBuf::from(key)));
         let ca_file = self.optional_path("cluster.ca_file");
-        for (key, is_set) in [("cluster.ca_file", ca_file.is_some()), ("cluster.cert_file", identity.is_some())] {
+        for (key, is_set) in
+            [("cluster.ca_file", ca_file.is_some()), ("cluster.cert_file", identity.is_some())]
+        {
             if is_set && endpoints.iter().any(|e| e.scheme() != "https") {
                 self.fault(key, "needs https:// endpoints; change cluster.endpoints, or unset this");
             }
@@ -115,7 +120,10 @@ impl ConfigBuilder<'_> {
         for item in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
             match plain_url(item) {
                 Some(url) => endpoints.push(url),
-                None => self.fault(key, format!("{item:?} is no endpoint; write http://HOST:2379 or https://HOST:2379")),
+                None => self.fault(
+                    key,
+                    format!("{item:?} is no endpoint; write http://HOST:2379 or https://HOST:2379"),
+                ),
             }
         }
         if endpoints.is_empty() && text.is_empty() {

@@ -391,14 +391,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         |f| text(&f.cluster.stale_max),
         "off"
     ),
-    setting!(
-        "cluster.user",
-        "cluster-user",
-        "NAME",
-        "User of etcd",
-        |f| text(&f.cluster.user),
-        ""
-    ),
+    setting!("cluster.user", "cluster-user", "NAME", "User of etcd", |f| text(&f.cluster.user), ""),
     setting!(
         "cluster.password_file",
         "cluster-password-file",

@@ -96,13 +96,15 @@ pub async fn cluster(
     if !wait.is_zero() && !is_news(&seen) {
         let permit = server.cluster.waiters.try_acquire().map_err(|_| {
             let detail = format!("{WAITERS_MAX} requests wait for another view");
-            ApiError::new(Code::Overloaded, detail, "wait and send the request again, or send it without wait_ms")
+            ApiError::new(
+                Code::Overloaded,
+                detail,
+                "wait and send the request again, or send it without wait_ms",
+            )
         })?;
         // A server that stops ends its waits.
         let mut phases = server.access_changes.subscribe();
-        let stopping = async {
-            while server.phase() != Phase::Draining && phases.changed().await.is_ok() {}
-        };
+        let stopping = async { while server.phase() != Phase::Draining && phases.changed().await.is_ok() {} };
         tokio::select! {
             _ = views.wait_for(|view| is_news(view)) => {}
             () = stopping => {}
@@ -150,7 +152,9 @@ pub async fn drain(
 impl From<DrainError> for ApiError {
     fn from(e: DrainError) -> Self {
         let (code, hint) = match &e {
-            DrainError::Embedded => (Code::Conflict, "stop the server; a single server has nobody to take over"),
+            DrainError::Embedded => {
+                (Code::Conflict, "stop the server; a single server has nobody to take over")
+            }
             DrainError::NoMember(_) => (Code::NotFound, "`fletch cluster status` lists the members"),
             DrainError::Failed(_) => (Code::NotReady, "check that etcd can be reached, and drain again"),
         };

@@ -217,7 +217,10 @@ mod tests {
     #[test]
     fn a_drained_member_joins_again_only_when_it_starts() {
         let drained = ring(&[1, 2]).with_drained(&id(1)).expect("a change");
-        assert_eq!((drained.members().len(), drained.before().len(), drained.drained()), (1, 2, &[id(1)][..]));
+        assert_eq!(
+            (drained.members().len(), drained.before().len(), drained.drained()),
+            (1, 2, &[id(1)][..])
+        );
         assert_eq!(drained.joined(&member(1), Weight::Exact(100), false), None);
         let again = drained.joined(&member(1), Weight::Exact(100), true).expect("a change");
         assert_eq!((again.members().len(), again.drained().len()), (2, 0));

@@ -23,10 +23,8 @@ impl Silence {
     ) {
         let is_gap = self.observed.is_none_or(|last| now.saturating_sub(last) > gap_max);
         let before = if is_gap { BTreeMap::new() } else { std::mem::take(&mut self.since) };
-        self.since = silent
-            .into_iter()
-            .map(|id| (id.clone(), before.get(id).copied().unwrap_or(now)))
-            .collect();
+        self.since =
+            silent.into_iter().map(|id| (id.clone(), before.get(id).copied().unwrap_or(now))).collect();
         self.observed = Some(now);
     }
 

@@ -10,6 +10,7 @@
 use crate::bins::{Running, bin, run, without_variables};
 use crate::prometheus::free_port;
 use crate::watch::until;
+use fletch_testkit::tls;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
@@ -82,6 +83,12 @@ impl Edge {
         format!("http://127.0.0.1:{}", self.port)
     }
 
+    /// Returns the URL of the proxy to a server that speaks TLS.
+    #[must_use]
+    pub fn secure_url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
     /// Closes all connections, and every new one at once.
     pub fn cut(&self) {
         self.state.is_cut.store(true, SeqCst);
@@ -126,6 +133,7 @@ struct EtcdNode {
 #[derive(Debug)]
 pub struct EtcdCluster {
     nodes: Vec<EtcdNode>,
+    is_secure: bool,
     dir: TempDir,
 }
 
@@ -136,9 +144,43 @@ impl EtcdCluster {
     /// If they do not get ready.
     #[must_use]
     pub fn start(n: usize) -> Self {
+        EtcdCluster::begin(n, false)
+    }
+
+    /// Starts one process that speaks TLS and asks for a user. The user `fletch` has the password `secret`,
+    /// and the rights to the keys of the cluster `default`.
+    ///
+    /// # Panics
+    /// If it does not get ready.
+    #[must_use]
+    pub fn start_secure() -> Self {
+        let all = EtcdCluster::begin(1, true);
+        let calls = [
+            ("user/add", r#"{"name":"root","password":"root"}"#),
+            ("role/add", r#"{"name":"root"}"#),
+            ("user/grant", r#"{"user":"root","role":"root"}"#),
+            ("user/add", r#"{"name":"fletch","password":"secret"}"#),
+            ("role/add", r#"{"name":"fletch"}"#),
+            // The keys from `/fletch/default/` to `/fletch/default0`.
+            (
+                "role/grant",
+                r#"{"name":"fletch","perm":{"permType":"READWRITE","key":"L2ZsZXRjaC9kZWZhdWx0Lw==",
+                    "range_end":"L2ZsZXRjaC9kZWZhdWx0MA=="}}"#,
+            ),
+            ("user/grant", r#"{"user":"fletch","role":"fletch"}"#),
+            ("enable", "{}"),
+        ];
+        for (call, body) in calls {
+            let done = all.post(0, &format!("/v3/auth/{call}"), body);
+            assert!(done.as_ref().is_some_and(|d| d.get("header").is_some()), "{call}: {done:?}");
+        }
+        all
+    }
+
+    fn begin(n: usize, is_secure: bool) -> Self {
         let nodes = (0..n).map(|_| EtcdNode { process: None, client: free_port(), peer: free_port() });
         let dir = TempDir::with_prefix("fletch-etcd-").expect("scratch");
-        let mut all = EtcdCluster { nodes: nodes.collect(), dir };
+        let mut all = EtcdCluster { nodes: nodes.collect(), is_secure, dir };
         (0..n).for_each(|i| all.revive(i));
         until("etcd has a leader", Duration::from_secs(20), || all.leader().is_some());
         all
@@ -147,6 +189,8 @@ impl EtcdCluster {
     /// Starts a process that does not run, with the data that it had.
     pub fn revive(&mut self, i: usize) {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let own = self.url(i);
+        let is_secure = self.is_secure;
         let peers: Vec<String> =
             self.nodes.iter().enumerate().map(|(i, n)| format!("etcd-{i}={}", url(n.peer))).collect();
         let log = self.dir.path().join(format!("etcd-{i}.log"));
@@ -156,14 +200,22 @@ impl EtcdCluster {
         c.args(["--name", &format!("etcd-{i}")])
             .arg("--data-dir")
             .arg(self.dir.path().join(format!("data-{i}")))
-            .args(["--listen-client-urls", &url(node.client), "--advertise-client-urls", &url(node.client)])
+            .args(["--listen-client-urls", &own, "--advertise-client-urls", &own])
             .args(["--listen-peer-urls", &url(node.peer), "--initial-advertise-peer-urls", &url(node.peer)])
             .args(["--initial-cluster", &peers.join(","), "--initial-cluster-token", "fletch-test"])
             .args(["--snapshot-count", "1000", "--heartbeat-interval", "50", "--election-timeout", "500"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
+        if is_secure {
+            let (certificate, key) = tls::server();
+            c.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        }
         node.process = Some(Running::spawn("etcd", &mut c));
+    }
+
+    fn url(&self, i: usize) -> String {
+        format!("{}://127.0.0.1:{}", if self.is_secure { "https" } else { "http" }, self.nodes[i].client)
     }
 
     /// Kills a process with SIGKILL.
@@ -185,8 +237,9 @@ impl EtcdCluster {
 
     fn post(&self, i: usize, path: &str, body: &str) -> Option<Value> {
         self.nodes[i].process.as_ref()?;
-        let url = format!("http://127.0.0.1:{}{path}", self.nodes[i].client);
-        let out = Command::new("curl").args(["-sS", "--max-time", "1", "-d", body, &url]).output().ok()?;
+        let mut c = Command::new("curl");
+        c.args(["-sS", "--max-time", "2", "-d", body, "--cacert"]).arg(tls::authority());
+        let out = c.arg(format!("{}{path}", self.url(i))).output().ok()?;
         serde_json::from_slice(&out.stdout).ok()
     }
 
@@ -218,7 +271,8 @@ impl ClusterServer {
     #[must_use]
     pub fn new(id: &str, etcd: &EtcdCluster, more: &[&str]) -> Self {
         let edges: Vec<Edge> = etcd.nodes.iter().map(|n| Edge::to(n.client)).collect();
-        let endpoints: Vec<String> = edges.iter().map(Edge::url).collect();
+        let url = if etcd.is_secure { Edge::secure_url } else { Edge::url };
+        let endpoints: Vec<String> = edges.iter().map(url).collect();
         let port = free_port();
         let mut words = vec![
             format!("--listen=127.0.0.1:{port}"),

@@ -1,5 +1,6 @@
 //! Several servers and a real etcd: who is a member, who is up, and what remains while parts are gone.
 
+use fletch_testkit::tls;
 use fletch_tests::bins::{command, run, stdout};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::fixture::index;
@@ -182,4 +183,36 @@ fn a_server_starts_only_where_it_belongs() {
     assert!(agreed(&[&first], "first:up", NEWS) > view);
     let told = a.start_in_vain();
     assert!(told.contains("and etcd has one with the uid"), "{told}");
+}
+
+#[test]
+fn etcd_may_speak_tls_and_ask_for_a_user() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let mut etcd = EtcdCluster::start_secure();
+    let ca = format!("--cluster-ca-file={}", tls::authority().display());
+    let dir = tempfile::tempdir().expect("scratch");
+    let file = dir.path().join("password");
+    fs::write(&file, "secret\n").expect("write");
+    let file = format!("--cluster-password-file={}", file.display());
+    let [a] = servers(&etcd, &[&ca, "--cluster-user=fletch", &file]);
+    let view = agreed(&[&a], "a:up", NEWS);
+
+    // Without a user, and without the authority: not ready, with the reason.
+    let mut stranger = ClusterServer::new("stranger", &etcd, &[&ca]);
+    stranger.start();
+    assert!(stranger.text("/readyz").contains("check cluster.user"), "{}", stranger.text("/readyz"));
+    let mut other = ClusterServer::new("other", &etcd, &["--cluster-user=fletch", &file]);
+    other.start();
+    let told = other.text("/readyz");
+    assert!(told.contains(" 503 ") && told.contains("certificate"), "{told}");
+
+    // etcd forgets its tokens when it starts again. The server logs in again.
+    etcd.kill(0);
+    let up = |n| a.metric("fletch_cluster_coordinator_up ") == Some(n);
+    until("the loss of etcd is a metric", Duration::from_secs(6), || up(0.0));
+    etcd.revive(0);
+    until("the server is in touch again", Duration::from_secs(10), || up(1.0));
+    assert_eq!(agreed(&[&a], "a:up", NEWS), view);
 }

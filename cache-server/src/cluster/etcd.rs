@@ -1,6 +1,6 @@
 //! etcd by its HTTP/JSON gateway: the only file that speaks to it.
 //!
-//! I1. A call lasts at most [`CALL_TIMEOUT`] at each endpoint, and an answer has at most [`ANSWER_BYTES_MAX`].
+//! I1. A call lasts at most [`CALL_TIMEOUT`] at an endpoint. An answer has at most [`ANSWER_BYTES_MAX`].
 //! I2. One endpoint at a time. After an error the next call goes to the next endpoint.
 //! I3. Only calls that change nothing twice are repeated. A write is sent once, unless nothing listened.
 //!
@@ -27,8 +27,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// After this time without news a watch is opened anew: the connection may be dead.
 const WATCH_IDLE: Duration = Duration::from_secs(30);
-/// The numbers by which gRPC says that an endpoint cannot serve now, and that a token is not valid.
-const UNAVAILABLE: [u64; 3] = [4, 8, 14];
+/// The numbers by which gRPC says that an endpoint cannot serve now: it stops, is late, full or away.
+const UNAVAILABLE: [u64; 4] = [1, 4, 8, 14];
+/// The number by which gRPC says that a token is not valid.
 const UNAUTHENTICATED: u64 = 16;
 /// The number by which gRPC says that something does not exist.
 const NOT_FOUND: u64 = 5;
@@ -40,7 +41,7 @@ pub enum EtcdError {
     #[error("etcd cannot be reached: {0}")]
     Unreachable(String),
     /// etcd rejected the call.
-    #[error("etcd rejected a call: {message}")]
+    #[error("etcd rejected a call: {message}; check cluster.user, and its rights to the cluster's keys")]
     Rejected {
         /// gRPC's number of the error.
         code: u64,
@@ -370,9 +371,11 @@ impl Etcd {
 
     async fn log_in(&self, at: usize) -> Result<(), EtcdError> {
         let Some((name, password)) = &self.login else {
-            let message = "it asks for a user; set cluster.user and cluster.password_file".to_owned();
+            let message = "it asks for a user, and cluster.user is not set".to_owned();
             return Err(EtcdError::Rejected { code: UNAUTHENTICATED, message });
         };
+        // With a token that is no longer valid, etcd would reject the login, too.
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let body = json!({"name": name, "password": password});
         let token: Token = match self.attempt(at, "/v3/auth/authenticate", &body).await? {
             Attempt::Answer(token) => token,

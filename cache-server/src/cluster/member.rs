@@ -6,7 +6,7 @@
 //! I3. After a failed call the view stays, and the next round begins within [`RETRY_AFTER`].
 
 use super::{
-    ClusterError, ClusterStats,
+    ClusterError, ClusterStats, NotReady,
     etcd::{Etcd, EtcdError, KeyValue, Op},
     identity::{self, Identity},
     records::{ClusterRecord, Keyed, Keys, MemberPhase, MemberRecord, Snapshot, from_text, to_text},
@@ -162,16 +162,16 @@ impl EtcdMember {
         Ok((member, receiver))
     }
 
-    pub fn not_ready(&self) -> Option<String> {
+    pub fn not_ready(&self) -> Option<NotReady> {
         let contact = lock(&self.contact);
-        if !contact.joined {
-            return Some(format!("the server has not joined its cluster yet: {}", contact.failure));
-        }
-        let silent = contact.last.elapsed();
-        self.stale_max.filter(|max| silent > *max).map(|max| {
-            let failure = &contact.failure;
-            format!("etcd was not reached for more than cluster.stale_max = {max:?}: {failure}")
-        })
+        let what = match self.stale_max {
+            _ if !contact.joined => "the server has not joined its cluster yet",
+            Some(max) if contact.last.elapsed() > max => {
+                "the server's view of its cluster is older than cluster.stale_max"
+            }
+            _ => return None,
+        };
+        Some(NotReady { what, failure: contact.failure.clone() })
     }
 
     pub fn stats(&self) -> ClusterStats {
@@ -262,7 +262,7 @@ impl EtcdMember {
                 return Ok(());
             }
             if let (Step::ChangeRing(..), [_, ..]) = (&step, &gone[..]) {
-                tracing::warn!(members = ?gone, "members are silent for cluster.forget_after and lose their chunks");
+                tracing::warn!(members = ?gone, "members were silent for too long and leave the ring");
             }
             self.execute(session, &own, step).await?;
         }

@@ -47,9 +47,7 @@ pub enum ClusterError {
         error: std::io::Error,
     },
     /// The certificates cannot be used.
-    #[error(
-        "the client for etcd cannot be made: {0}; check cluster.ca_file, cluster.cert_file and cluster.key_file"
-    )]
+    #[error("the client for etcd cannot be made: {0}; check cluster.ca_file, cert_file and key_file")]
     Tls(String),
     /// The state directory belongs to another member.
     #[error(
@@ -67,6 +65,15 @@ pub enum ClusterError {
     /// The cluster does not take the server.
     #[error("cluster: {0}")]
     Refused(#[from] Refusal),
+}
+
+/// Why a server is not ready as a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReady {
+    /// What is missing. It names no host.
+    pub what: &'static str,
+    /// The last failure of the coordinator, which may name hosts.
+    pub failure: String,
 }
 
 /// Numbers for metrics.
@@ -137,7 +144,7 @@ impl ClusterState {
 
     /// Returns why the server is not ready as a member, if it is not.
     #[must_use]
-    pub fn not_ready(&self) -> Option<String> {
+    pub fn not_ready(&self) -> Option<NotReady> {
         match &self.coordinator {
             Coordinator::Embedded => None,
             Coordinator::Etcd(member) => member.not_ready(),

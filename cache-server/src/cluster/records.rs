@@ -154,7 +154,10 @@ mod tests {
         let text = String::from_utf8(to_text(&record)).expect("UTF-8");
         assert_eq!(
             text,
-            r#"{"format":1,"incarnation":"00ff","url":"http://10.0.0.1:7380","zone":"a","build":"0.1.0","phase":"restarting"}"#
+            concat!(
+                r#"{"format":1,"incarnation":"00ff","url":"http://10.0.0.1:7380","zone":"a","#,
+                r#""build":"0.1.0","phase":"restarting"}"#
+            )
         );
         assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record));
         let ring =

@@ -118,7 +118,7 @@ impl ClusterView {
         }
     }
 
-    /// Returns the entity tag of the view. It changes with the ring, and with every member that goes or comes.
+    /// Returns the entity tag of the view. It changes with the ring, and with what its members do.
     #[must_use]
     pub fn etag(&self) -> String {
         let text = serde_json::to_vec(&self.to_api()).unwrap_or_default();

@@ -142,8 +142,8 @@ impl ConfigBuilder<'_> {
         } else if listen.is_some_and(|l| l.ip().is_unspecified()) && !is_advertised {
             self.fault(
                 "cluster.advertise_url",
-                "is needed, because `listen` names every address; give http://HOST:PORT, by which clients reach \
-                 this server",
+                "is needed, because `listen` names every address; give http://HOST:PORT, by which clients \
+                 reach this server",
             );
         }
     }

@@ -69,7 +69,7 @@ pub struct ClusterQuery {
         ("after" = Option<u64>, Query, description = "The number of the view that the client has"),
         ("wait_ms" = Option<u64>, Query,
             description = "How long to wait for another view, in milliseconds. At most 10,000"),
-        ("If-None-Match" = Option<String>, Header, description = "The entity tag of the view that the client has"),
+        ("If-None-Match" = Option<String>, Header, description = "The entity tag of the client's view"),
     ),
     responses(
         (status = 200, description = "The view, with its entity tag", body = Cluster),

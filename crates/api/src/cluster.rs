@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 /// The member view of the cluster. Clients choose servers by it and send its number as `Fletch-View`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cluster {
-    /// The number of the view. It grows with every change of the members that own chunks, and of their weights.
+    /// The number of the view. It grows with every change of members that own chunks, or of weights.
     pub view: u64,
     /// The members that own chunks, and servers that are up beside them with weight 0. A single server is the
     /// only member.

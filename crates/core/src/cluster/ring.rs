@@ -181,7 +181,9 @@ mod tests {
     proptest! {
         /// I1 to I4 hold after any changes.
         #[test]
-        fn changes_keep_the_invariants(steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..300), 0..40)) {
+        fn changes_keep_the_invariants(
+            steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..300), 0..40),
+        ) {
             let mut ring = Ring::default();
             for (what, i, weight) in steps {
                 let next = match what {

@@ -20,9 +20,8 @@ pub use cluster::ClusterCommand;
 pub use jobs::{JobsCommand, OrDefault};
 
 const AFTER: &str = "\
-Examples:
+Example:
   fletch mount s3://bucket/photos /mnt/photos
-  fletch down
 
 Global options, for every command:
   --server URL        http://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: yours, else the machine's]

@@ -219,6 +219,7 @@ fn other_value(s: &Setting) -> String {
         "cluster.coordinator" => "etcd",
         "cluster.endpoints" => "https://etcd-0:2379,https://etcd-1:2379",
         "cluster.member_ttl" => "7s",
+        "cluster.advertise_url" | "cluster.peer_url" => "http://gpu7:7380",
         _ => match s.value {
             "N" => "17",
             "SIZE" => "48MiB",

@@ -11,7 +11,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SERVERS := $(or $(FLETCH_TEST_SERVERS),$(TARGET)/test-servers)
 comma := ,
 # In CI a missing component is a failure; on a laptop the same tests skip and print the reason.
-IN_CI := fuse trace python torch images strace prometheus chromium root cgroup s3 azure http
+IN_CI := fuse trace python torch images strace prometheus chromium root cgroup s3 azure http etcd
 FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 # Tests wait as much as they work.
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 2)))

@@ -16,6 +16,7 @@ need setpriv util-linux
 need strace strace
 need prometheus prometheus
 need chromium chromium
+need etcd etcd-server
 PATH="$PATH:/usr/sbin" need mkfs.ext4 e2fsprogs
 PATH="$PATH:/usr/sbin" need nginx nginx-light
 # An interpreter on the path may be another one than Debian's: each needs its own venv.

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! start:  raise the limit of open files → bind TCP (for its port) → lock and read state
-//!         → open the disk tier → bind the unix socket → phase Ready → accept connections
-//! stop:   phase Draining (readyz returns 503) → stop accepting, remove the socket file
+//!         → open the disk tier → join the cluster → bind the unix socket → phase Ready → accept connections
+//! stop:   phase Draining (readyz returns 503) → leave the cluster's view, beside all that follows
+//!         → stop accepting, remove the socket file
 //!         → let each connection finish its reply, for at most `limits.grace`
 //!         → cut the rest → close the disk tier → exit
 //! ```
@@ -126,6 +127,7 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     let addr = addr.map_err(io("read the local address".to_owned(), "see the system's log"))?;
     let server = Server::open(&config, url(addr, config.socket.as_deref()), tasks.clone())?;
     disk::open_first(&server).await.map_err(StartError::Disk)?;
+    server.cluster.join_first(server.cluster_weight()).await?;
     // After the state directory is locked, so that a second server does not get this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
     let tcp = listener.map(|l| l.set_nonblocking(true).and_then(|()| TcpListener::from_std(l))).transpose();
@@ -157,6 +159,9 @@ async fn run(
     if let Some(unix) = socket.as_ref().and_then(Socket::listener) {
         accepting.spawn(Arc::clone(&app).accept_unix(unix));
     }
+    let (leave_cluster, cluster_tasks) = (CancellationToken::new(), TaskTracker::new());
+    let (server, token) = (Arc::clone(&app.server), leave_cluster.clone());
+    cluster_tasks.spawn(async move { server.cluster.run(token).await });
     let (stop_maintenance, maintenance_tasks) = (CancellationToken::new(), TaskTracker::new());
     let disk = app.server.store.disk().map(Arc::clone);
     if let Some(disk) = disk.clone() {
@@ -203,6 +208,7 @@ async fn run(
     }
     tracing::info!("stopping: no new connections; running replies are finished");
     app.server.enter(Phase::Draining);
+    leave_cluster.cancel();
     app.server.warmups.stop();
     app.drain.cancel();
     accepting.close();
@@ -218,6 +224,10 @@ async fn run(
         if tokio::time::timeout(ABORT_TIMEOUT, app.connections.wait()).await.is_err() {
             tracing::warn!("some connections did not end after they were cut");
         }
+    }
+    cluster_tasks.close();
+    if tokio::time::timeout(ABORT_TIMEOUT, cluster_tasks.wait()).await.is_err() {
+        tracing::warn!("the server did not leave its cluster in time");
     }
     let server = Arc::clone(&app.server);
     let traces = tokio::task::spawn_blocking(move || server.registry.end_traces());

@@ -5,12 +5,14 @@
 //! All faults are reported at once, each with its fix.
 
 mod build;
+mod cluster;
 mod local_dir;
 mod show;
 mod table;
 
 use crate::{
     auth::{AllowedHosts, NewToken, SocketAdmins},
+    cluster::ClusterConfig,
     dashboard::PrometheusUrl,
     limits::Limits,
     telemetry::{LogFileConfig, LogFormat},
@@ -45,6 +47,8 @@ pub struct Environment {
     pub runtime_dir: Option<PathBuf>,
     /// The cgroup's memory limit in bytes.
     pub memory_limit: Option<u64>,
+    /// The name of the host.
+    pub host: Option<String>,
 }
 
 impl Environment {
@@ -59,6 +63,7 @@ impl Environment {
             state_home: dir("XDG_STATE_HOME"),
             runtime_dir: dir("XDG_RUNTIME_DIR"),
             memory_limit: fletch_host::cgroup::own_memory_limit(),
+            host: nix::unistd::gethostname().ok().map(|h| h.to_string_lossy().into_owned()),
         }
     }
 }
@@ -147,6 +152,8 @@ pub struct Config {
     pub publish_uri: Option<OriginUri>,
     /// The Prometheus that the admin page asks for long histories, or `None`.
     pub prometheus: Option<PrometheusUrl>,
+    /// The server's part of its cluster.
+    pub cluster: ClusterConfig,
     /// The configured origins.
     pub origins: Vec<OriginConfig>,
     /// The file to which the server writes its URL when it is ready.
@@ -197,6 +204,7 @@ struct File {
     local: Local,
     publish: Publish,
     dashboard: Dashboard,
+    cluster: FileCluster,
     limits: FileLimits,
     origin: Vec<OriginConfig>,
 }
@@ -225,6 +233,24 @@ section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
 section!(Publish { uri: String });
 section!(Dashboard { prometheus_url: String });
+section!(FileCluster {
+    coordinator: String,
+    name: String,
+    id: String,
+    endpoints: Vec<String>,
+    advertise_url: String,
+    peer_url: String,
+    zone: String,
+    weight: NumberOrWord,
+    member_ttl: Span,
+    forget_after: Span,
+    stale_max: String,
+    user: String,
+    password_file: String,
+    ca_file: String,
+    cert_file: String,
+    key_file: String
+});
 section!(FileLimits {
     connections: u64,
     socket_connections: u64,
@@ -251,6 +277,23 @@ section!(FileLimits {
     tenant_state_bytes: ByteSize,
     job_bytes: ByteSize
 });
+
+/// A number, or a word in its place.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum NumberOrWord {
+    Number(u64),
+    Word(String),
+}
+
+impl fmt::Display for NumberOrWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NumberOrWord::Number(n) => n.fmt(f),
+            NumberOrWord::Word(word) => word.fmt(f),
+        }
+    }
+}
 
 /// Returns the command, with a flag and an environment variable for every setting.
 #[must_use]

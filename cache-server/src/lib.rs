@@ -12,7 +12,7 @@
 //! - `versions` opens versions, locates their bytes and fetches them.
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
 //!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
-//!   what a user handed over.
+//!   what a user handed over; `cluster` knows the other servers.
 //! - `benefit` observes what jobs wait for, `allocation` divides the disk, and `dashboard` keeps the last
 //!   hour for the admin page; they, `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no
 //!   other room.
@@ -22,6 +22,7 @@ mod allocation;
 pub mod app;
 mod auth;
 mod benefit;
+mod cluster;
 pub mod config;
 mod connections;
 mod credentials;

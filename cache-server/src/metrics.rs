@@ -33,6 +33,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     allocation::families(&page, server)?;
     origins(&page, server)?;
     homes(&page, server)?;
+    cluster(&page, server)?;
     process(&page, server)?;
     let mut families = server.requests.gather();
     families.extend(page.gather());
@@ -215,6 +216,31 @@ fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
             (vec!["wrong_answer"], o.wrong_answer),
         ],
     )
+}
+
+fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let (stats, view) = (server.cluster.stats(), server.cluster.view());
+    page.gauge(
+        "fletch_cluster_coordinator_up",
+        "Whether the last contact with the coordinator of the cluster succeeded",
+        &[],
+        &[(vec![], u64::from(stats.is_coordinator_up))],
+    )?;
+    page.counter(
+        "fletch_cluster_coordinator_errors_total",
+        "Calls to the coordinator of the cluster that failed at one endpoint",
+        &[],
+        &[(vec![], stats.failed_calls)],
+    )?;
+    page.gauge(
+        "fletch_cluster_view",
+        "Number of the view of the cluster",
+        &[],
+        &[(vec![], view.core.number())],
+    )?;
+    let states = view.states();
+    let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
+    page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)
 }
 
 fn connections(page: &Page, server: &Server) -> Result<(), MetricsError> {

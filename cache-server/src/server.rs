@@ -4,6 +4,7 @@ use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     allocation::{Allocator, Limits as AllocationLimits, TenantShare},
     auth::{AllowedHosts, Auth, Quota, TokensError},
+    cluster::{ClusterError, ClusterState},
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
     credentials::{HeldCredentials, is_personal},
@@ -22,8 +23,8 @@ use crate::{
     versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
-use fletch_api::{Cluster, DatasetUse, Member};
-use fletch_core::{DatasetName, Domain, JobName, Tenant};
+use fletch_api::DatasetUse;
+use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
 use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
@@ -95,6 +96,9 @@ pub enum StartError {
         "dashboard.prometheus_url: the client cannot be made: {0}; install TLS certificates, or unset it"
     )]
     Prometheus(String),
+    /// The server cannot be a member of its cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// Another process listens on the socket.
     #[error("another server listens on {0}; stop it, or give another path with --socket")]
     SocketInUse(PathBuf),
@@ -169,6 +173,8 @@ pub struct Server {
     pub read_ahead: Arc<ReadAhead>,
     /// The tasks that outlive a request.
     pub tasks: TaskTracker,
+    /// The server's part of its cluster.
+    pub cluster: ClusterState,
     /// The open connections.
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
@@ -193,6 +199,7 @@ impl Server {
         let auth = Auth::open(config.auth_tokens.as_deref(), config.socket_admins.clone())?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
+        let cluster = ClusterState::open(&config.cluster, state.path(), &url)?;
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
             requests_max: limits.origin_requests,
@@ -317,6 +324,7 @@ impl Server {
             tasks,
             connections: Connections::new(table, Arc::clone(&request_memory)),
             request_memory,
+            cluster,
             url,
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),
@@ -418,12 +426,14 @@ impl Server {
         }
     }
 
-    /// Returns the view of the cluster, which has this server as its only member.
+    /// Returns the weight of this server among the others of its cluster: its disk in MiB.
     #[must_use]
-    pub fn cluster(&self) -> Cluster {
-        let id =
-            nix::unistd::gethostname().map_or_else(|_| "server".to_owned(), |h| h.to_string_lossy().into());
-        Cluster { view: 1, members: vec![Member { id, url: self.url.clone(), weight: 1 }] }
+    pub fn cluster_weight(&self) -> Weight {
+        if self.cache.size == Amount::Bytes(0) {
+            return Weight::Exact(0);
+        }
+        let mib = |config: DiskConfig| u32::try_from(config.size_max >> 20).unwrap_or(u32::MAX);
+        self.disk_config().map_or(Weight::Unknown, |config| Weight::About(mib(config)))
     }
 
     /// Returns the identities at the disk tier of all datasets of a domain, with those of their sweeps.

@@ -11,16 +11,17 @@ use fletch_settings::Span;
 use fletch_sim::cli::SimulateArgs;
 use std::path::PathBuf;
 
+mod cluster;
 pub mod help;
 mod jobs;
 pub mod words;
 
+pub use cluster::ClusterCommand;
 pub use jobs::{JobsCommand, OrDefault};
 
 const AFTER: &str = "\
-Examples:
+Example:
   fletch mount s3://bucket/photos /mnt/photos
-  fletch down
 
 Global options, for every command:
   --server URL        http://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: yours, else the machine's]
@@ -303,6 +304,15 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
         /// The command.
         #[command(subcommand)]
         what: JobsCommand,
+    },
+    /// Show the servers of a cluster, or drain one.
+    #[command(after_help = "Examples:
+  fletch cluster status
+  fletch cluster drain srv-2")]
+    Cluster {
+        /// The command.
+        #[command(subcommand)]
+        what: ClusterCommand,
     },
     /// Find what stops Fletch on this machine, at a server or at a dataset, and name the fix.
     #[command(after_help = "Examples:

@@ -9,6 +9,7 @@ pub mod attacks;
 pub mod bins;
 pub mod browser;
 pub mod cgroup;
+pub mod cluster;
 pub mod console;
 pub mod fixture;
 pub mod kit;

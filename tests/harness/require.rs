@@ -28,6 +28,8 @@ pub enum Need {
     Chromium,
     /// `nginx`, which serves plain files over HTTP.
     Http,
+    /// `etcd`, which coordinates servers.
+    Etcd,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
@@ -45,6 +47,7 @@ impl Need {
             Need::Prometheus => "prometheus",
             Need::Chromium => "chromium",
             Need::Http => "http",
+            Need::Etcd => "etcd",
             Need::Strace => "strace",
         }
     }
@@ -70,6 +73,7 @@ impl Need {
             Need::Http if !on_path("nginx") && !Path::new("/usr/sbin/nginx").is_file() => {
                 Some("no nginx".into())
             }
+            Need::Etcd if !on_path("etcd") => Some("no etcd".into()),
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),

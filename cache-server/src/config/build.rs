@@ -24,17 +24,17 @@ pub(super) struct ConfigBuilder<'a> {
 }
 
 impl ConfigBuilder<'_> {
-    fn fault(&mut self, key: &str, why: impl fmt::Display) {
+    pub(super) fn fault(&mut self, key: &str, why: impl fmt::Display) {
         let source = self.values.get(key).map_or(&SettingSource::Default, |e| &e.source);
         self.faults.push(format!("{key} ({source}): {why}"));
     }
 
-    fn text(&self, key: &str) -> &str {
+    pub(super) fn text(&self, key: &str) -> &str {
         self.values.get(key).map_or("", |e| e.value.as_str())
     }
 
     /// Returns the value of a key. After a fault it returns the placeholder, which is never used.
-    fn get<T: FromStr<Err: fmt::Display>>(&mut self, key: &str, placeholder: T) -> T {
+    pub(super) fn get<T: FromStr<Err: fmt::Display>>(&mut self, key: &str, placeholder: T) -> T {
         match self.text(key).parse() {
             Ok(v) => v,
             Err(e) => {
@@ -48,7 +48,7 @@ impl ConfigBuilder<'_> {
         self.get(key, ByteSize(0)).0
     }
 
-    fn span(&mut self, key: &str) -> std::time::Duration {
+    pub(super) fn span(&mut self, key: &str) -> std::time::Duration {
         self.get(key, Span(std::time::Duration::ZERO)).0
     }
 
@@ -183,7 +183,7 @@ impl ConfigBuilder<'_> {
     }
 
     /// Returns the path of a setting that may be empty.
-    fn optional_path(&mut self, key: &str) -> Option<PathBuf> {
+    pub(super) fn optional_path(&mut self, key: &str) -> Option<PathBuf> {
         let text = self.text(key);
         (!text.is_empty()).then(|| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text)))
     }
@@ -276,8 +276,10 @@ impl ConfigBuilder<'_> {
         effective: Vec<EffectiveSetting>,
     ) -> Result<Config, ConfigError> {
         self.check_origins(&origins);
+        let listen = self.listen();
         let config = Config {
-            listen: self.listen(),
+            cluster: self.cluster(listen),
+            listen,
             socket: self.socket(),
             cache: CacheConfig {
                 dir: self.directory("cache.dir"),

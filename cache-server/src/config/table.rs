@@ -1,6 +1,7 @@
 //! The table of settings.
 
 use super::{Environment, File};
+use fletch_core::MemberId;
 use fletch_settings::ByteSize;
 use std::path::{Path, PathBuf};
 
@@ -84,6 +85,11 @@ fn socket(e: &Environment) -> String {
 fn memory(e: &Environment) -> String {
     let half = e.memory_limit.map_or(MEMORY_DEFAULT, |limit| limit / 2);
     ByteSize(half.min(MEMORY_DEFAULT)).to_string()
+}
+
+fn member_id(e: &Environment) -> String {
+    let host = e.host.as_deref().and_then(|host| MemberId::new(host).ok());
+    host.unwrap_or_else(MemberId::default_member).to_string()
 }
 
 macro_rules! setting {
@@ -295,6 +301,127 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Prometheus that has scraped this server, http://HOST:PORT, which the admin page shows to admins for \
             longer than an hour",
         |f| text(&f.dashboard.prometheus_url),
+        ""
+    ),
+    setting!(
+        "cluster.coordinator",
+        "cluster-coordinator",
+        "WORD",
+        "What coordinates the servers: `embedded` (this server is alone) or `etcd`",
+        |f| text(&f.cluster.coordinator),
+        "embedded"
+    ),
+    setting!(
+        "cluster.name",
+        "cluster-name",
+        "NAME",
+        "Name of the cluster, below which its keys lie in etcd",
+        |f| text(&f.cluster.name),
+        "default"
+    ),
+    setting!(
+        "cluster.id",
+        "cluster-id",
+        "NAME",
+        "Name of this server in its cluster; the default is the host's name",
+        |f| text(&f.cluster.id),
+        member_id
+    ),
+    setting!(
+        "cluster.endpoints",
+        "cluster-endpoints",
+        "URL[,URL]",
+        "Endpoints of etcd, http://HOST:2379 or https://HOST:2379",
+        |f| f.cluster.endpoints.as_ref().map(|e| e.join(",")),
+        ""
+    ),
+    setting!(
+        "cluster.advertise_url",
+        "cluster-advertise-url",
+        "URL",
+        "URL by which clients reach this server; needed if it listens on every address",
+        |f| text(&f.cluster.advertise_url),
+        ""
+    ),
+    setting!(
+        "cluster.peer_url",
+        "cluster-peer-url",
+        "URL",
+        "URL by which other servers reach this one, if it differs",
+        |f| text(&f.cluster.peer_url),
+        ""
+    ),
+    setting!(
+        "cluster.zone",
+        "cluster-zone",
+        "NAME",
+        "Where this server runs, such as a rack or a zone",
+        |f| text(&f.cluster.zone),
+        ""
+    ),
+    setting!(
+        "cluster.weight",
+        "cluster-weight",
+        "N|auto",
+        "Share of the chunks beside the other servers; `auto`: MiB of cache.size",
+        |f| text(&f.cluster.weight),
+        "auto"
+    ),
+    setting!(
+        "cluster.member_ttl",
+        "cluster-member-ttl",
+        "TIME",
+        "After how long without a sign of life a server counts as down, 2s to 1m",
+        |f| text(&f.cluster.member_ttl),
+        "10s"
+    ),
+    setting!(
+        "cluster.forget_after",
+        "cluster-forget-after",
+        "TIME",
+        "After how long a server that is down loses its chunks, 1s to 1day",
+        |f| text(&f.cluster.forget_after),
+        "1m"
+    ),
+    setting!(
+        "cluster.stale_max",
+        "cluster-stale-max",
+        "TIME|off",
+        "After how long without etcd the server is not ready any more",
+        |f| text(&f.cluster.stale_max),
+        "off"
+    ),
+    setting!("cluster.user", "cluster-user", "NAME", "User of etcd", |f| text(&f.cluster.user), ""),
+    setting!(
+        "cluster.password_file",
+        "cluster-password-file",
+        "FILE",
+        "File with the password of that user",
+        |f| text(&f.cluster.password_file),
+        ""
+    ),
+    setting!(
+        "cluster.ca_file",
+        "cluster-ca-file",
+        "FILE",
+        "Certificates (PEM) that sign those of etcd, in place of the system's",
+        |f| text(&f.cluster.ca_file),
+        ""
+    ),
+    setting!(
+        "cluster.cert_file",
+        "cluster-cert-file",
+        "FILE",
+        "Certificate (PEM) that this server shows to etcd",
+        |f| text(&f.cluster.cert_file),
+        ""
+    ),
+    setting!(
+        "cluster.key_file",
+        "cluster-key-file",
+        "FILE",
+        "Key (PEM) of that certificate",
+        |f| text(&f.cluster.key_file),
         ""
     ),
     setting!(

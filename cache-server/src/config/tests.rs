@@ -216,12 +216,19 @@ fn other_value(s: &Setting) -> String {
         "log.format" => "json",
         "local.dirs" => "/tmp=a,b:/usr=*",
         "limits.grace" => "1s 500ms",
+        "cluster.coordinator" => "etcd",
+        "cluster.endpoints" => "https://etcd-0:2379,https://etcd-1:2379",
+        "cluster.member_ttl" => "7s",
+        "cluster.advertise_url" | "cluster.peer_url" => "http://gpu7:7380",
         _ => match s.value {
             "N" => "17",
             "SIZE" => "48MiB",
             "TIME" => "1h 3m",
             "SIZE|PERCENT" => "7%",
             "N|PERCENT" => "50%",
+            "N|auto" => "17",
+            "NAME" => "other-1",
+            "TIME|off" => "1h",
             "FILE" => "/var/log/it's # \\ here",
             "DIR" => "/srv/it's # \\ here",
             "URI" => "file:///srv/tables",
@@ -297,4 +304,50 @@ fn settings_have_unique_keys_flags_and_variables() {
         );
     }
     command().debug_assert();
+}
+
+#[test]
+fn a_cluster_is_checked_as_a_whole() {
+    let c = config(&[], &Environment { host: Some("gpu7".into()), ..user() }).expect("valid");
+    assert_eq!((c.cluster.id.as_str(), &c.cluster.etcd), ("gpu7", &None));
+    let c = config(&[], &Environment { host: Some("_".into()), ..user() }).expect("valid");
+    assert_eq!(c.cluster.id.as_str(), "server");
+    let etcd = ["--cluster-coordinator=etcd", "--cluster-endpoints=http://a:2379, http://b:2379"];
+    let c = config(&etcd, &user()).expect("valid").cluster.etcd.expect("etcd");
+    assert_eq!((c.endpoints.len(), c.weight, c.stale_max), (2, None, None));
+    assert_eq!((c.member_ttl.as_secs(), c.forget_after.as_secs(), &*c.cluster), (10, 60, "default"));
+    let told = faults(&[
+        "--cluster-coordinator=etcd",
+        "--cluster-endpoints=a:2379,http://b/x",
+        "--cluster-name=a/b",
+        "--cluster-id=",
+        "--cluster-weight=much",
+        "--cluster-member-ttl=1s",
+        "--cluster-forget-after=0s",
+        "--cluster-stale-max=3s",
+        "--cluster-user=fletch",
+        "--cluster-key-file=/k",
+        "--cluster-advertise-url=gpu7",
+    ]);
+    for part in [
+        "\"a:2379\" is no endpoint; write http://HOST:2379",
+        "\"http://b/x\" is no endpoint",
+        "cluster name \"a/b\"",
+        "member name \"\"",
+        "cluster.weight (flag --cluster-weight)",
+        "within 2s and 1m",
+        "within 1s and 1day",
+        "cluster.user (flag --cluster-user): needs cluster.password_file",
+        "cluster.key_file (flag --cluster-key-file): needs cluster.cert_file",
+        "\"gpu7\" is no URL of a server",
+    ] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    assert!(faults(&["--cluster-coordinator=zookeeper"]).contains("write embedded or etcd"));
+    assert!(faults(&["--cluster-zone=a"]).contains("no effect with cluster.coordinator = embedded"));
+    assert!(faults(&["--cluster-coordinator=etcd"]).contains("name every member of etcd"));
+    let told = faults(&[&etcd[..], &["--listen=none", "--cluster-ca-file=/ca"]].concat());
+    assert!(told.contains("needs a TCP address") && told.contains("needs https:// endpoints"), "{told}");
+    let told = faults(&[&etcd[..], &["--listen=0.0.0.0:1", "--auth-tokens=/t"]].concat());
+    assert!(told.contains("cluster.advertise_url") && told.contains("http://HOST:PORT"), "{told}");
 }

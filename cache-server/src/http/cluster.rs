@@ -1,21 +1,35 @@
 //! Describes the server: its cluster view, its formats and limits, and the accounts of delivered bytes.
 
-use super::{admission::forbidden, error::ApiResult};
+use super::{
+    admission::forbidden,
+    error::{ApiError, ApiResult},
+    request::{OnePath, parse_param},
+};
 use crate::{
     auth::{Peer, Principal},
+    cluster::{ClusterView, DrainError, WAITERS_MAX},
     connections::Connection,
     overview::{disk_info, origin_view},
-    server::{PublishPlace, Server},
+    server::{Phase, PublishPlace, Server},
 };
-use axum::{Extension, Json, extract::State};
+use axum::{
+    Extension, Json,
+    extract::{Path, Query, State, rejection::QueryRejection},
+    http::{HeaderMap, StatusCode, header},
+    response::IntoResponse as _,
+};
 use fletch_api::{
-    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, OriginList,
+    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Code, Formats, Info, InfoLimits, OriginList,
     OriginView, Problem, Publish, frames::FRAMES_MAJOR,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use fletch_core::{Domain, Tenant};
 use fletch_origin::OriginUri;
-use std::sync::Arc;
+use serde::Deserialize;
+use std::{sync::Arc, time::Duration};
+
+/// The longest time for which the server holds a view back.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns where a client writes version tables when it names no place.
 ///
@@ -35,15 +49,117 @@ fn publish_info(place: &PublishPlace, peer: Peer, is_near: bool, own_uid: u32) -
     }
 }
 
+/// Query of [`cluster`].
+#[derive(Debug, Deserialize)]
+pub struct ClusterQuery {
+    after: Option<u64>,
+    #[serde(default)]
+    wait_ms: u64,
+}
+
 /// Returns the view of the cluster: its members, and the number of the view.
 ///
-/// Clients choose the owner of a chunk by the view, and send its number as `Fletch-View`.
+/// Clients choose the owner of a chunk by the view, and send its number as `Fletch-View`. Every reply of the
+/// server has the number of its view in that header. With `after`, the server holds the reply back until its
+/// view has a higher number. With `If-None-Match`, it holds the reply back until a member comes, goes or
+/// changes. At the end of `wait_ms` it replies in any case.
 #[utoipa::path(
     get, path = "/v1/cluster", tag = "server",
-    responses((status = 200, description = "The view", body = Cluster))
+    params(
+        ("after" = Option<u64>, Query, description = "The number of the view that the client has"),
+        ("wait_ms" = Option<u64>, Query,
+            description = "How long to wait for another view, in milliseconds. At most 10,000"),
+        ("If-None-Match" = Option<String>, Header, description = "The entity tag of the client's view"),
+    ),
+    responses(
+        (status = 200, description = "The view, with its entity tag", body = Cluster),
+        (status = 304, description = "The view is the one that `If-None-Match` names"),
+        (status = 429, description = "Too many clients wait for another view", body = Problem,
+            content_type = "application/problem+json"),
+    )
 )]
-pub async fn cluster(State(server): State<Arc<Server>>) -> Json<Cluster> {
-    Json(server.cluster())
+pub async fn cluster(
+    State(server): State<Arc<Server>>,
+    query: Result<Query<ClusterQuery>, QueryRejection>,
+    request: HeaderMap,
+) -> ApiResult {
+    let Query(query) = query?;
+    let known = request.get(header::IF_NONE_MATCH).and_then(|tag| tag.to_str().ok());
+    let is_news = |view: &ClusterView| match (query.after, known) {
+        (Some(after), _) => view.core.number() > after,
+        (None, Some(known)) => view.etag() != known,
+        (None, None) => true,
+    };
+    let mut views = server.cluster.subscribe();
+    let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX).min(server.limits.io_timeout);
+    let seen = Arc::clone(&views.borrow_and_update());
+    if !wait.is_zero() && !is_news(&seen) {
+        let permit = server.cluster.waiters.try_acquire().map_err(|_| {
+            let detail = format!("{WAITERS_MAX} requests wait for another view");
+            ApiError::new(
+                Code::Overloaded,
+                detail,
+                "wait and send the request again, or send it without wait_ms",
+            )
+        })?;
+        // A server that stops ends its waits.
+        let mut phases = server.access_changes.subscribe();
+        let stopping = async { while server.phase() != Phase::Draining && phases.changed().await.is_ok() {} };
+        tokio::select! {
+            _ = views.wait_for(|view| is_news(view)) => {}
+            () = stopping => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+        drop(permit);
+    }
+    let view = server.cluster.view();
+    let etag = view.etag();
+    if known == Some(&*etag) && query.after.is_none() {
+        return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
+    }
+    Ok(([(header::ETAG, etag)], Json(view.to_api())).into_response())
+}
+
+/// Takes a member out of the ring. It stays up, and owns chunks again after it restarts. For admins.
+#[utoipa::path(
+    post, path = "/v1/cluster/members/{id}/drain", tag = "server",
+    params(("id" = String, Path, description = "Id of the member")),
+    responses(
+        (status = 200, description = "The view without the member", body = Cluster),
+        (status = 403, description = "The caller is no admin", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The ring has no such member", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The server is its only member", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 503, description = "The coordinator did not answer", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn drain(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Cluster>> {
+    if !principal.role.may_see_all_tenants() {
+        return Err(forbidden(&server, principal.role));
+    }
+    let Path(id) = path?;
+    server.cluster.drain(&parse_param(&id)?).await?;
+    Ok(Json(server.cluster.view().to_api()))
+}
+
+impl From<DrainError> for ApiError {
+    fn from(e: DrainError) -> Self {
+        let (code, hint) = match &e {
+            DrainError::Embedded => {
+                (Code::Conflict, "stop the server; a single server has nobody to take over")
+            }
+            DrainError::NoMember(_) => (Code::NotFound, "`fletch cluster status` lists the members"),
+            DrainError::Failed(_) => (Code::NotReady, "check that etcd can be reached, and drain again"),
+        };
+        ApiError::new(code, e.to_string(), hint)
+    }
 }
 
 /// Returns the server's version, formats, limits and disk state.

@@ -6,6 +6,7 @@ use super::{
     error::{ApiError, ApiResult},
 };
 use crate::{
+    cluster::NotReady,
     metrics,
     server::{Phase, Server},
 };
@@ -57,7 +58,7 @@ pub async fn startupz(State(server): State<Arc<Server>>) -> ApiResult<&'static s
     params(("verbose" = Option<String>, Query, description = "Add a line for each part of the server")),
     responses(
         (status = 200, description = "The server takes requests", body = String, content_type = "text/plain"),
-        (status = 503, description = "The server is starting or stopping", body = Problem,
+        (status = 503, description = "The server starts, stops or waits for its cluster", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
@@ -67,13 +68,20 @@ pub async fn readyz(
     request: Request,
 ) -> ApiResult<String> {
     let verbose = query.is_some_and(|q| q.split('&').any(|p| p.split('=').next() == Some("verbose")));
+    // The route needs no token: without a role that may read metrics, names stay secret (I7).
+    let may_see_names = || {
+        let principal = authenticate(&server, request.headers(), peer_of(request.extensions()));
+        principal.is_ok_and(|p| p.role.may_read_metrics())
+    };
     let detail = match server.phase() {
-        Phase::Ready if verbose => {
-            // The route needs no token: without a role that may read metrics, names stay secret (I7).
-            let principal = authenticate(&server, request.headers(), peer_of(request.extensions()));
-            return Ok(parts(&server, principal.is_ok_and(|p| p.role.may_read_metrics())));
-        }
-        Phase::Ready => return Ok("ok\n".to_owned()),
+        Phase::Ready => match server.cluster.not_ready() {
+            Some(NotReady { what, failure }) if may_see_names() => {
+                return Err(not_ready(&format!("{what}: {failure}")));
+            }
+            Some(NotReady { what, .. }) => what,
+            None if verbose => return Ok(parts(&server, may_see_names())),
+            None => return Ok("ok\n".to_owned()),
+        },
         Phase::Starting => "the server is starting",
         Phase::Draining => "the server is stopping",
     };

@@ -421,7 +421,7 @@ impl LeaseReader {
     /// Returns the chunks in which a sample's bytes lie, and the server that has them.
     async fn reference(&self, files: &[Found], class: DeliveryClass) -> ApiResult<SampleRef> {
         let mut sample = self.delivery.locate(&self.server.versions, files, class).await?;
-        sample.owner = self.server.cluster().members.first().map(|m| m.url.clone()).unwrap_or_default();
+        sample.owner = self.server.cluster.own_url().to_owned();
         Ok(sample)
     }
 }

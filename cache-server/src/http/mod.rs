@@ -41,7 +41,7 @@ use axum::{
 };
 use browser::BrowserRules;
 use error::{ApiError, ApiResult};
-use fletch_api::{Code, routes};
+use fletch_api::{Code, headers, routes};
 use std::{sync::Arc, time::Instant};
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes as documented};
@@ -91,6 +91,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(mounts::list))
         .routes(documented!(mounts::announce, mounts::forget))
         .routes(documented!(cluster::cluster))
+        .routes(documented!(cluster::drain))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))
@@ -175,7 +176,7 @@ fn is_encoded(request: &Request) -> bool {
 }
 
 /// Wraps every request: bounds its header, refuses those of foreign web pages, authenticates it, bounds the
-/// time until the head of its reply, and counts it.
+/// time until the head of its reply, adds the number of the view, and counts it.
 async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     if !is_probe(request.uri().path()) {
@@ -184,7 +185,7 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
     let route = request.extensions().get::<MatchedPath>().map(|m| m.as_str().to_owned());
     let header: usize = request.headers().iter().map(|(n, v)| n.as_str().len() + v.len() + 4).sum();
     let header = header + request.uri().path().len() + request.uri().query().map_or(0, str::len);
-    let response = if header as u64 > server.limits.header_bytes {
+    let mut response = if header as u64 > server.limits.header_bytes {
         let detail =
             format!("the header has {header} bytes; at most {} are allowed", server.limits.header_bytes);
         ApiError::new(Code::HeaderTooLarge, detail, "send fewer or shorter headers").into_response()
@@ -194,6 +195,7 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
             Err(error) => error.into_response(),
         }
     };
+    response.headers_mut().insert(headers::VIEW, HeaderValue::from(server.cluster.view_number()));
     server.requests.count(route.as_deref().unwrap_or("none"), response.status().as_u16(), started.elapsed());
     response
 }

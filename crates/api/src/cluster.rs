@@ -6,9 +6,10 @@ use utoipa::ToSchema;
 /// The member view of the cluster. Clients choose servers by it and send its number as `Fletch-View`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cluster {
-    /// The number of the view. It grows with every change of members.
+    /// The number of the view. It grows with every change of members that own chunks, or of weights.
     pub view: u64,
-    /// The members. A single server is the only member.
+    /// The members that own chunks, and servers that are up beside them with weight 0. A single server is the
+    /// only member.
     pub members: Vec<Member>,
 }
 
@@ -19,8 +20,58 @@ pub struct Member {
     pub id: String,
     /// The URL of the server, `http://host:port`.
     pub url: String,
-    /// The server's share of the chunks, relative to the weights of the other members.
+    /// The server's share of the chunks, relative to the weights of the other members. 0: it owns none.
     pub weight: u32,
+    /// Where the server runs. Absent if its settings do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// Whether the server is up. A chunk whose owner is not up belongs to the next member of its ranking.
+    #[serde(default = "is_up")]
+    pub up: bool,
+    /// The state of the server. Servers of older builds do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<MemberState>,
+}
+
+/// Returns that a server is up: one of an older build, which is its only member, says nothing.
+fn is_up() -> bool {
+    true
+}
+
+/// The state of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberState {
+    /// It serves, and owns chunks if its weight is not 0.
+    #[default]
+    Up,
+    /// It serves and owns no chunks, because an operator drained it. It owns chunks again after a restart.
+    Drained,
+    /// It stopped in good order, and keeps its chunks for a while.
+    Restarting,
+    /// It gives no sign of life, and keeps its chunks for a while.
+    Down,
+    /// A state that this build does not know, from a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+impl MemberState {
+    /// Every state that this build knows.
+    pub const ALL: &[MemberState] =
+        &[MemberState::Up, MemberState::Drained, MemberState::Restarting, MemberState::Down];
+
+    /// Returns the word that JSON uses.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MemberState::Up => "up",
+            MemberState::Drained => "drained",
+            MemberState::Restarting => "restarting",
+            MemberState::Down => "down",
+            MemberState::Unknown => "unknown",
+        }
+    }
 }
 
 /// The server's name, version, formats, limits and disk cache.

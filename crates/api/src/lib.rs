@@ -29,7 +29,7 @@ pub use allocation::{
     Allocation, AllocationReason, CurvePoint, DatasetShare, JobSettings, JobShare, ShareBasis,
 };
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
-pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, Publish};
+pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, MemberState, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion, Tags};
 pub use epochs::{

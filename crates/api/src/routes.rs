@@ -1,6 +1,6 @@
 //! The routes of the API: each as a template for the router, and as a function that returns a client's path.
 
-use fletch_core::{DatasetName, Hash, LayoutId, MountId, Root};
+use fletch_core::{DatasetName, Hash, LayoutId, MemberId, MountId, Root};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// The characters of an entry's path that are percent-encoded.
@@ -70,6 +70,8 @@ pub const MOUNTS: &str = "/v1/mounts";
 pub const MOUNT: &str = "/v1/mounts/{id}";
 /// GET: the member view of the cluster.
 pub const CLUSTER: &str = "/v1/cluster";
+/// POST: takes a member out of the ring of the cluster.
+pub const MEMBER_DRAIN: &str = "/v1/cluster/members/{id}/drain";
 /// GET: the server's version, formats and limits.
 pub const INFO: &str = "/v1/info";
 /// GET: the origins of registered datasets, and whether they work.
@@ -216,6 +218,12 @@ pub fn mount(id: &MountId) -> String {
     format!("/v1/mounts/{id}")
 }
 
+/// Returns the path of the drain of a member.
+#[must_use]
+pub fn member_drain(id: &MemberId) -> String {
+    format!("/v1/cluster/members/{id}/drain")
+}
+
 /// Returns the path of the tags of a dataset.
 #[must_use]
 pub fn dataset_tags(name: &DatasetName) -> String {
@@ -257,6 +265,7 @@ mod tests {
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
         assert_eq!(dataset_tags(&name), fill(DATASET_TAGS));
         assert_eq!(mount(&MountId::new("x").expect("name")), MOUNT.replace("{id}", "x"));
+        assert_eq!(member_drain(&MemberId::new("x").expect("name")), MEMBER_DRAIN.replace("{id}", "x"));
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
         assert_eq!(job_probe("x"), JOB_PROBE.replace("{id}", "x"));

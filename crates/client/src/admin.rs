@@ -4,11 +4,11 @@ use crate::body::BodyLength;
 use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
-    Allocation, AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
+    Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
     GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Tags, Warmup,
     routes,
 };
-use fletch_core::{DatasetName, MountId, TagName};
+use fletch_core::{DatasetName, MemberId, MountId, TagName};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
@@ -57,6 +57,15 @@ impl Client {
         let request = || self.request(Method::DELETE, &path);
         self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
+    }
+
+    /// Takes a member out of the ring of the cluster. Returns the view without it.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` if the ring has no such member, `conflict` at a server that is alone.
+    pub async fn drain_member(&self, id: &MemberId) -> Result<Cluster, ClientError> {
+        let path = routes::member_drain(id);
+        self.send_json(Method::POST, &path, &serde_json::json!({}), &[StatusCode::OK]).await
     }
 
     /// Returns the origins of registered datasets, whether they work, and their last errors. For admins.

@@ -24,5 +24,5 @@ pub mod verified;
 
 pub use error::Kind;
 pub use hash::{Hash, LayoutId, Root};
-pub use names::{DatasetName, Domain, JobName, MountId, StoreKey, TagName, Tenant};
+pub use names::{DatasetName, Domain, JobName, MemberId, MountId, StoreKey, TagName, Tenant};
 pub use verified::{Mismatch, Verified};

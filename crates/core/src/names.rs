@@ -104,12 +104,24 @@ name! {
     /// The name that a mount chooses for itself. It is unique among the mounts of its owner.
     MountId, "mount"
 }
+name! {
+    /// The name of a server in its cluster.
+    MemberId, "member"
+}
 
 impl Domain {
     /// Returns the one domain of a server without configuration.
     #[must_use]
     pub fn default_domain() -> Self {
         Domain("default".into())
+    }
+}
+
+impl MemberId {
+    /// Returns the name of a server whose host has no usable name.
+    #[must_use]
+    pub fn default_member() -> Self {
+        MemberId("server".into())
     }
 }
 

@@ -18,6 +18,12 @@ pub fn authority() -> PathBuf {
     file("authority.pem")
 }
 
+/// Returns the files with the certificate for `localhost`, `127.0.0.1` and `0.0.0.0`, and with its key.
+#[must_use]
+pub fn server() -> (PathBuf, PathBuf) {
+    (file("server.pem"), file("server.key"))
+}
+
 /// Returns what accepts TLS connections to `localhost`, `127.0.0.1` and `0.0.0.0`.
 pub(crate) fn acceptor() -> TlsAcceptor {
     let certificate = CertificateDer::from_pem_file(file("server.pem")).expect("the certificate");

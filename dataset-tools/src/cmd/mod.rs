@@ -1,6 +1,7 @@
 //! The commands of `fletch`. Each calls the code that does the work, and prints the result.
 
 mod absent;
+mod cluster;
 mod cost;
 mod diff;
 pub mod doctor;
@@ -162,6 +163,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Refresh { source } => refresh::run(&ctx, &source),
         Command::Down => down::run(&ctx),
         Command::Jobs { what } => jobs::run(&ctx, what),
+        Command::Cluster { what } => cluster::run(&ctx, what),
         Command::Warmup(args) => warmup::run(&ctx, &args),
         Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),

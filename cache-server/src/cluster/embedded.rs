@@ -1,0 +1,12 @@
+//! The cluster of a server that is alone: one view, which never changes.
+
+use super::{ClusterState, Coordinator, view::ClusterView};
+use fletch_core::MemberId;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Returns the state of a server that is its only member.
+pub fn open(id: MemberId, url: &str) -> ClusterState {
+    let view = Arc::new(ClusterView::single(id, url.to_owned()));
+    ClusterState::new(url.to_owned(), watch::Sender::new(view).subscribe(), Coordinator::Embedded)
+}

@@ -1,0 +1,192 @@
+//! The cluster: which servers there are, which of them are up, and which view of them is in force.
+//!
+//! ```text
+//! etcd ◀── etcd.rs ◀── member.rs (waits: leases, retries, stop) ──▶ ClusterView on a watch ──▶ http, metrics
+//!                          └── steps.rs (decides the next write) ── core::cluster (ring, view, silence)
+//! ```
+//! I1. The view is immutable. Readers never wait for the coordinator.
+//! I2. Without the coordinator the last view stays in force, also over a restart.
+//! I3. The number of the view changes with the ring only. A restart within `cluster.forget_after` keeps it.
+//! I4. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+
+mod embedded;
+mod etcd;
+mod identity;
+mod member;
+mod records;
+mod settings;
+mod steps;
+mod view;
+
+pub use member::DrainError;
+pub use settings::{ClusterConfig, EtcdConfig};
+pub use view::ClusterView;
+
+use fletch_core::{MemberId, cluster::Weight};
+use member::EtcdMember;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use steps::Refusal;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+/// The most requests that wait for a newer view at once.
+pub const WAITERS_MAX: usize = 1024;
+
+/// Why a server cannot be a member of its cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A file cannot be read or written.
+    #[error("{path}: {error}; fix the file, or the setting of [cluster] or state.dir that names it")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The certificates cannot be used.
+    #[error("the client for etcd cannot be made: {0}; check cluster.ca_file, cert_file and key_file")]
+    Tls(String),
+    /// The state directory belongs to another member.
+    #[error(
+        "the state directory {dir} belongs to {known}, and the settings say {wanted}; set cluster.name and \
+         cluster.id as before, or give an empty directory with --state-dir"
+    )]
+    OtherName {
+        /// The state directory.
+        dir: PathBuf,
+        /// The member that it belongs to.
+        known: String,
+        /// The member of the settings.
+        wanted: String,
+    },
+    /// The cluster does not take the server.
+    #[error("cluster: {0}")]
+    Refused(#[from] Refusal),
+}
+
+/// Why a server is not ready as a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReady {
+    /// What is missing. It names no host.
+    pub what: &'static str,
+    /// The last failure of the coordinator, which may name hosts.
+    pub failure: String,
+}
+
+/// Numbers for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClusterStats {
+    /// Whether the last contact with the coordinator succeeded.
+    pub is_coordinator_up: bool,
+    /// Calls to the coordinator that failed at one endpoint.
+    pub failed_calls: u64,
+}
+
+/// The two coordinators.
+enum Coordinator {
+    /// This server is alone.
+    Embedded,
+    /// etcd.
+    Etcd(Box<EtcdMember>),
+}
+
+/// A server's part of its cluster.
+pub struct ClusterState {
+    /// Permits for requests that wait for a newer view.
+    pub waiters: Arc<Semaphore>,
+    own_url: String,
+    views: watch::Receiver<Arc<ClusterView>>,
+    coordinator: Coordinator,
+}
+
+impl ClusterState {
+    /// Opens the state of a server. `url` is that of its listener. Blocking.
+    ///
+    /// # Errors
+    /// [`ClusterError`].
+    pub fn open(config: &ClusterConfig, dir: &Path, url: &str) -> Result<Self, ClusterError> {
+        let Some(etcd) = &config.etcd else { return Ok(embedded::open(config.id.clone(), url)) };
+        let own_url = etcd.advertise_url.clone().unwrap_or_else(|| url.to_owned());
+        let (member, views) = EtcdMember::open(&config.id, etcd, dir, &own_url)?;
+        Ok(ClusterState::new(own_url, views, Coordinator::Etcd(Box::new(member))))
+    }
+
+    fn new(own_url: String, views: watch::Receiver<Arc<ClusterView>>, coordinator: Coordinator) -> Self {
+        ClusterState { waiters: Arc::new(Semaphore::new(WAITERS_MAX)), own_url, views, coordinator }
+    }
+
+    /// Returns the URL by which clients reach this server.
+    #[must_use]
+    pub fn own_url(&self) -> &str {
+        &self.own_url
+    }
+
+    /// Returns the view in force.
+    #[must_use]
+    pub fn view(&self) -> Arc<ClusterView> {
+        Arc::clone(&self.views.borrow())
+    }
+
+    /// Returns the number of the view in force.
+    #[must_use]
+    pub fn view_number(&self) -> u64 {
+        self.views.borrow().core.number()
+    }
+
+    /// Returns the views as they come.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<ClusterView>> {
+        self.views.clone()
+    }
+
+    /// Returns why the server is not ready as a member, if it is not.
+    #[must_use]
+    pub fn not_ready(&self) -> Option<NotReady> {
+        match &self.coordinator {
+            Coordinator::Embedded => None,
+            Coordinator::Etcd(member) => member.not_ready(),
+        }
+    }
+
+    /// Returns numbers for metrics.
+    #[must_use]
+    pub fn stats(&self) -> ClusterStats {
+        match &self.coordinator {
+            Coordinator::Embedded => ClusterStats { is_coordinator_up: true, failed_calls: 0 },
+            Coordinator::Etcd(member) => member.stats(),
+        }
+    }
+
+    /// Tries once to join the cluster. Without an answer of etcd the server goes on, and [`Self::run`] joins.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`].
+    pub async fn join_first(&self, weight: Weight) -> Result<(), ClusterError> {
+        match &self.coordinator {
+            Coordinator::Embedded => Ok(()),
+            Coordinator::Etcd(member) => Ok(member.join_first(weight).await?),
+        }
+    }
+
+    /// Keeps the membership until `stop`, then leaves as a member that will be back.
+    pub async fn run(&self, stop: CancellationToken) {
+        match &self.coordinator {
+            Coordinator::Embedded => stop.cancelled().await,
+            Coordinator::Etcd(member) => member.run(stop).await,
+        }
+    }
+
+    /// Takes a member out of the ring. It stays up, and joins again when it starts.
+    ///
+    /// # Errors
+    /// [`DrainError`].
+    pub async fn drain(&self, id: &MemberId) -> Result<(), DrainError> {
+        match &self.coordinator {
+            Coordinator::Embedded => Err(DrainError::Embedded),
+            Coordinator::Etcd(member) => member.drain(id).await,
+        }
+    }
+}

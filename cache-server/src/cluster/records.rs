@@ -1,0 +1,170 @@
+//! The keys of a cluster in etcd, and their values as JSON.
+//!
+//! ```text
+//! /fletch/NAME/cluster      {format, uid}                  written once, by the first server
+//! /fletch/NAME/ring         {format, members, before, drained}   its revision is the number of the view
+//! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
+//! ```
+//! A record with another format is an error, because an older server would misread it.
+
+use fletch_core::{MemberId, cluster::Ring};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
+
+/// The format of all records.
+const FORMAT: u32 = 1;
+
+/// The keys of one cluster.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    pub fn new(cluster: &str) -> Self {
+        Keys { prefix: format!("/fletch/{cluster}/") }
+    }
+
+    pub fn cluster(&self) -> String {
+        format!("{}cluster", self.prefix)
+    }
+
+    pub fn ring(&self) -> String {
+        format!("{}ring", self.prefix)
+    }
+
+    pub fn member(&self, id: &MemberId) -> String {
+        format!("{}{id}", self.members())
+    }
+
+    /// Returns the prefix of the keys of all members.
+    pub fn members(&self) -> String {
+        format!("{}members/", self.prefix)
+    }
+}
+
+/// What tells two clusters of one name apart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    /// A random number in hexadecimal.
+    pub uid: String,
+}
+
+/// What a member does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberPhase {
+    /// It serves.
+    Up,
+    /// It stopped in good order, and is expected back.
+    Restarting,
+}
+
+/// What a member says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberRecord {
+    /// A random number of its state directory, in hexadecimal.
+    pub incarnation: String,
+    /// The URL by which clients reach it.
+    pub url: String,
+    /// The URL by which other servers reach it, if it differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_url: Option<String>,
+    /// Where it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// The version of its program.
+    pub build: String,
+    /// What it does.
+    pub phase: MemberPhase,
+}
+
+/// A value of etcd, and the revision that wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keyed<T> {
+    /// The revision of its last change. 0 where the key does not exist.
+    pub revision: u64,
+    /// The value.
+    pub value: T,
+}
+
+/// All keys of a cluster at one revision of etcd.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Snapshot {
+    /// The record of the cluster.
+    pub cluster: Option<ClusterRecord>,
+    /// The ring, empty before the first server joins.
+    pub ring: Keyed<Ring>,
+    /// The members that have a key.
+    pub members: BTreeMap<MemberId, Keyed<MemberRecord>>,
+}
+
+impl<T: Default> Default for Keyed<T> {
+    fn default() -> Self {
+        Keyed { revision: 0, value: T::default() }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Versioned<T> {
+    format: u32,
+    #[serde(flatten)]
+    value: T,
+}
+
+/// Returns the text of a record.
+pub fn to_text<T: Serialize>(value: &T) -> Vec<u8> {
+    // Records are texts, numbers and lists, which always serialize.
+    serde_json::to_vec(&Versioned { format: FORMAT, value }).unwrap_or_default()
+}
+
+/// Reads a record.
+///
+/// # Errors
+/// A text that says what is wrong with the value.
+pub fn from_text<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    let format = serde_json::from_slice::<Format>(text).map_err(|e| e.to_string())?.format;
+    if format != FORMAT {
+        return Err(format!("it has format {format}; this server knows format {FORMAT}"));
+    }
+    serde_json::from_slice::<Versioned<T>>(text).map(|v| v.value).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_have_fixed_texts() {
+        let id = MemberId::new("srv-1").expect("a name");
+        let keys = Keys::new("prod");
+        assert_eq!(keys.member(&id), "/fletch/prod/members/srv-1");
+        let record = MemberRecord {
+            incarnation: "00ff".into(),
+            url: "http://10.0.0.1:7380".into(),
+            peer_url: None,
+            zone: Some("a".into()),
+            build: "0.1.0".into(),
+            phase: MemberPhase::Restarting,
+        };
+        let text = String::from_utf8(to_text(&record)).expect("UTF-8");
+        assert_eq!(
+            text,
+            concat!(
+                r#"{"format":1,"incarnation":"00ff","url":"http://10.0.0.1:7380","zone":"a","#,
+                r#""build":"0.1.0","phase":"restarting"}"#
+            )
+        );
+        assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record));
+        let ring =
+            r#"{"format":1,"members":[{"id":"b","url":"u","weight":7},{"id":"a","url":"v","weight":1}]}"#;
+        assert_eq!(from_text::<Ring>(ring.as_bytes()).expect("a ring").members()[0].id.as_str(), "a");
+        let newer = ring.replace("\"format\":1", "\"format\":2");
+        assert!(from_text::<Ring>(newer.as_bytes()).expect_err("newer").contains("format 2"));
+        assert!(from_text::<Ring>(b"no JSON").is_err());
+    }
+}

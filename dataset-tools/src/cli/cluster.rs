@@ -1,0 +1,25 @@
+//! The commands of `fletch cluster`.
+
+use clap::Subcommand;
+
+/// `fletch cluster`.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Show the servers of the cluster: state, part of the chunks, URL.
+    #[command(after_help = "Example:
+  fletch cluster status --server http://127.0.0.1:7380
+
+States: up, drained, restarting, down. docs/CLUSTER.md explains them.
+--json prints {view, members: [{id, url, weight, zone, up, state}]}.")]
+    Status,
+    /// Take a server out of the ring: it stays up and owns no chunks until it restarts.
+    #[command(after_help = "Example:
+  fletch cluster drain srv-2
+
+Do it before a server goes for good. The command needs an admin, and any server of the cluster can do it.
+--json prints what `fletch cluster status --json` prints.")]
+    Drain {
+        /// The server's id.
+        id: String,
+    },
+}

@@ -1,0 +1,57 @@
+//! `fletch cluster`: shows the servers of a cluster, and drains one.
+
+use super::Context;
+use crate::cli::ClusterCommand;
+use crate::failure::{Exit, Failure};
+use fletch_api::Cluster;
+use fletch_core::MemberId;
+use std::io::{self, Write};
+
+pub fn run(ctx: &Context, what: ClusterCommand) -> Result<Exit, Failure> {
+    let client = ctx.client()?;
+    let cluster = match what {
+        ClusterCommand::Status => ctx.rt.block_on(client.cluster())?,
+        ClusterCommand::Drain { id } => {
+            let id = MemberId::new(&id).map_err(|e| Failure::usage(e.to_string()))?;
+            ctx.rt.block_on(client.drain_member(&id))?
+        }
+    };
+    ctx.out.result(&cluster, |w| write_view(w, &cluster))?;
+    Ok(Exit::Ok)
+}
+
+fn write_view(w: &mut dyn Write, cluster: &Cluster) -> io::Result<()> {
+    writeln!(w, "view\t{}", cluster.view)?;
+    let sum: u64 = cluster.members.iter().map(|m| u64::from(m.weight)).sum();
+    for m in &cluster.members {
+        let state = m.state.map_or(if m.up { "up" } else { "down" }, |state| state.as_str());
+        let part = if sum == 0 { 0.0 } else { f64::from(m.weight) * 100.0 / sum as f64 };
+        write!(w, "{}\t{state}\t{part:.0} % of the chunks\t{}", m.id, m.url)?;
+        match &m.zone {
+            Some(zone) => writeln!(w, "\tzone {zone}")?,
+            None => writeln!(w)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_has_a_line_for_each_member() {
+        let text = r#"{"view":7,"members":[
+            {"id":"a","url":"http://a","weight":300,"zone":"z1","up":true,"state":"up"},
+            {"id":"b","url":"http://b","weight":100,"up":false,"state":"restarting"},
+            {"id":"c","url":"http://c","weight":0}]}"#;
+        let cluster: Cluster = serde_json::from_str(text).expect("a view");
+        let mut out = Vec::new();
+        write_view(&mut out, &cluster).expect("memory");
+        assert_eq!(
+            String::from_utf8(out).expect("text"),
+            "view\t7\na\tup\t75 % of the chunks\thttp://a\tzone z1\n\
+             b\trestarting\t25 % of the chunks\thttp://b\nc\tup\t0 % of the chunks\thttp://c\n"
+        );
+    }
+}

@@ -11,6 +11,7 @@ mod browser;
 mod buckets;
 mod bytes;
 mod checkpoints;
+mod clusters;
 mod connections;
 mod contract;
 mod credentials;

@@ -70,7 +70,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Returns the server's URL: `http://host:port`, `https://host:port`, or `unix:PATH` if it listens on its socket only.
+    /// Returns the server's URL: `http(s)://host:port`, or `unix:PATH` if it listens on its socket only.
     #[must_use]
     pub fn url(&self) -> String {
         url(self.addr, self.tls, self.socket.as_deref())

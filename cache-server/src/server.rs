@@ -179,7 +179,7 @@ pub struct Server {
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
     pub request_memory: Arc<RequestMemory>,
-    /// The server's own URL: `http://host:port`, `https://host:port`, or `unix:PATH` if it listens on its socket only.
+    /// The server's own URL: `http(s)://host:port`, or `unix:PATH` if it listens on its socket only.
     pub url: String,
     /// Jobs that were displaced, and whose accounts were not folded yet.
     displaced: AtomicUsize,

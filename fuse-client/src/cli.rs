@@ -365,7 +365,7 @@ impl Cli {
             (None, Some(s)) => Some(s.parse()?),
             (None, None) if tables.is_some() => None,
             (None, None) => bail!(
-                "no server: give --server https://host:port, http://host:port or unix:PATH (or set FLETCH_SERVER); \
+                "no server: give --server http(s)://host:port or unix:PATH (or set FLETCH_SERVER); \
                  --tables URI mounts without one"
             ),
         };

@@ -22,8 +22,8 @@ class Client:
             two.
         job: the job to which the server counts the bytes; ``anonymous`` without it.
         timeout: the seconds within which every call ends, all its attempts together; above 0, at most 86400.
-        ca_file: the CAs that may have signed the certificate of an ``https://`` server, in PEM form; without it
-            the system's. The three files may be replaced while the client lives.
+        ca_file: the CAs that may have signed the certificate of an ``https://`` server, in PEM form; without
+            it the system's. The three files may be replaced while the client lives.
         cert_file: the certificate of this client in PEM form, if the server requires one.
         key_file: the key of that certificate in PEM form.
 

@@ -52,7 +52,8 @@ pub fn parsed<'py>(py: Python<'py>, text: serde_json::Result<String>) -> PyResul
 impl Client {
     #[new]
     #[pyo3(signature = (
-        server, *, token=None, token_file=None, job=None, timeout=30.0, ca_file=None, cert_file=None, key_file=None
+        server, *, token=None, token_file=None, job=None, timeout=30.0,
+        ca_file=None, cert_file=None, key_file=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn new(

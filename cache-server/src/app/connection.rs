@@ -77,12 +77,7 @@ impl App {
     /// Serves a connection until it ends, or the server closes, drains or cuts it.
     ///
     /// Each of its requests has the peer among its extensions.
-    pub(super) async fn serve(
-        self: Arc<Self>,
-        wire: Wire,
-        peer: Peer,
-        connection: Arc<Connection>,
-    ) {
+    pub(super) async fn serve(self: Arc<Self>, wire: Wire, peer: Peer, connection: Arc<Connection>) {
         let limits = &self.server.limits;
         let first_until = Instant::now() + limits.first_request_timeout();
         let Some(mut stream) = self.open(wire, &connection, first_until).await else { return };

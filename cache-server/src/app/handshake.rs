@@ -5,15 +5,15 @@
 //!                         ├────────▶ plain HTTP   ─▶ 400, closed
 //!                         └────────▶ another byte ─▶ closed
 //! ```
-//! The time from the accept to the end of the first request is bounded as without TLS. So a silent peer, or one
-//! that sends garbage, is closed within `limits.head_timeout`, and meanwhile holds no memory.
+//! The time from the accept to the end of the first request is bounded as without TLS. So a silent peer, or
+//! one that sends garbage, is closed within `limits.head_timeout`. Until its first byte it holds no memory.
 
 use super::{
     App,
     accept::{PeerStream, Wire},
     probe_lane::STAY_MAX,
 };
-use crate::connections::{Closed, Connection};
+use crate::connections::{Closed, Connection, TLS_SEND_BYTES};
 use fletch_api::SPEAKS_TLS;
 use std::{io, sync::Arc};
 use tokio::{
@@ -21,12 +21,12 @@ use tokio::{
     net::TcpStream,
     time::{Instant, timeout, timeout_at},
 };
-use tokio_rustls::server::TlsStream;
+use tokio_rustls::{rustls::ServerConnection, server::TlsStream};
 use tokio_util::either::Either;
 
 /// The first byte of a TLS connection: the type of a record with a handshake.
 const HANDSHAKE_RECORD: u8 = 0x16;
-/// The bytes of a plain request that are read before its answer. A close with unread bytes may reset the answer.
+/// The bytes of a plain request that are read before its answer. Unread bytes at the close may reset it.
 const PLAIN_BYTES_MAX: usize = 8 << 10;
 
 /// What the first byte of a connection begins.
@@ -58,7 +58,9 @@ impl App {
         connection: &Arc<Connection>,
         until: Instant,
     ) -> Option<PeerStream> {
-        let (Wire::Left(tcp), true) = (&wire, self.server.tls.is_some()) else { return Some(Either::Left(wire)) };
+        let (Wire::Left(tcp), true) = (&wire, self.server.tls.is_some()) else {
+            return Some(Either::Left(wire));
+        };
         let first = tokio::select! {
             () = connection.closed() => return None,
             () = self.drain.cancelled() => return None,
@@ -101,7 +103,10 @@ impl App {
             () = self.abort.cancelled() => return None,
             shaken = timeout_at(until, async {
                 match peek(&tcp).await? {
-                    Some(Beginning::Tls) => tls.acceptor().accept(tcp).await.map(Some),
+                    Some(Beginning::Tls) => {
+                        let bound = |c: &mut ServerConnection| c.set_buffer_limit(Some(TLS_SEND_BYTES));
+                        tls.acceptor().accept_with(tcp, bound).await.map(Some)
+                    }
                     Some(Beginning::Plain) => answer_plain(tcp).await.map(|()| None),
                     Some(Beginning::Other) => Err(io::Error::other("the first byte is neither TLS nor HTTP")),
                     None => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -1,7 +1,7 @@
 //! The probe lane: connections over a limit get one short answer, 429, or that of a probe.
 //!
-//! The lane is small, and a connection stays in it for a second at most, or two with the handshake of TLS. So a
-//! load balancer can see that a server lives while all of its connections are in use.
+//! The lane is small, and a connection stays in it for a second at most, or two with the handshake of TLS. So
+//! a load balancer can see that a server lives while all of its connections are in use.
 
 use super::{
     App,

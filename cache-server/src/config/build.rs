@@ -155,7 +155,9 @@ impl ConfigBuilder<'_> {
             ["tls.cert_file", "tls.key_file", "tls.client_ca_file"].map(|key| self.optional_path(key));
         match (cert, key) {
             (Some(cert), Some(key)) => return Some(TlsFiles { cert, key, client_ca }),
-            (Some(_), None) => self.fault("tls.cert_file", "needs the key of the certificate: set tls.key_file"),
+            (Some(_), None) => {
+                self.fault("tls.cert_file", "needs the key of the certificate: set tls.key_file")
+            }
             (None, Some(_)) => self.fault("tls.key_file", "needs the certificate: set tls.cert_file"),
             (None, None) if client_ca.is_some() => self.fault(
                 "tls.client_ca_file",

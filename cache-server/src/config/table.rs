@@ -201,7 +201,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "tls.cert_file",
         "tls-cert-file",
         "FILE",
-        "Certificate of the TCP listener in PEM form, its own first, then the CAs above it; empty: plain HTTP",
+        "Certificate of the TCP listener in PEM form, then those of CAs above it; empty: plain HTTP",
         |f| text(&f.tls.cert_file),
         ""
     ),

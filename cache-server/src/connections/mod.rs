@@ -25,9 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 /// The memory of a connection while a request arrives or is answered: its buffers, and its state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
-/// The memory that TLS needs besides, from the handshake on: a record of each direction, and what waits to be
-/// sent.
-pub const TLS_BYTES: u64 = 80 << 10;
+/// The memory that TLS needs besides: what waits to be sent, and a record that arrives.
+pub const TLS_BYTES: u64 = TLS_SEND_BYTES as u64 + (16 << 10);
+/// The bytes of records that wait to be sent.
+pub const TLS_SEND_BYTES: usize = 32 << 10;
 /// How long a request waits for memory, while unproven connections are closed.
 const MEMORY_WAIT: Duration = Duration::from_millis(500);
 /// The value of `idle_since` while a request runs.
@@ -325,7 +326,7 @@ impl Connection {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the memory that a request needs before its first byte is read. Does nothing if it has the memory.
+    /// Takes the memory that a request needs before its first byte is read. Does nothing if it has it.
     ///
     /// Waits for a moment. Meanwhile it closes connections that hold memory and are not proven, those of the
     /// same source first.
@@ -384,7 +385,9 @@ impl Connection {
     pub fn grow_head(&self, n: u64) -> Result<(), NoMemory> {
         match &mut *self.bytes() {
             // The buffer of a head that does not end doubles.
-            Some(bytes) if 2 * n > CONNECTION_BYTES => bytes.grow_to(2 * n + self.least_bytes() - CONNECTION_BYTES / 2),
+            Some(bytes) if 2 * n > CONNECTION_BYTES => {
+                bytes.grow_to(2 * n + self.least_bytes() - CONNECTION_BYTES / 2)
+            }
             _ => Ok(()),
         }
     }

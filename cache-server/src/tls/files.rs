@@ -131,7 +131,10 @@ impl TlsFiles {
     }
 
     /// Returns what checks the certificates of clients. It accepts a client without one (`super` says why).
-    fn client_verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    fn client_verifier(
+        &self,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
         let Some(path) = &self.client_ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
         let unusable = |why: String| TlsError::Unusable { setting: CLIENT_CA, path: path.clone(), why };
         let mut roots = RootCertStore::empty();
@@ -156,8 +159,7 @@ fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
 fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let bytes = read(setting, path)?;
     let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let all =
-        all.map_err(|e| TlsError::Unusable { setting, path: path.to_owned(), why: e.to_string() })?;
+    let all = all.map_err(|e| TlsError::Unusable { setting, path: path.to_owned(), why: e.to_string() })?;
     if all.is_empty() {
         return Err(TlsError::Empty { setting, path: path.to_owned(), what: "CERTIFICATE" });
     }

@@ -1,11 +1,11 @@
 //! TLS of the TCP listener: reads certificate, key and client CAs, and follows changes of their files.
 //!
 //! Invariants:
-//! 1. Files with a fault change nothing: the previous certificate stays in force. The fault is logged once for
-//!    each state of the files.
+//! 1. Files with a fault change nothing: the previous certificate stays in force. The fault is logged once
+//!    for each state of the files.
 //! 2. No key is logged or shown.
-//! 3. A connection without a client certificate is accepted even where one is required: kubelets send none, and
-//!    their probes need an answer. Every other request of such a connection is refused (ADR 63).
+//! 3. A connection without a client certificate is accepted even where one is required: kubelets send none,
+//!    and their probes need an answer. Every other request of such a connection is refused (ADR 64).
 
 mod files;
 

@@ -1,48 +1,36 @@
 use super::*;
-use rcgen::{CertifiedKey, CertificateParams, Issuer, KeyPair};
+use fletch_testkit::tls::{Authority, PemPair};
 use std::path::Path;
-
-/// Returns a certificate of its own CA, as PEM: the certificate, and its key.
-fn pair(name: &str) -> (String, String) {
-    let made = rcgen::generate_simple_self_signed([name.to_owned()]).expect("made");
-    let CertifiedKey { cert, signing_key } = made;
-    (cert.pem(), signing_key.serialize_pem())
-}
 
 fn files(dir: &Path) -> TlsFiles {
     TlsFiles { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None }
 }
 
-fn write(files: &TlsFiles, (cert, key): &(String, String)) {
-    for (path, text) in [(&files.cert, cert), (&files.key, key)] {
-        let part = path.with_extension("part");
-        std::fs::write(&part, text).expect("write");
-        std::fs::rename(&part, path).expect("rename");
-    }
+fn pair() -> PemPair {
+    Authority::new("tests").server(&["localhost"], 4000)
 }
 
-fn leaf(tls: &Tls) -> Arc<ServerConfig> {
-    tls.active().config
+fn write(dir: &Path, cert: &str, key: &str) {
+    let _ = PemPair { cert: cert.to_owned(), key: key.to_owned() }.write(dir, "tls");
 }
 
 #[test]
 fn a_fault_names_the_file_and_the_reason() {
     let dir = tempfile::tempdir().expect("tempdir");
-    let (files, a, b) = (files(dir.path()), pair("localhost"), pair("localhost"));
+    let (dir, files, a, b) = (dir.path(), files(dir.path()), pair(), pair());
     let told = |files: &TlsFiles| Tls::open(files.clone()).expect_err("a fault").to_string();
     let absent = told(&files);
     assert!(absent.contains("tls.cert_file: cannot read") && absent.contains("tls.crt"), "{absent}");
-    write(&files, &(a.0.clone(), b.1.clone()));
+    write(dir, &a.cert, &b.key);
     let mismatch = told(&files);
     assert!(mismatch.contains("tls.key_file") && mismatch.contains("does not belong"), "{mismatch}");
-    write(&files, &(a.0.clone(), a.0.clone()));
+    write(dir, &a.cert, &a.cert);
     assert!(told(&files).contains("contains no PRIVATE KEY in PEM form"), "{}", told(&files));
-    write(&files, &(a.1.clone(), a.1.clone()));
+    write(dir, &a.key, &a.key);
     assert!(told(&files).contains("contains no CERTIFICATE in PEM form"), "{}", told(&files));
-    let torn = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned();
-    write(&files, &(torn, a.1.clone()));
+    write(dir, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &a.key);
     assert!(told(&files).contains("cannot be parsed"), "{}", told(&files));
-    write(&files, &a);
+    write(dir, &a.cert, &a.key);
     let ca = TlsFiles { client_ca: Some(files.key.clone()), ..files.clone() };
     assert!(told(&ca).contains("tls.client_ca_file"), "{}", told(&ca));
     assert!(!Tls::open(files).expect("right").needs_client_certificate());
@@ -51,37 +39,31 @@ fn a_fault_names_the_file_and_the_reason() {
 #[test]
 fn a_new_pair_comes_into_force_and_a_broken_one_does_not() {
     let dir = tempfile::tempdir().expect("tempdir");
-    let (files, a, b) = (files(dir.path()), pair("localhost"), pair("localhost"));
-    write(&files, &a);
+    let (dir, files, a, b) = (dir.path(), files(dir.path()), pair(), pair());
+    write(dir, &a.cert, &a.key);
     let tls = Tls::open(files.clone()).expect("right");
-    let first = leaf(&tls);
+    let (config, first) = (|| tls.active().config, tls.active().config);
     tls.reload();
-    assert!(Arc::ptr_eq(&first, &leaf(&tls)), "nothing changed");
-    write(&files, &(b.0.clone(), a.1.clone()));
+    assert!(Arc::ptr_eq(&first, &config()), "nothing changed");
+    write(dir, &b.cert, &a.key);
     tls.reload();
     tls.reload();
-    assert!(Arc::ptr_eq(&first, &leaf(&tls)), "the key does not fit");
+    assert!(Arc::ptr_eq(&first, &config()), "the key does not fit");
     assert_eq!(tls.stats().reload_errors, 1, "each state of the files is told once");
-    write(&files, &b);
+    write(dir, &b.cert, &b.key);
     tls.reload();
-    let second = leaf(&tls);
+    let second = config();
     assert!(!Arc::ptr_eq(&first, &second));
     std::fs::remove_file(&files.cert).expect("remove");
     tls.reload();
-    assert!(Arc::ptr_eq(&second, &leaf(&tls)) && tls.stats().reload_errors == 2);
+    assert!(Arc::ptr_eq(&second, &config()) && tls.stats().reload_errors == 2);
 }
 
 #[test]
 fn the_end_of_the_certificate_is_known_and_an_expired_one_is_used() {
     let dir = tempfile::tempdir().expect("tempdir");
-    let files = files(dir.path());
-    let key = KeyPair::generate().expect("key");
-    let mut params = CertificateParams::new(["localhost".to_owned()]).expect("name");
-    params.not_before = rcgen::date_time_ymd(2001, 1, 1);
-    params.not_after = rcgen::date_time_ymd(2002, 1, 1);
-    let issuer = Issuer::from_params(&params, &key);
-    let cert = params.signed_by(&key, &issuer).expect("signed");
-    write(&files, &(cert.pem(), key.serialize_pem()));
-    let tls = Tls::open(files).expect("a warning only");
-    assert_eq!(tls.stats().expires_s, 1_009_843_200);
+    let expired = Authority::new("tests").server(&["localhost"], 2002);
+    write(dir.path(), &expired.cert, &expired.key);
+    let tls = Tls::open(files(dir.path())).expect("a warning only");
+    assert_eq!(tls.stats().expires_s, 1_041_292_800, "2002-12-31");
 }

@@ -117,7 +117,9 @@ mod tests {
             assert!(!named.allows(host, "http"), "{host}");
         }
         let default_port: AllowedHosts = "cache.example:443".parse().expect("hosts");
-        assert!(default_port.allows("cache.example", "https") && !default_port.allows("cache.example", "http"));
+        assert!(
+            default_port.allows("cache.example", "https") && !default_port.allows("cache.example", "http")
+        );
         assert_eq!(named.to_string(), "gpu7,cache.example:8080");
         for bad in ["http://gpu7", "a b", "u@h", "h:", "h:x"] {
             assert!(bad.parse::<AllowedHosts>().expect_err(bad).contains("not a host"), "{bad}");

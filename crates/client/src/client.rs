@@ -626,8 +626,8 @@ fn warn_of_plain_http(endpoint: &Endpoint) {
     WARNED.call_once(|| {
         tracing::warn!(
             server = %endpoint,
-            "the token is sent unencrypted, and others in the network can read it; use https://, or a network \
-                that you trust"
+            "the token is sent unencrypted, and others in the network can read it; use https://, or a \
+                network that you trust"
         );
     });
 }

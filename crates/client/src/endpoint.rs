@@ -82,7 +82,8 @@ impl FromStr for Endpoint {
             }
             return Ok(Endpoint::Unix(path.into()));
         }
-        let url = Url::parse(s).map_err(|e| bad(&format!("{e}; expected http://host:port, https://host:port or unix:PATH")))?;
+        let url = Url::parse(s)
+            .map_err(|e| bad(&format!("{e}; expected http://host:port, https://host:port or unix:PATH")))?;
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
             return Err(bad("expected http://host:port, https://host:port or unix:PATH"));
         }

@@ -10,8 +10,8 @@
 //! 3. Every body has a length limit before its first byte is read.
 //! 4. A token file is read again after a 401, at most once a call. No token is ever logged.
 //! 5. The server's `code` and `hint` reach the caller unchanged.
-//! 6. Until the server has answered once, a refused connection to this machine ends a call at once, and so does
-//!    a fault of TLS.
+//! 6. Until the server has answered once, a refused connection to this machine ends a call at once, and so
+//!    does a fault of TLS.
 //! 7. Changed files of TLS are used within about a second; broken ones change nothing.
 
 mod admin;

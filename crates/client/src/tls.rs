@@ -115,9 +115,7 @@ impl TlsOptions {
 }
 
 fn half(given: &str, missing: &str, flag: &str) -> ClientError {
-    ClientError::Config(format!(
-        "the client {given} needs its {missing}: give {flag} too (files of TLS: --ca-file, --cert-file, --key-file)"
-    ))
+    ClientError::Config(format!("the client {given} needs its {missing}: give {flag}, too"))
 }
 
 fn read(what: &str, path: &Path) -> Result<Vec<u8>, ClientError> {
@@ -216,7 +214,10 @@ impl HttpClient {
                 tracing::info!("the changed files of TLS are in use for new connections");
             }
             Err(error) => {
-                tracing::warn!(%error, "the changed files of TLS have a fault; the previous ones stay in use");
+                tracing::warn!(
+                    %error,
+                    "the changed files of TLS have a fault; the previous ones stay in use"
+                );
             }
         }
     }
@@ -247,8 +248,8 @@ const ADVICE_CA: &str = "give the certificate of its CA with --ca-file FILE (FLE
 const ADVICE_NAME: &str =
     "use one of those names in the server's URL, or give the server a certificate with this name";
 const ADVICE_DATES: &str = "renew the server's certificate, or correct the clock of this machine";
-const ADVICE_CLIENT: &str = "give a valid certificate of a CA that the server knows, and its key: --cert-file FILE \
-    (FLETCH_CERT_FILE) and --key-file FILE (FLETCH_KEY_FILE)";
+const ADVICE_CLIENT: &str = "give a valid certificate of a CA that the server knows, and its key: \
+    --cert-file (FLETCH_CERT_FILE) and --key-file (FLETCH_KEY_FILE)";
 const ADVICE_NO_TLS: &str = "correct the port, or use http:// if that server has no TLS";
 const ADVICE_TLS: &str = "use https:// in the server's URL";
 const ADVICE_OTHER: &str = "check the server's URL and its certificate";
@@ -311,9 +312,10 @@ impl TlsFault {
                 (of("is not valid yet"), ADVICE_DATES)
             }
             // webpki has no word of its own for it.
-            why if format!("{why:?}").contains("CaUsedAsEndEntity") => {
-                (of("is that of a CA and not of a server"), "give the server a certificate that its CA signed")
-            }
+            why if format!("{why:?}").contains("CaUsedAsEndEntity") => (
+                of("is that of a CA and not of a server"),
+                "give the server a certificate that its CA signed",
+            ),
             why => (of(&format!("cannot be trusted: {why}")), ADVICE_OTHER),
         };
         TlsFault { what, advice }

@@ -241,8 +241,8 @@ impl Context {
     fn endpoint(&self) -> Result<Endpoint, Failure> {
         let chosen = self.chosen()?.ok_or_else(|| {
             Failure::usage("no server was given, and none runs on this machine").hint(
-                "give --server http(s)://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts one of \
-                 yours",
+                "give --server http(s)://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts \
+                 one of yours",
             )
         })?;
         Ok(chosen.endpoint().clone())

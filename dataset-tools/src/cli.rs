@@ -24,11 +24,9 @@ Examples:
   fletch down
 
 Global options, for every command:
-  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: yours or the machine's]
+  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
-  --ca-file FILE      CAs of an https:// server [env: FLETCH_CA_FILE; default: those of the system]
-  --cert-file FILE    Certificate of this client, if the server requires one [env: FLETCH_CERT_FILE]
-  --key-file FILE     Key of that certificate [env: FLETCH_KEY_FILE]
+  --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
   --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
   --origin-fallback   While the server is gone, read the last known version from the origin

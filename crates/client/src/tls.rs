@@ -257,15 +257,14 @@ const ADVICE_OTHER: &str = "check the server's URL and its certificate";
 impl TlsFault {
     /// Returns what a failed request says of TLS, if TLS is at fault. `server` is the address that was asked.
     pub(crate) fn of(server: &str, e: &reqwest::Error) -> Option<Self> {
-        let mut source: Option<&(dyn StdError + 'static)> = Some(e);
-        while let Some(s) = source {
-            // An `io::Error` does not name the error inside it as its source.
-            let inside = s.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-            let inside = inside.and_then(|i| i.downcast_ref::<rustls::Error>());
-            if let Some(tls) = s.downcast_ref::<rustls::Error>().or(inside) {
+        let mut next: Option<&(dyn StdError + 'static)> = Some(e);
+        while let Some(error) = next {
+            if let Some(tls) = error.downcast_ref::<rustls::Error>() {
                 return Some(Self::explain(server, tls));
             }
-            source = s.source();
+            // An `io::Error` does not name the error inside it as its source.
+            let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+            next = inside.map(|inside| inside as _).or_else(|| error.source());
         }
         None
     }

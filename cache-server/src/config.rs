@@ -16,6 +16,7 @@ use crate::{
     dashboard::PrometheusUrl,
     limits::Limits,
     telemetry::{LogFileConfig, LogFormat},
+    tls::TlsFiles,
 };
 use build::ConfigBuilder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
@@ -134,6 +135,8 @@ pub struct Config {
     pub limits: Limits,
     /// The tokens file. Without one, every process of this machine may connect.
     pub auth_tokens: Option<PathBuf>,
+    /// The files of TLS. `None`: the TCP listener speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
     /// The hosts, besides loopback, by which requests may name a server without a tokens file.
     pub hosts: AllowedHosts,
     /// The admins of the unix socket of a server without a tokens file.
@@ -196,6 +199,7 @@ struct File {
     cache: FileCache,
     state: Dir,
     auth: Auth,
+    tls: Tls,
     memory: Memory,
     tables: Tables,
     io: Io,
@@ -218,6 +222,7 @@ macro_rules! section {
 }
 section!(Dir { dir: String });
 section!(Auth { tokens: String, hosts: Vec<String>, socket_admins: Vec<String> });
+section!(Tls { cert_file: String, key_file: String, client_ca_file: String });
 section!(FileCache {
     dir: String,
     size: Amount,

@@ -20,6 +20,7 @@ use crate::{
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
     tenants::{TenantLimit, Tenants},
+    tls::{Tls, TlsError},
     versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
@@ -75,6 +76,9 @@ pub enum StartError {
     /// The tokens file cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokensError),
+    /// The files of TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The configured origins are not valid.
     #[error("{0}")]
     Origins(OriginError),
@@ -131,6 +135,8 @@ pub struct Server {
     pub limits: Limits,
     /// Authentication.
     pub auth: Auth,
+    /// TLS of the TCP listener. `None`: plain HTTP.
+    pub tls: Option<Tls>,
     /// The hosts by which a request may name a server without tokens.
     pub hosts: AllowedHosts,
     /// The settings of the disk tier.
@@ -179,7 +185,7 @@ pub struct Server {
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
     pub request_memory: Arc<RequestMemory>,
-    /// The server's own URL: `http://host:port`, or `unix:PATH` if it listens on its socket only.
+    /// The server's own URL: `http(s)://host:port`, or `unix:PATH` if it listens on its socket only.
     pub url: String,
     /// Jobs that were displaced, and whose accounts were not folded yet.
     displaced: AtomicUsize,
@@ -197,6 +203,7 @@ impl Server {
     pub fn open(config: &Config, url: String, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
         let limits = config.limits;
         let auth = Auth::open(config.auth_tokens.as_deref(), config.socket_admins.clone())?;
+        let tls = config.tls.clone().map(Tls::open).transpose()?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
         let cluster = ClusterState::open(&config.cluster, state.path(), &url)?;
@@ -301,6 +308,7 @@ impl Server {
         Ok(Arc::new(Server {
             limits,
             auth,
+            tls,
             hosts: config.hosts.clone(),
             cache: config.cache.clone(),
             store,
@@ -551,8 +559,11 @@ impl Server {
         }
     }
 
-    /// Reloads the tokens file if it changed. Blocking.
-    pub fn reload_tokens(&self) {
+    /// Reloads the tokens file and the files of TLS if they changed. Blocking.
+    pub fn reload_files(&self) {
+        if let Some(tls) = &self.tls {
+            tls.reload();
+        }
         if self.auth.reload() {
             // The tenants and their quotas may have changed.
             self.tenants.set_known(self.auth.tenants());

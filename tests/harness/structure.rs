@@ -99,7 +99,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["versions"],
     &["tenants", "credentials"],
     &["config"],
-    &["accounting", "state", "auth", "connections", "cluster"],
+    &["accounting", "state", "auth", "connections", "cluster", "tls"],
     &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation", "dashboard"],
 ];
 

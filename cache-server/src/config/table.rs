@@ -204,6 +204,30 @@ pub(super) const SETTINGS: &[Setting] = &[
         ""
     ),
     setting!(
+        "tls.cert_file",
+        "tls-cert-file",
+        "FILE",
+        "Certificate of the TCP listener in PEM form, then those of CAs above it; empty: plain HTTP",
+        |f| text(&f.tls.cert_file),
+        ""
+    ),
+    setting!(
+        "tls.key_file",
+        "tls-key-file",
+        "FILE",
+        "Key of that certificate in PEM form",
+        |f| text(&f.tls.key_file),
+        ""
+    ),
+    setting!(
+        "tls.client_ca_file",
+        "tls-client-ca-file",
+        "FILE",
+        "CAs of client certificates in PEM form; if set, every request but a probe needs such a certificate",
+        |f| text(&f.tls.client_ca_file),
+        ""
+    ),
+    setting!(
         "memory.max",
         "memory",
         "SIZE",

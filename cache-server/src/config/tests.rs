@@ -123,6 +123,9 @@ fn every_fault_is_told_at_once_with_its_fix() {
     assert!(faults(&["--cache-dir", "/x", "--state-dir", "/x"]).contains("a directory of its own"));
     assert!(faults(&["--socket", &format!("/{}", "x".repeat(110))]).contains("104 bytes"));
     assert!(faults(&["--listen", "nowhere"]).contains("IP:PORT"));
+    assert!(faults(&["--tls-cert-file", "/c.pem"]).contains("set tls.key_file"));
+    assert!(faults(&["--tls-key-file", "/k.pem"]).contains("set tls.cert_file"));
+    assert!(faults(&["--tls-client-ca-file", "/ca.pem"]).contains("needs TLS"));
 }
 
 #[test]

@@ -47,7 +47,8 @@ impl Throttle {
 
     /// Returns a command that runs a program in the cgroups.
     pub fn command(&self, program: &Path) -> Command {
-        let enter = "for d in \"$1\" \"$2\" \"$3\"; do echo $$ > \"$d/cgroup.procs\"; done; shift 3; exec \"$@\"";
+        let enter =
+            "for d in \"$1\" \"$2\" \"$3\"; do echo $$ > \"$d/cgroup.procs\"; done; shift 3; exec \"$@\"";
         let mut command = Command::new("sh");
         command.args(["-c", enter, "sh"]).args(&self.dirs).arg(program);
         command

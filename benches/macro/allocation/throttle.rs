@@ -11,8 +11,8 @@ use std::{
 /// In which the CPU time of a program is counted, in microseconds.
 const CPU_PERIOD_US: f64 = 20_000.0;
 
-/// Cgroups for one program. Its page cache is small, its reads of one disk have a bandwidth, and it has a part
-/// of a core.
+/// Cgroups for one program. Its page cache is small, its reads of one disk have a bandwidth, and it has a
+/// part of a core.
 pub struct Throttle {
     /// Those of the controllers `blkio`, `memory` and `cpu`.
     dirs: [PathBuf; 3],

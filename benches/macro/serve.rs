@@ -36,7 +36,27 @@ impl At {
         let Some(tls) = &self.tls else { return Box::new(tcp) };
         let name = "localhost".try_into().expect("a name");
         let session = ClientConnection::new(Arc::clone(tls), name).expect("a session");
-        Box::new(StreamOwned::new(session, tcp))
+        // By itself rustls reads 4 KiB at a time, and the client would be what is measured.
+        Box::new(StreamOwned::new(session, Buffered(BufReader::with_capacity(256 << 10, tcp))))
+    }
+}
+
+/// A connection that is read in large pieces.
+struct Buffered(BufReader<TcpStream>);
+
+impl Read for Buffered {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(buf)
+    }
+}
+
+impl Write for Buffered {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        self.0.get_mut().write(buf)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.get_mut().flush()
     }
 }
 

@@ -6,7 +6,9 @@
 
 mod build;
 mod cluster;
+mod defaults;
 mod local_dir;
+mod setting;
 mod show;
 mod table;
 
@@ -25,13 +27,14 @@ use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 pub use local_dir::{LocalDir, lists};
 use serde::Deserialize;
+use setting::{Form, Setting};
 use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
-use table::{Form, SETTINGS, Setting};
+use table::SETTINGS;
 
 /// The values of the process on which defaults depend.
 #[derive(Debug, Clone, Default)]

@@ -1,10 +1,14 @@
 //! The parts of a running server, which every request can use.
 
+mod start_error;
+
+pub use start_error::StartError;
+
 use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     allocation::{Allocator, Limits as AllocationLimits, TenantShare},
-    auth::{AllowedHosts, Auth, Quota, TokensError},
-    cluster::{ClusterError, ClusterState},
+    auth::{AllowedHosts, Auth, Quota},
+    cluster::ClusterState,
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
     credentials::{HeldCredentials, is_personal},
@@ -20,17 +24,17 @@ use crate::{
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
     tenants::{TenantLimit, Tenants},
-    tls::{Tls, TlsError},
+    tls::Tls,
     versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::DatasetUse;
 use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
-use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
+use fletch_origin::{OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
     DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
-    disk::{DiskConfig, DiskError, FsSpace, MountMemory, Policy},
+    disk::{DiskConfig, FsSpace, MountMemory, Policy},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -65,47 +69,6 @@ pub enum Phase {
     Ready = 1,
     /// The server stops.
     Draining = 2,
-}
-
-/// Why a server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The state directory cannot be used.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The tokens file cannot be used.
-    #[error(transparent)]
-    Tokens(#[from] TokensError),
-    /// The files of TLS cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The configured origins are not valid.
-    #[error("{0}")]
-    Origins(OriginError),
-    /// Another process uses the cache directory.
-    #[error("cache directory: {0}")]
-    Disk(DiskError),
-    /// An operation of the system failed.
-    #[error("cannot {what}: {error}; {hint}")]
-    Io {
-        /// The operation.
-        what: String,
-        /// The system's error.
-        error: std::io::Error,
-        /// What to do.
-        hint: &'static str,
-    },
-    /// The client for Prometheus cannot be made.
-    #[error(
-        "dashboard.prometheus_url: the client cannot be made: {0}; install TLS certificates, or unset it"
-    )]
-    Prometheus(String),
-    /// The server cannot be a member of its cluster.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// Another process listens on the socket.
-    #[error("another server listens on {0}; stop it, or give another path with --socket")]
-    SocketInUse(PathBuf),
 }
 
 /// The place for version tables of clients that name none.

@@ -29,11 +29,8 @@ use std::{
     sync::Arc,
 };
 use steps::Refusal;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-/// The most requests that wait for a newer view at once.
-pub const WAITERS_MAX: usize = 1024;
 
 /// Why a server cannot be a member of its cluster.
 #[derive(Debug, thiserror::Error)]
@@ -95,8 +92,6 @@ enum Coordinator {
 
 /// A server's part of its cluster.
 pub struct ClusterState {
-    /// Permits for requests that wait for a newer view.
-    pub waiters: Arc<Semaphore>,
     own_url: String,
     views: watch::Receiver<Arc<ClusterView>>,
     coordinator: Coordinator,
@@ -115,7 +110,7 @@ impl ClusterState {
     }
 
     fn new(own_url: String, views: watch::Receiver<Arc<ClusterView>>, coordinator: Coordinator) -> Self {
-        ClusterState { waiters: Arc::new(Semaphore::new(WAITERS_MAX)), own_url, views, coordinator }
+        ClusterState { own_url, views, coordinator }
     }
 
     /// Returns the URL by which clients reach this server.

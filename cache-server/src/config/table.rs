@@ -1,95 +1,12 @@
 //! The table of settings.
 
-use super::{Environment, File};
-use fletch_core::MemberId;
-use fletch_settings::ByteSize;
-use std::path::{Path, PathBuf};
-
-/// One setting.
-pub(super) struct Setting {
-    /// The key in the settings file.
-    pub key: &'static str,
-    /// The flag. The environment variable is derived from it.
-    pub flag: &'static str,
-    /// The name of the value in `--help`.
-    pub value: &'static str,
-    /// The text of `--help`.
-    pub help: &'static str,
-    /// Returns the value in the settings file.
-    pub in_file: fn(&File) -> Option<String>,
-    /// Returns the default.
-    pub default: fn(&Environment) -> String,
-}
-
-/// The form of a value in the settings file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// A text.
-    Text,
-    /// A number.
-    Number,
-    /// A list of texts. This character separates them in the flag.
-    List(char),
-}
-
-impl Setting {
-    /// Returns the form of the value in the settings file.
-    pub fn form(&self) -> Form {
-        match self.value {
-            "N" => Form::Number,
-            value if value.ends_with("[:DIR]") => Form::List(':'),
-            value if value.contains("[,") => Form::List(','),
-            _ => Form::Text,
-        }
-    }
-
-    /// Returns the name of the environment variable: `FLETCH_` and the flag.
-    pub fn env(&self) -> String {
-        format!("FLETCH_{}", self.flag.to_ascii_uppercase().replace('-', "_"))
-    }
-}
-
-const MEMORY_DEFAULT: u64 = 2 << 30;
+use super::{
+    defaults::{directory, member_id, memory, socket, state_dir},
+    setting::Setting,
+};
 
 fn text<T: ToString>(v: &Option<T>) -> Option<String> {
     v.as_ref().map(T::to_string)
-}
-
-/// Returns `root` for root, and for a user `fletch` below the XDG directory or its default.
-fn directory(e: &Environment, root: &str, xdg: Option<&PathBuf>, below_home: &str) -> String {
-    if e.root {
-        return root.to_owned();
-    }
-    let base = xdg.cloned().or_else(|| e.home.as_ref().map(|h| h.join(below_home)));
-    base.map_or_else(String::new, |b| show(&b.join("fletch")))
-}
-
-fn show(p: &Path) -> String {
-    p.display().to_string()
-}
-
-fn state_dir(e: &Environment) -> String {
-    directory(e, "/var/lib/fletch", e.state_home.as_ref(), ".local/state")
-}
-
-fn socket(e: &Environment) -> String {
-    if e.root {
-        return "/run/fletch/server.sock".to_owned();
-    }
-    match &e.runtime_dir {
-        Some(dir) => show(&dir.join("fletch/server.sock")),
-        None => format!("{}/server.sock", state_dir(e)),
-    }
-}
-
-fn memory(e: &Environment) -> String {
-    let half = e.memory_limit.map_or(MEMORY_DEFAULT, |limit| limit / 2);
-    ByteSize(half.min(MEMORY_DEFAULT)).to_string()
-}
-
-fn member_id(e: &Environment) -> String {
-    let host = e.host.as_deref().and_then(|host| MemberId::new(host).ok());
-    host.unwrap_or_else(MemberId::default_member).to_string()
 }
 
 macro_rules! setting {

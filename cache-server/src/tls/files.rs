@@ -1,5 +1,6 @@
 //! Reads the files of `[tls]` and builds the TLS configuration from them.
 
+use fletch_host::files::read_small;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -16,8 +17,6 @@ use tokio_rustls::rustls::{
 };
 use x509_parser::parse_x509_certificate;
 
-/// The longest file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The protocol that clients may choose. The server speaks no HTTP/2.
 const ALPN: &[u8] = b"http/1.1";
 
@@ -148,11 +147,7 @@ impl TlsFiles {
 
 /// Returns the bytes of a file.
 fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    let failed = |error| TlsError::Read { setting, path: path.to_owned(), error };
-    if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
-        return Err(failed(io::Error::other("the file is longer than 1 MiB")));
-    }
-    std::fs::read(path).map_err(failed)
+    read_small(path).map_err(|error| TlsError::Read { setting, path: path.to_owned(), error })
 }
 
 /// Returns the certificates of a file, at least one.

@@ -19,6 +19,7 @@ mod backoff;
 mod batch;
 mod body;
 mod client;
+mod config;
 mod endpoint;
 pub mod epochs;
 mod error;
@@ -32,7 +33,8 @@ mod tls;
 mod token;
 
 pub use batch::{Batch, BatchPiece};
-pub use client::{Client, ClientConfig, ClientStats, FirstAnswer};
+pub use client::{Client, ClientStats};
+pub use config::{ClientConfig, FirstAnswer};
 pub use endpoint::{BadEndpoint, Endpoint};
 pub use error::ClientError;
 pub use tls::TlsOptions;

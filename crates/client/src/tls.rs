@@ -10,6 +10,7 @@
 
 use crate::ClientError;
 use fletch_core::Hash;
+use fletch_host::files::read_small;
 use reqwest::{Certificate, ClientBuilder, Identity};
 use std::{
     error::Error as StdError,
@@ -23,8 +24,6 @@ use std::{
 };
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
 
-/// The longest file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// How often the files are read again.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How long a call waits for the files.
@@ -119,13 +118,7 @@ fn half(given: &str, missing: &str, flag: &str) -> ClientError {
 }
 
 fn read(what: &str, path: &Path) -> Result<Vec<u8>, ClientError> {
-    let bytes = || -> io::Result<Vec<u8>> {
-        if std::fs::metadata(path)?.len() > FILE_BYTES_MAX {
-            return Err(io::Error::other("the file is longer than 1 MiB"));
-        }
-        std::fs::read(path)
-    };
-    bytes().map_err(|e| ClientError::Config(format!("{what} {}: {e}", path.display())))
+    read_small(path).map_err(|e| ClientError::Config(format!("{what} {}: {e}", path.display())))
 }
 
 /// Returns the text of the innermost error.

@@ -1,6 +1,28 @@
-//! Whether a file changed since it was last looked at.
+//! Small files that a person or an operator writes: their bytes, and whether they changed.
 
-use std::{fs::Metadata, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    fs::{File, Metadata},
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
+
+/// The longest file that [`read_small`] reads, in bytes.
+const SMALL_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads a file of at most 1 MiB. Blocking.
+///
+/// # Errors
+/// The error of the system, or one that says that the file is longer.
+pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // The length that the system tells may be wrong: a device has none, and a file can grow.
+    File::open(path)?.take(SMALL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > SMALL_BYTES_MAX {
+        return Err(io::Error::other("the file is longer than 1 MiB"));
+    }
+    Ok(bytes)
+}
 
 /// What distinguishes one state of a file from another.
 ///
@@ -32,6 +54,20 @@ impl FileStamp {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_file_without_end_is_not_read_whole() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("f");
+        std::fs::write(&path, vec![7; 1 << 20]).expect("write");
+        assert_eq!(read_small(&path).expect("short enough").len(), 1 << 20);
+        std::fs::write(&path, vec![7; (1 << 20) + 1]).expect("write");
+        for too_long in [&path, Path::new("/dev/zero")] {
+            let told = read_small(too_long).expect_err("too long").to_string();
+            assert!(told.contains("longer than 1 MiB"), "{told}");
+        }
+        assert!(read_small(&dir.path().join("absent")).is_err());
+    }
 
     #[test]
     fn a_link_that_leads_elsewhere_is_another_state() {

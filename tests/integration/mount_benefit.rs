@@ -20,6 +20,8 @@ const STREAM_BYTES_PER_S: u64 = 640 << 10;
 const THINK: Duration = Duration::from_millis(60);
 /// A mount announces itself every 10 s.
 const ANNOUNCED: Duration = Duration::from_secs(15);
+/// Within this, all pages of a few files stay in the page cache for the 10 s between two announcements.
+const KEPT: Duration = Duration::from_secs(150);
 
 fn bytes(seed: u64) -> Vec<u8> {
     let mut out = vec![0; FILE_BYTES];
@@ -102,14 +104,17 @@ fn a_mount_has_a_bound_while_it_reads_and_no_gain_when_the_kernel_serves_it() {
     };
     let requests = gets();
     assert!(requests >= FILES, "{:?}", origin.counts());
-    until("the kernel is seen to serve both", 2 * ANNOUNCED, || {
-        let again = read(&mount.dir, Duration::ZERO);
-        assert!(again < took / 2, "the pages are cached: {again:?}");
-        read(&set, Duration::ZERO);
-        are("kernel")
-    });
-    assert_eq!(row(&mount.dir)["benefit"], serde_json::json!({"state": "kernel"}));
-    assert_eq!(status().matches("  no gain: page cache  ").count(), 2, "{}", status());
+    // Machines drop cached pages when they like. So each mount is seen by itself, in a stretch without a loss.
+    for dir in [&*mount.dir, &*set] {
+        until("the kernel is seen to serve it", KEPT, || {
+            let again = read(dir, Duration::ZERO);
+            assert!(again < took / 2, "the pages are cached: {again:?}");
+            is(dir, "kernel")
+        });
+        let now = status();
+        let line = now.lines().find(|line| line.contains(&dir.display().to_string())).expect("a line");
+        assert!(line.contains("  no gain: page cache  "), "{now}");
+    }
     assert_eq!(gets(), requests);
     mount.stop();
 }

@@ -249,7 +249,9 @@ section!(FileCluster {
     password_file: String,
     ca_file: String,
     cert_file: String,
-    key_file: String
+    key_file: String,
+    peer_token_file: String,
+    insecure_peers: bool
 });
 section!(FileLimits {
     connections: u64,

@@ -4,6 +4,7 @@ use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     allocation::{Allocator, Limits as AllocationLimits, TenantShare},
     auth::{AllowedHosts, Auth, Quota, TokensError},
+    chunk_reads::{ChunkReads, READ_ATTEMPTS},
     cluster::{ClusterError, ClusterState},
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
@@ -20,7 +21,7 @@ use crate::{
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
     tenants::{TenantLimit, Tenants},
-    versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
+    versions::{Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::DatasetUse;
@@ -174,7 +175,9 @@ pub struct Server {
     /// The tasks that outlive a request.
     pub tasks: TaskTracker,
     /// The server's part of its cluster.
-    pub cluster: ClusterState,
+    pub cluster: Arc<ClusterState>,
+    /// Reads chunks, from this server's cache, other servers and origins.
+    pub chunk_reads: Arc<ChunkReads>,
     /// The open connections.
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
@@ -199,7 +202,7 @@ impl Server {
         let auth = Auth::open(config.auth_tokens.as_deref(), config.socket_admins.clone())?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
-        let cluster = ClusterState::open(&config.cluster, state.path(), &url)?;
+        let cluster = Arc::new(ClusterState::open(&config.cluster, state.path(), &url)?);
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
             requests_max: limits.origin_requests,
@@ -234,10 +237,16 @@ impl Server {
         let store_limits = StoreLimits {
             memory_bytes: limits.store_bytes(),
             deadline: limits.io_timeout,
-            attempts: ATTEMPTS,
+            attempts: READ_ATTEMPTS,
         };
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
+        let chunk_reads = ChunkReads::new(
+            Arc::clone(&store),
+            Arc::clone(&versions),
+            Arc::clone(&tenants),
+            Arc::clone(&cluster),
+        );
         let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
@@ -264,7 +273,7 @@ impl Server {
         let prefetch = PrefetchContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
-            tenants: Arc::clone(&tenants),
+            reads: Arc::clone(&chunk_reads),
             tasks: tasks.clone(),
             pool: PrefetchPool::new(
                 limits.prefetch_bytes,
@@ -325,6 +334,7 @@ impl Server {
             connections: Connections::new(table, Arc::clone(&request_memory)),
             request_memory,
             cluster,
+            chunk_reads,
             url,
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),

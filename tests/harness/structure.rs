@@ -96,6 +96,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["jobs", "warmups", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],
+    &["chunk_reads"],
     &["versions"],
     &["tenants", "credentials"],
     &["config"],

@@ -23,6 +23,8 @@ use std::{
 pub const NO_JOB: &str = "none";
 /// The job of what warm-ups read.
 pub const WARMUP: &str = "warmup";
+/// The job of what other servers of the cluster made this one read.
+pub const PEERS: &str = "peers";
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,7 +200,7 @@ impl Costs {
         Arc::clone(jobs.entry(of).or_insert(Arc::new(JobCosts::new(Arc::clone(label), balance))))
     }
 
-    /// Returns the costs that belong to no job of a person: `word` is [`NO_JOB`] or [`WARMUP`].
+    /// Returns the costs that belong to no job of a person: `word` is [`NO_JOB`], [`WARMUP`] or [`PEERS`].
     ///
     /// # Panics
     /// For another word that is not a valid name.
@@ -237,7 +239,7 @@ impl Costs {
     /// Moves the costs of jobs that are no longer live to the job `expired`.
     pub fn fold(&self, expired: &JobName, is_live: impl Fn(&Tenant, &JobName) -> bool) {
         let mut jobs = lock(&self.jobs);
-        let kept = |job: &JobName| job == expired || [NO_JOB, WARMUP].contains(&job.as_str());
+        let kept = |job: &JobName| job == expired || [NO_JOB, WARMUP, PEERS].contains(&job.as_str());
         let over: Vec<_> = jobs
             .extract_if(.., |of, costs| {
                 // A request still holds the costs and will add to them: a later call moves them.

@@ -28,6 +28,8 @@ pub(super) enum Form {
     Text,
     /// A number.
     Number,
+    /// `true` or `false`.
+    Switch,
     /// A list of texts. This character separates them in the flag.
     List(char),
 }
@@ -37,6 +39,7 @@ impl Setting {
     pub fn form(&self) -> Form {
         match self.value {
             "N" => Form::Number,
+            "true|false" => Form::Switch,
             value if value.ends_with("[:DIR]") => Form::List(':'),
             value if value.contains("[,") => Form::List(','),
             _ => Form::Text,
@@ -423,6 +426,22 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Key (PEM) of that certificate",
         |f| text(&f.cluster.key_file),
         ""
+    ),
+    setting!(
+        "cluster.peer_token_file",
+        "cluster-peer-token-file",
+        "FILE",
+        "File with the token of the role `peer` that this server sends to the others of its cluster",
+        |f| text(&f.cluster.peer_token_file),
+        ""
+    ),
+    setting!(
+        "cluster.insecure_peers",
+        "cluster-insecure-peers",
+        "true|false",
+        "Whether that token may go over plain HTTP to other machines",
+        |f| text(&f.cluster.insecure_peers),
+        "false"
     ),
     setting!(
         "limits.connections",

@@ -232,6 +232,7 @@ fn other_value(s: &Setting) -> String {
             "FILE" => "/var/log/it's # \\ here",
             "DIR" => "/srv/it's # \\ here",
             "URI" => "file:///srv/tables",
+            "true|false" => "true",
             "URL" => "http://prometheus.example:9090/p",
             value => panic!("{}: a value for {value}", s.key),
         },
@@ -350,4 +351,19 @@ fn a_cluster_is_checked_as_a_whole() {
     assert!(told.contains("needs a TCP address") && told.contains("needs https:// endpoints"), "{told}");
     let told = faults(&[&etcd[..], &["--listen=0.0.0.0:1", "--auth-tokens=/t"]].concat());
     assert!(told.contains("cluster.advertise_url") && told.contains("http://HOST:PORT"), "{told}");
+    assert!(told.contains("cluster.peer_token_file") && told.contains("is needed with auth.tokens"), "{told}");
+
+    // A token in plain text leaves this machine only where the operator said so.
+    let tokens = ["--auth-tokens=/t", "--cluster-peer-token-file=/p", "--cluster-advertise-url=http://a:1"];
+    let plain = [&etcd[..], &tokens].concat();
+    assert!(faults(&plain).contains("to http://a:1 in plain text"), "{}", faults(&plain));
+    let c = config(&[&plain[..], &["--cluster-insecure-peers=true"]].concat(), &user()).expect("valid");
+    assert!(c.cluster.etcd.expect("etcd").peers.allows_insecure);
+    for safe in ["--cluster-peer-url=https://a:1", "--cluster-peer-url=http://127.0.0.1:1"] {
+        assert!(config(&[&plain[..], &[safe]].concat(), &user()).is_ok(), "{safe}");
+    }
+    assert!(faults(&["--cluster-insecure-peers=maybe", etcd[0], etcd[1]]).contains("cluster.insecure_peers"));
+    let told = faults(&[&etcd[..], &["--memory=120MiB"]].concat());
+    assert!(told.contains("at least 128MiB"), "{told}");
+    assert!(config(&[&etcd[..], &["--memory=128MiB"]].concat(), &user()).is_ok());
 }

@@ -10,5 +10,5 @@ pub fn open(id: MemberId, url: &str) -> ClusterState {
     let view = Arc::new(ClusterView::single(id.clone(), url.to_owned()));
     let (sender, views) = watch::channel(view);
     // Without its sender, a wait for another view would end at once.
-    ClusterState::new(id, url.to_owned(), views, Coordinator::Embedded(sender))
+    ClusterState::new(id, url.to_owned(), views, Coordinator::Embedded { _views: sender })
 }

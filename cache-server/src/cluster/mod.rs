@@ -94,7 +94,7 @@ pub struct ClusterStats {
 /// The two coordinators.
 enum Coordinator {
     /// This server is alone. Its one view is never replaced.
-    Embedded(watch::Sender<Arc<ClusterView>>),
+    Embedded { _views: watch::Sender<Arc<ClusterView>> },
     /// etcd.
     Etcd(Box<EtcdMember>),
 }
@@ -175,7 +175,7 @@ impl ClusterState {
     #[must_use]
     pub fn not_ready(&self) -> Option<NotReady> {
         match &self.coordinator {
-            Coordinator::Embedded(_) => None,
+            Coordinator::Embedded { .. } => None,
             Coordinator::Etcd(member) => member.not_ready(),
         }
     }
@@ -184,7 +184,7 @@ impl ClusterState {
     #[must_use]
     pub fn stats(&self) -> ClusterStats {
         match &self.coordinator {
-            Coordinator::Embedded(_) => ClusterStats { is_coordinator_up: true, failed_calls: 0 },
+            Coordinator::Embedded { .. } => ClusterStats { is_coordinator_up: true, failed_calls: 0 },
             Coordinator::Etcd(member) => member.stats(),
         }
     }
@@ -195,7 +195,7 @@ impl ClusterState {
     /// [`ClusterError::Refused`].
     pub async fn join_first(&self, weight: Weight) -> Result<(), ClusterError> {
         match &self.coordinator {
-            Coordinator::Embedded(_) => Ok(()),
+            Coordinator::Embedded { .. } => Ok(()),
             Coordinator::Etcd(member) => Ok(member.join_first(weight).await?),
         }
     }
@@ -203,7 +203,7 @@ impl ClusterState {
     /// Keeps the membership until `stop`, then leaves as a member that will be back.
     pub async fn run(&self, stop: CancellationToken) {
         match &self.coordinator {
-            Coordinator::Embedded(_) => stop.cancelled().await,
+            Coordinator::Embedded { .. } => stop.cancelled().await,
             Coordinator::Etcd(member) => member.run(stop).await,
         }
     }
@@ -214,7 +214,7 @@ impl ClusterState {
     /// [`DrainError`].
     pub async fn drain(&self, id: &MemberId) -> Result<(), DrainError> {
         match &self.coordinator {
-            Coordinator::Embedded(_) => Err(DrainError::Embedded),
+            Coordinator::Embedded { .. } => Err(DrainError::Embedded),
             Coordinator::Etcd(member) => member.drain(id).await,
         }
     }

@@ -251,7 +251,7 @@ impl Server {
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
             shares: Arc::clone(&shares),
-            versions: Arc::clone(&versions),
+            reads: Arc::clone(&chunk_reads),
             accounts: Arc::clone(&accounts),
             tenants: Arc::clone(&tenants),
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),

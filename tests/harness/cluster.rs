@@ -7,7 +7,7 @@
 //!      └─────proxy 0,1──▶ etcd 1      server 1 ──proxy 1,0──▶ etcd 0 …
 //! ```
 
-use crate::bins::{Running, bin, run, without_variables};
+use crate::bins::{Running, bin, command, run, without_variables};
 use crate::prometheus::free_port;
 use crate::watch::until;
 use fletch_testkit::tls;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -307,6 +307,21 @@ impl ClusterServer {
         Running::spawn("fletch-server", &mut c)
     }
 
+    /// Adds a word to the command line.
+    pub fn add(&mut self, word: String) {
+        self.more.push(word);
+    }
+
+    /// Registers a dataset. `token`: the file of a token, if the server needs one.
+    pub fn register(&self, name: &str, uri: &str, tables: &str, token: Option<&Path>) {
+        let mut c = command("fletch");
+        c.args(["register", name, uri, "--tables", tables, "--server", &self.url]);
+        if let Some(token) = token {
+            c.arg("--token-file").arg(token);
+        }
+        run(&mut c);
+    }
+
     /// Starts the server, and waits until it answers.
     ///
     /// # Panics
@@ -410,6 +425,15 @@ impl ClusterServer {
     #[must_use]
     pub fn view_number(&self) -> u64 {
         self.view()["view"].as_u64().unwrap_or(0)
+    }
+
+    /// Returns the sum of all series of a family.
+    #[must_use]
+    pub fn sum(&self, family: &str) -> f64 {
+        let text = self.text("/metrics");
+        let of = |l: &&str| l.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let series = text.lines().filter(of);
+        series.filter_map(|l| l.rsplit(' ').next()?.trim().parse::<f64>().ok()).sum()
     }
 
     /// Returns a series of the metrics.

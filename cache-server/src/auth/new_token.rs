@@ -208,7 +208,8 @@ mod tests {
         assert_eq!((ask(&b).domain.as_str(), ask(&b).role), ("d", Role::Admin));
         assert_eq!(ask(&peer).role, Role::Peer);
         for wrong in [&["--role", "admin"][..], &["--role", "peer", "--tenant", "t"]] {
-            let matches = command().try_get_matches_from(["token", "new"].iter().chain(wrong)).expect("usable");
+            let matches =
+                command().try_get_matches_from(["token", "new"].iter().chain(wrong)).expect("usable");
             assert!(NewToken::read(&matches).mint().is_err(), "{wrong:?}");
         }
         let file = std::fs::read_to_string(&path).expect("file");

@@ -20,8 +20,9 @@ use crate::{
     versions::{ATTEMPTS, ChunkFetch, LocatedChunk, Sources, Versions},
 };
 use fletch_api::routes;
-use fletch_core::{Hash, StoreKey, Tenant};
-use fletch_store::{DatasetId, Fetch, Hit, ReadError, Store, Tier};
+use fletch_core::{Hash, Kind, StoreKey, Tenant};
+use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed};
+use futures::future::BoxFuture;
 pub use peer_fetch::PeersOverloaded;
 use peer_fetch::{PeerFetch, Place, Places};
 use std::{
@@ -104,6 +105,29 @@ enum Route {
     /// The owner, and the next member of the ranking. This server keeps nothing.
     Owners(Vec<PeerAddress>),
 }
+
+/// What a read passes to the store.
+struct Prepared {
+    fetch: Fetch,
+    /// The fetch, if it asks other members.
+    asked: Option<Arc<PeerFetch>>,
+    /// Whether this server keeps the bytes on its disk.
+    keeps: bool,
+}
+
+/// Where a chunk is kept, and what that took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// On this server.
+    Here(Warmed),
+    /// On another server of the cluster.
+    Elsewhere(Warmed),
+}
+
+/// No server that owns a chunk answers.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("no server of the cluster that owns the chunk keeps it now")]
+pub struct OwnersSilent;
 
 /// The number of the last ring that was seen, and when it was seen first.
 #[derive(Debug)]
@@ -188,34 +212,80 @@ impl ChunkReads {
     /// [`ReadError`].
     pub async fn read(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Hit, ReadError> {
         let (key, len) = (read.key(), read.located.len);
-        let of = (read.sources, &**read.costs);
-        let from_origin = ChunkFetch::fetch(&self.versions, of, read.hash, read.located);
-        let is_cold = || self.store.needs_fetch(&key, len);
-        let (places, keeps): (Places, _) = match self.route(read) {
-            Route::Owners(owners) => (owners.into_iter().map(Place::owner).collect(), false),
-            Route::FormerOwner(former) if is_cold() => ([Place::former_owner(former)].into(), true),
-            Route::Origin | Route::FormerOwner(_) => {
-                let fetch = self.permitted(read, &key, from_origin).await?;
-                return self.store.read(key, len, read.dataset, fetch).await;
-            }
-        };
-        // Whoever joins a flight, or reads the disk, waits for nobody himself.
-        let waits = if is_cold() { Some(self.hold_wait(read).await?) } else { None };
-        let fetch = PeerFetch::new(self, read, places, waits, from_origin);
+        let Prepared { fetch, asked, keeps } = self.prepare(read, &key).await?;
         let dataset = if keeps { read.dataset } else { DatasetId::UNCACHED };
-        let asked = Arc::clone(&fetch);
-        let fetch: Fetch = Arc::new(move |attempt| {
-            let fetch = Arc::clone(&fetch);
-            Box::pin(async move { fetch.next(attempt).await })
-        });
         let hit = self.store.read(key, len, dataset, fetch).await?;
-        let tier = match (hit.tier, asked.served()) {
+        let tier = match (hit.tier, asked.and_then(|asked| asked.served())) {
             // Only a read that led its flight used its own fetch.
             (Tier::Origin | Tier::Bypass, Some(at)) => Tier::Peer(at),
             (Tier::Origin, None) if !keeps => Tier::Bypass,
             (tier, _) => tier,
         };
         Ok(Hit { tier, ..hit })
+    }
+
+    /// Has a chunk kept where it belongs: on this server's disk, or by the server that owns it.
+    ///
+    /// # Errors
+    /// [`ReadError`]; [`OwnersSilent`] in it if no server that owns the chunk answers.
+    pub async fn keep(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Kept, ReadError> {
+        if let Route::Owners(owners) = self.route(read) {
+            let kept = self.at_owners(read, owners).have_kept(false).await?;
+            let at = kept.ok_or_else(|| FetchError::new(Kind::Unavailable, OwnersSilent))?;
+            return Ok(Kept::Elsewhere(match at {
+                AtPeer::Hit => Warmed::Already,
+                AtPeer::Miss => Warmed::Fetched,
+                AtPeer::Bypass => Warmed::Refused,
+            }));
+        }
+        let key = read.key();
+        let Prepared { fetch, .. } = self.prepare(read, &key).await?;
+        Ok(Kept::Here(self.store.warm_to_disk(&key, read.located.len, read.dataset, fetch).await?))
+    }
+
+    /// Reads and hashes a chunk where it is kept. Fetches nothing.
+    pub async fn check(self: &Arc<Self>, read: &ChunkRead<'_>) -> ChunkCheck {
+        if let Route::Owners(owners) = self.route(read) {
+            return match self.at_owners(read, owners).have_kept(true).await {
+                Ok(Some(_)) => ChunkCheck::Whole,
+                Ok(None) => ChunkCheck::Missing,
+                Err(_) => ChunkCheck::Unread,
+            };
+        }
+        self.store.check_chunk(&read.key(), read.located.len).await
+    }
+
+    /// Returns a fetch that is used to ask the owners only. It holds no memory, because no bytes come.
+    fn at_owners(self: &Arc<Self>, read: &ChunkRead<'_>, owners: Vec<PeerAddress>) -> Arc<PeerFetch> {
+        let of = (read.sources, &**read.costs);
+        let from_origin = ChunkFetch::fetch(&self.versions, of, read.hash, read.located);
+        PeerFetch::new(self, read, owners.into_iter().map(Place::owner).collect(), None, from_origin)
+    }
+
+    /// Decides whom a fetch asks, and waits for what it has to hold.
+    async fn prepare(self: &Arc<Self>, read: &ChunkRead<'_>, key: &StoreKey) -> Result<Prepared, ReadError> {
+        let of = (read.sources, &**read.costs);
+        let from_origin = ChunkFetch::fetch(&self.versions, of, read.hash, read.located);
+        let is_cold = || self.store.needs_fetch(key, read.located.len);
+        let (places, keeps): (Places, _) = match self.route(read) {
+            Route::Owners(owners) => (owners.into_iter().map(Place::owner).collect(), false),
+            Route::FormerOwner(former) if is_cold() => ([Place::former_owner(former)].into(), true),
+            Route::Origin | Route::FormerOwner(_) => {
+                let fetch = self.permitted(read, key, from_origin).await?;
+                return Ok(Prepared { fetch, asked: None, keeps: true });
+            }
+        };
+        // Whoever joins a flight, or reads the disk, waits for nobody himself.
+        let waits = if is_cold() { Some(self.hold_wait(read).await?) } else { None };
+        let asked = PeerFetch::new(self, read, places, waits, from_origin);
+        let fetch = {
+            let asked = Arc::clone(&asked);
+            Arc::new(move |attempt| -> BoxFuture<'static, _> {
+                let asked = Arc::clone(&asked);
+                Box::pin(async move { asked.next(attempt).await })
+            })
+        };
+        Ok(Prepared { fetch, asked: Some(asked), keeps })
     }
 
     /// Waits for a permit of the origin, if the read would begin a fetch.

@@ -99,16 +99,11 @@ impl PeerFetch {
             dataset: read.sources.dataset().to_string(),
             job: Arc::clone(&read.costs.label),
             len: read.located.len,
+            only_keep: false,
             only_if_cached: false,
         };
-        let state = State {
-            places,
-            deadline: None,
-            waits,
-            served: None,
-            looked_again: false,
-            origin_permits: None,
-        };
+        let state =
+            State { places, deadline: None, waits, served: None, looked_again: false, origin_permits: None };
         Arc::new(PeerFetch {
             reads: Arc::clone(reads),
             asker: read.asker,
@@ -141,7 +136,9 @@ impl PeerFetch {
         let deadline = self.with(|s| *s.deadline.get_or_insert_with(new));
         self.hold_wait();
         while let Some(place) = self.with(|s| s.places.pop_front()) {
-            if let Some((bytes, at)) = self.ask(&place, deadline).await? {
+            let only_if_cached = place.only_if_cached;
+            let request = PeerRequest { only_if_cached, ..self.request.clone() };
+            if let Some((bytes, at)) = self.ask(&place, &request, deadline).await? {
                 self.with(|s| s.served = Some((place.to.id, at)));
                 return Ok(bytes);
             }
@@ -155,6 +152,20 @@ impl PeerFetch {
             self.with(|s| s.origin_permits = Some(permits));
         }
         (self.from_origin)(attempt).await
+    }
+
+    /// Has the first member that answers keep the bytes, and returns what that took it. With `only_if_cached`
+    /// the member reads what it has, and fetches nothing. `None`: no member has them, or none answers.
+    pub async fn have_kept(&self, only_if_cached: bool) -> Result<Option<AtPeer>, FetchError> {
+        let deadline = self.reads.versions.call_deadline();
+        while let Some(mut place) = self.with(|s| s.places.pop_front()) {
+            place.only_if_cached = only_if_cached;
+            let request = PeerRequest { only_keep: true, only_if_cached, ..self.request.clone() };
+            if let Some((_, at)) = self.ask(&place, &request, deadline).await? {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
     }
 
     /// Takes the memory of a read that was to join another fetch, which failed. Without it the read asks no
@@ -172,9 +183,13 @@ impl PeerFetch {
     }
 
     /// Asks a member until it answers. `None`: the next place is to be asked.
-    async fn ask(&self, place: &Place, deadline: Instant) -> Result<Option<(Bytes, AtPeer)>, FetchError> {
+    async fn ask(
+        &self,
+        place: &Place,
+        request: &PeerRequest,
+        deadline: Instant,
+    ) -> Result<Option<(Bytes, AtPeer)>, FetchError> {
         let Some(peers) = self.reads.peer() else { return Ok(None) };
-        let request = PeerRequest { only_if_cached: place.only_if_cached, ..self.request.clone() };
         // A quarter of the time is left for the places after this one.
         let left = deadline.saturating_duration_since(Instant::now());
         let within = if place.only_if_cached { left.min(CACHED_WITHIN) } else { left - left / 4 };
@@ -183,7 +198,7 @@ impl PeerFetch {
             if !peers.may_ask(&place.to.id) {
                 return Ok(None);
             }
-            match peers.ask(&place.to, &request, until).await {
+            match peers.ask(&place.to, request, until).await {
                 PeerAnswer::Bytes(bytes, at) => return Ok(Some((bytes, at))),
                 // Others would only get the load that the owner cannot carry. A former owner is a shortcut.
                 PeerAnswer::Overloaded(pause) if !place.only_if_cached => {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use fletch_api::{Code, Problem, headers};
 use fletch_core::{Domain, MemberId};
 use fletch_store::AtPeer;
-use reqwest::{Client, Response, StatusCode, header};
+use reqwest::{Client, Method, Response, StatusCode, header};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -64,6 +64,8 @@ pub struct PeerRequest {
     pub job: Arc<str>,
     /// The number of bytes.
     pub len: u32,
+    /// Whether the member is only to keep the bytes, and to send none of them.
+    pub only_keep: bool,
     /// Whether the member is to answer only with what it has.
     pub only_if_cached: bool,
 }
@@ -262,7 +264,7 @@ impl Peers {
             }
         };
         *lock(&state.answers).entry(answer.word()).or_default() += 1;
-        if let PeerAnswer::Bytes(bytes, _) = &answer {
+        if let (PeerAnswer::Bytes(bytes, _), false) = (&answer, request.only_keep) {
             self.received_bytes.fetch_add(bytes.len() as u64, Relaxed);
             self.fetched.fetch_add(1, Relaxed);
         }
@@ -309,9 +311,10 @@ impl Peers {
 
     async fn send(&self, to: &PeerAddress, request: &PeerRequest) -> Result<Response, CallError> {
         let view = self.views.borrow().core.number();
+        let method = if request.only_keep { Method::HEAD } else { Method::GET };
         let mut call = self
             .client
-            .get(format!("{}{}", to.url, request.path))
+            .request(method, format!("{}{}", to.url, request.path))
             .header(headers::DOMAIN, request.domain.as_str())
             .header(headers::DATASET, &request.dataset)
             .header(headers::JOB, &*request.job)
@@ -446,7 +449,7 @@ fn address(text: &str) -> Option<PeerAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_testkit::{ScriptedServer, scripted};
+    use fletch_testkit::scripted::{self, ScriptedServer};
 
     fn peers(config: &PeerConfig) -> Peers {
         let id = MemberId::new("a").expect("a name");
@@ -469,6 +472,7 @@ mod tests {
             dataset: "d".into(),
             job: "j".into(),
             len,
+            only_keep: false,
             only_if_cached: true,
         }
     }
@@ -479,10 +483,12 @@ mod tests {
 
     #[test]
     fn i2_a_token_goes_over_tls_or_to_this_machine() {
-        for safe in ["https://srv-1:7380", "http://127.0.0.1:7380", "http://[::1]:7380", "http://localhost:1"] {
+        for safe in ["https://srv-1:7380", "http://127.0.0.1:7380", "http://[::1]:7380", "http://localhost:1"]
+        {
             assert!(is_safe(safe), "{safe}");
         }
-        for unsafe_url in ["http://10.0.0.1:7380", "http://localhost.example:1", "http://[::2]:1", "nonsense"] {
+        for unsafe_url in ["http://10.0.0.1:7380", "http://localhost.example:1", "http://[::2]:1", "nonsense"]
+        {
             assert!(!is_safe(unsafe_url), "{unsafe_url}");
         }
     }

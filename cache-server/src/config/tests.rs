@@ -351,7 +351,10 @@ fn a_cluster_is_checked_as_a_whole() {
     assert!(told.contains("needs a TCP address") && told.contains("needs https:// endpoints"), "{told}");
     let told = faults(&[&etcd[..], &["--listen=0.0.0.0:1", "--auth-tokens=/t"]].concat());
     assert!(told.contains("cluster.advertise_url") && told.contains("http://HOST:PORT"), "{told}");
-    assert!(told.contains("cluster.peer_token_file") && told.contains("is needed with auth.tokens"), "{told}");
+    assert!(
+        told.contains("cluster.peer_token_file") && told.contains("is needed with auth.tokens"),
+        "{told}"
+    );
 
     // A token in plain text leaves this machine only where the operator said so.
     let tokens = ["--auth-tokens=/t", "--cluster-peer-token-file=/p", "--cluster-advertise-url=http://a:1"];

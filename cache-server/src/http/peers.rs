@@ -15,22 +15,27 @@ use super::{
 };
 use crate::{
     accounting::PEERS,
-    chunk_reads::Asker,
+    chunk_reads::{Asker, ChunkRead, Kept},
     server::Server,
     tenants::FairPermit,
-    versions::{AskTables, Reader, Sources, VersionError},
+    versions::{AskTables, LocatedChunk, Reader, Sources, VersionError},
 };
 use axum::{
+    body::Body,
     extract::{FromRequestParts, Path, State},
-    http::{HeaderMap, HeaderValue, Response, header, request::Parts},
+    http::{HeaderMap, HeaderValue, Method, Response, header, request::Parts},
     response::IntoResponse as _,
 };
 use bytes::Bytes;
 use fletch_api::{Code, Problem, headers};
 use fletch_core::{DatasetName, Domain, Hash, Kind, Root, StoreKey, Tenant};
-use fletch_store::{AtPeer, DatasetId, Fetch, FetchError, ReaderKind, Tier};
+use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, ReaderKind, Tier, Warmed};
 use futures::FutureExt as _;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+/// How long a chunk that is to be kept waits until its dataset has a share of the disk.
+const SHARE_WITHIN: Duration = Duration::from_secs(2);
+const SHARE_POLL: Duration = Duration::from_millis(10);
 
 /// A request of another server, with its permit. Whether the domain has the version is not decided yet.
 pub struct PeerRead {
@@ -79,8 +84,7 @@ struct Owner {
 
 impl PeerRead {
     async fn sources(&self, server: &Server, root: Root) -> ApiResult<Arc<Sources>> {
-        let reader =
-            Reader { domain: &self.domain, tenant: &self.tenant, dataset: self.dataset.as_ref() };
+        let reader = Reader { domain: &self.domain, tenant: &self.tenant, dataset: self.dataset.as_ref() };
         let sources = server.versions.sources(reader, root).await?;
         let footprint = sources.first.footprint_max();
         server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
@@ -142,7 +146,8 @@ impl PeerRead {
 
 /// Reads a chunk for another server of the cluster.
 ///
-/// With `Cache-Control: only-if-cached` the server reads nothing from the origin.
+/// With `Cache-Control: only-if-cached` the server reads nothing from the origin. `HEAD` keeps the chunk on
+/// the server's disk and sends no bytes; with `only-if-cached` it reads and hashes the chunk there.
 #[utoipa::path(
     get, path = "/v1/peers/versions/{root}/chunks/{hash}", tag = "peers",
     params(
@@ -170,7 +175,12 @@ impl PeerRead {
             content_type = "application/problem+json"),
     )
 )]
-pub async fn chunk(State(server): State<Arc<Server>>, path: TwoPaths, asked: PeerRead) -> ApiResult {
+pub async fn chunk(
+    State(server): State<Arc<Server>>,
+    path: TwoPaths,
+    asked: PeerRead,
+    method: Method,
+) -> ApiResult {
     let Path((root, hash)) = path?;
     let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
     let sources = asked.sources(&server, root).await?;
@@ -178,6 +188,12 @@ pub async fn chunk(State(server): State<Arc<Server>>, path: TwoPaths, asked: Pee
     let owner = asked.owner(&server, hash);
     if let Some(refusal) = asked.refusal(&owner, has_chunk(&server, &sources, hash, located.len)) {
         return Ok(refusal);
+    }
+    if method == Method::HEAD {
+        let payer = asked.payer(&server, &sources);
+        let kept = keep(&server, &payer, &sources, (hash, &located), asked.only_if_cached).await?;
+        let head = Response::builder().header(headers::RESULT, kept.as_str());
+        return respond(head, Body::empty());
     }
     let hit = if asked.only_if_cached {
         let key = StoreKey { domain: asked.domain.clone(), hash };
@@ -187,6 +203,39 @@ pub async fn chunk(State(server): State<Arc<Server>>, path: TwoPaths, asked: Pee
         read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?
     };
     asked.reply(&server, hit.chunk.bytes().clone(), hit.tier, &owner)
+}
+
+/// Keeps a chunk on this server's disk, or reads and hashes the one that is there (`only_check`).
+async fn keep(
+    server: &Server,
+    payer: &Payer,
+    sources: &Arc<Sources>,
+    (hash, located): (Hash, &LocatedChunk),
+    only_check: bool,
+) -> ApiResult<AtPeer> {
+    let (asker, tenant, costs, dataset) = (Asker::Peer, &payer.tenant, &payer.costs, sources.dataset_id());
+    let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part: None };
+    if only_check {
+        return match server.chunk_reads.check(&read).await {
+            ChunkCheck::Whole => Ok(AtPeer::Hit),
+            ChunkCheck::Missing | ChunkCheck::Damaged => Err(ApiError::not_found()),
+            ChunkCheck::Unread => Err(ApiError::new(Code::Overloaded, "the disk is busy", "ask again")),
+        };
+    }
+    // The dataset gets a share because it was noted as read. Without one the disk refuses the chunk.
+    if let Some(disk) = server.store.disk() {
+        let shared = async {
+            while !disk.has_share(dataset, 1) {
+                tokio::time::sleep(SHARE_POLL).await;
+            }
+        };
+        tokio::time::timeout(SHARE_WITHIN, shared).await.ok();
+    }
+    Ok(match server.chunk_reads.keep(&read).await? {
+        Kept::Here(Warmed::Already) | Kept::Elsewhere(Warmed::Already) => AtPeer::Hit,
+        Kept::Here(Warmed::Fetched) | Kept::Elsewhere(Warmed::Fetched) => AtPeer::Miss,
+        Kept::Here(Warmed::Refused) | Kept::Elsewhere(Warmed::Refused) => AtPeer::Bypass,
+    })
 }
 
 /// Returns a fetch that has nothing.

@@ -202,7 +202,7 @@ impl Limits {
     /// Returns the part of `memory_bytes` for clients' reads that wait for another server of the cluster.
     ///
     /// The rest is for reads that wait for a disk or an origin. So servers whose readers wait for each other
-    /// all go on (ADR 64).
+    /// all go on (ADR 65).
     #[must_use]
     pub fn peer_wait_bytes(&self) -> u64 {
         self.chunk_bytes() / 2

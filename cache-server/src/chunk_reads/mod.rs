@@ -7,7 +7,7 @@
 //! I1. A read for another server asks no owner: one hop at most. For [`RING_NEWS`] after a change of the ring
 //!     it may ask the former owner, which answers only with what it has.
 //! I2. Reads that wait for another server hold a bounded part of the memory: those of clients one part, those
-//!     of other servers another one. So servers whose readers wait for each other all go on (ADR 64).
+//!     of other servers another one. So servers whose readers wait for each other all go on (ADR 65).
 //! I3. A server that is alone reads as if this room did not exist.
 //! I4. Sweeps read as on a server that is alone, and keep their chunks on their own server.
 
@@ -221,6 +221,9 @@ impl ChunkReads {
             (Tier::Origin, None) if !keeps => Tier::Bypass,
             (tier, _) => tier,
         };
+        if matches!(tier, Tier::Peer(_)) {
+            read.costs.receive(u64::from(len));
+        }
         Ok(Hit { tier, ..hit })
     }
 

@@ -371,9 +371,11 @@ impl Peers {
             StatusCode::MISDIRECTED_REQUEST => {
                 let view = text(headers::VIEW).and_then(|v| v.parse().ok()).unwrap_or(0);
                 let owner = text(headers::OWNER).and_then(address);
-                match problem(response).await {
-                    Some(Code::WrongServer) => Ok(PeerAnswer::WrongServer(view, owner)),
-                    _ => Err(CallError::Status(status)),
+                // The answer to a HEAD has no problem in it.
+                let is_wrong_server = owner.is_some() || problem(response).await == Some(Code::WrongServer);
+                match is_wrong_server {
+                    true => Ok(PeerAnswer::WrongServer(view, owner)),
+                    false => Err(CallError::Status(status)),
                 }
             }
             _ => Err(CallError::Status(status)),

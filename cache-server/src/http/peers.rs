@@ -14,7 +14,7 @@ use super::{
     response_body::{Piece, body_of_piece, respond},
 };
 use crate::{
-    accounting::PEERS,
+    accounting::{JobCosts, PEERS},
     chunk_reads::{Asker, ChunkRead, Kept},
     server::Server,
     tenants::FairPermit,
@@ -130,7 +130,13 @@ impl PeerRead {
         Some(refusal)
     }
 
-    fn reply(self, server: &Arc<Server>, bytes: Bytes, tier: Tier, owner: &Owner) -> ApiResult {
+    fn reply(
+        self,
+        server: &Arc<Server>,
+        costs: Arc<JobCosts>,
+        (bytes, tier): (Bytes, Tier),
+        owner: &Owner,
+    ) -> ApiResult {
         let at = tier.at_peer();
         if let Some(peers) = server.cluster.peers().filter(|_| !owner.is_own && at != AtPeer::Hit) {
             peers.add_foreign_fill();
@@ -140,7 +146,7 @@ impl PeerRead {
             .header(header::CONTENT_TYPE, "application/octet-stream")
             .header(header::CONTENT_LENGTH, n)
             .header(headers::RESULT, at.as_str());
-        respond(head, body_of_piece(server, Piece::Peer(bytes), n, Some(self.permit)))
+        respond(head, body_of_piece(server, Piece::Peer(bytes, costs), n, Some(self.permit)))
     }
 }
 
@@ -189,8 +195,8 @@ pub async fn chunk(
     if let Some(refusal) = asked.refusal(&owner, has_chunk(&server, &sources, hash, located.len)) {
         return Ok(refusal);
     }
+    let payer = asked.payer(&server, &sources);
     if method == Method::HEAD {
-        let payer = asked.payer(&server, &sources);
         let kept = keep(&server, &payer, &sources, (hash, &located), asked.only_if_cached).await?;
         let head = Response::builder().header(headers::RESULT, kept.as_str());
         return respond(head, Body::empty());
@@ -199,10 +205,10 @@ pub async fn chunk(
         let key = StoreKey { domain: asked.domain.clone(), hash };
         server.store.read(key, located.len, DatasetId::UNCACHED, absent()).await?
     } else {
-        let (payer, dataset) = (asked.payer(&server, &sources), sources.dataset_id());
+        let dataset = sources.dataset_id();
         read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?
     };
-    asked.reply(&server, hit.chunk.bytes().clone(), hit.tier, &owner)
+    asked.reply(&server, payer.costs, (hit.chunk.bytes().clone(), hit.tier), &owner)
 }
 
 /// Keeps a chunk on this server's disk, or reads and hashes the one that is there (`only_check`).
@@ -292,5 +298,5 @@ pub async fn file(State(server): State<Arc<Server>>, path: TwoPaths, asked: Peer
     }
     let payer = asked.payer(&server, &sources);
     let read = Span::PackedFile(file).read(&server, &payer, &sources, None).await?;
-    asked.reply(&server, read.bytes, read.tier, &owner)
+    asked.reply(&server, payer.costs, (read.bytes, read.tier), &owner)
 }

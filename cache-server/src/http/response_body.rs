@@ -50,8 +50,8 @@ pub enum Piece {
     Framing(Bytes),
     /// Bytes of a version's tables.
     Table(Bytes),
-    /// Content for another server of the cluster, which no account has.
-    Peer(Bytes),
+    /// Content for another server of the cluster, which no account has. The costs of the dataset have it.
+    Peer(Bytes, Arc<JobCosts>),
 }
 
 impl Piece {
@@ -61,7 +61,7 @@ impl Piece {
             | Piece::Mixed(b, _)
             | Piece::Framing(b)
             | Piece::Table(b)
-            | Piece::Peer(b) => b.is_empty(),
+            | Piece::Peer(b, _) => b.is_empty(),
         }
     }
 
@@ -72,7 +72,7 @@ impl Piece {
                 ByteResult::Hit | ByteResult::Substituted => b.len() as u64,
                 ByteResult::Miss | ByteResult::Bypass => 0,
             },
-            Piece::Mixed(..) | Piece::Framing(_) | Piece::Table(_) | Piece::Peer(_) => 0,
+            Piece::Mixed(..) | Piece::Framing(_) | Piece::Table(_) | Piece::Peer(..) => 0,
         }
     }
 
@@ -96,8 +96,9 @@ impl Piece {
                 server.accounts.add_table_bytes(out.len() as u64);
                 out
             }
-            Piece::Peer(b) => {
+            Piece::Peer(b, costs) => {
                 let out = b.split_to(b.len().min(SLICE_BYTES_MAX));
+                costs.send(out.len() as u64);
                 if let Some(peers) = server.cluster.peers() {
                     peers.add_sent(out.len() as u64);
                 }

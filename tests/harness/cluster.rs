@@ -283,6 +283,9 @@ impl ClusterServer {
             format!("--cluster-endpoints={}", endpoints.join(",")),
             "--cluster-member-ttl=2s".to_owned(),
         ];
+        // A flag of the test replaces the one of the rig.
+        let flag = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
+        words.retain(|word| more.iter().all(|own| flag(own) != flag(word)));
         words.extend(more.iter().map(|&w| w.to_owned()));
         ClusterServer {
             process: None,

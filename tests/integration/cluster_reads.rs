@@ -1,4 +1,5 @@
-//! Several servers, a real etcd and one origin: who fetches which chunk, and what remains while parts are gone.
+//! Several servers, a real etcd and one origin: who fetches which chunk, and what remains while parts are
+//! gone.
 //!
 //! Every dataset is registered at each server.
 

@@ -6,9 +6,9 @@
 //!
 //! 1. Every byte that [`crate::versions`] reads from an origin is in exactly one [`JobCosts`].
 //! 2. `avoided − due = delivered − read`, where `due` are the bytes that were read and not yet delivered. So
-//!    a chunk that is fetched before its files are delivered avoids nothing. In a cluster, what a server sends
-//!    to another one counts with `delivered`, and what it receives with `read`: the sum over all servers is
-//!    right.
+//!    a chunk that is fetched before its files are delivered avoids nothing. In a cluster, what a server
+//!    sends to another one counts with `delivered`, and what it receives with `read`. So the sum over all
+//!    servers is right.
 
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::Meter;

@@ -112,8 +112,8 @@ impl NewToken {
     /// Makes the token, writes it to its file, and appends its lines to the tokens file, if files are given.
     ///
     /// # Errors
-    /// If a peer has a tenant, or another role has none; if the system gives no random bytes, a file cannot be
-    /// written, or the token's file exists.
+    /// If a peer has a tenant, or another role has none; if the system gives no random bytes, a file cannot
+    /// be written, or the token's file exists.
     pub fn mint(&self) -> io::Result<Minted> {
         self.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         // Before the lines are appended, so that no token comes into force that nobody has.

@@ -126,8 +126,8 @@ impl ConfigBuilder<'_> {
     /// Checks that no member sends its token over plain HTTP to this server. `own`: the URL that they use.
     fn check_peers(&mut self, peers: &PeerConfig, own: Option<&str>) {
         if peers.token_file.is_none() && self.has_tokens() {
-            let why = "is needed with auth.tokens, because every server asks the others for a token; make one \
-                       with `fletch-server token new --role peer`";
+            let why = "is needed with auth.tokens, because every server asks the others for a token; make \
+                       one with `fletch-server token new --role peer`";
             self.fault("cluster.peer_token_file", why);
         }
         if peers.token_file.is_some() && !peers.allows_insecure && own.is_some_and(|url| !is_safe(url)) {

@@ -92,8 +92,8 @@ pub async fn read_chunk(
 
 /// Reads a whole chunk that was located, with a permit of the payer's tenant if it must be fetched.
 ///
-/// A chunk that is fetched is kept on disk for `dataset`, unless another server of the cluster owns it. `part`
-/// says that the chunk is a file which is read alone.
+/// A chunk that is fetched is kept on disk for `dataset`, unless another server of the cluster owns it.
+/// `part` says that the chunk is a file which is read alone.
 pub async fn read_located_chunk(
     server: &Server,
     payer: &Payer,

@@ -109,7 +109,7 @@ impl From<ReadError> for ApiError {
                 Some(v) => return v.clone().into(),
                 None if f.source.is::<PeersOverloaded>() => (
                     Code::Overloaded,
-                    "wait and send the request again; if this lasts, raise --memory of the servers, or add one",
+                    "wait and send the request again; if this lasts, raise --memory of the servers",
                 ),
                 None => f
                     .source

@@ -161,7 +161,7 @@ impl PeerRead {
         ("hash" = String, Path, description = "BLAKE3 of the chunk, 64 hex digits"),
         ("Fletch-Domain" = String, Header, description = "The domain that the bytes belong to"),
         ("Fletch-View" = u64, Header, description = "Number of the view by which the server was chosen"),
-        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset through which the client reads"),
+        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset that the client named"),
         ("Cache-Control" = Option<String>, Header, description = "`only-if-cached`"),
     ),
     responses(
@@ -262,7 +262,7 @@ fn absent() -> Fetch {
         ("ordinal" = u64, Path, description = "Ordinal of the file's entry"),
         ("Fletch-Domain" = String, Header, description = "The domain that the bytes belong to"),
         ("Fletch-View" = u64, Header, description = "Number of the view by which the server was chosen"),
-        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset through which the client reads"),
+        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset that the client named"),
         ("Cache-Control" = Option<String>, Header, description = "`only-if-cached`"),
     ),
     responses(

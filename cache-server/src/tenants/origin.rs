@@ -246,7 +246,7 @@ impl Tenants {
         }))
     }
 
-    /// Waits for a permit for a fetch of a read that waited for another server, or that another server waits for.
+    /// Waits for a permit for a read that asked another server first, or that another server waits for.
     ///
     /// It takes no memory of the tenant. Replies hold that while they wait for other servers, so servers that
     /// wait for each other would wait for ever.

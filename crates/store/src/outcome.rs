@@ -72,7 +72,7 @@ pub enum Tier {
     Origin,
     /// This read fetched the chunk, and the disk tier does not keep it.
     Bypass,
-    /// This read fetched the chunk from another server. The store never says so: the owner of the fetch knows.
+    /// This read fetched the chunk from another server. The store never says so: only its caller knows.
     Peer(AtPeer),
 }
 

@@ -155,6 +155,22 @@ fn cold_readers_cost_one_fetch_a_chunk_and_a_lost_owner_fails_nobody() {
     });
     assert_eq!(misses.iter().sum::<f64>(), origin.data.bytes() as f64);
     assert_eq!(sum("fletch_peer_foreign_fills_total"), 0.0);
+    let avoided = sum("fletch_avoided_bytes_total");
+    let expected = got.bytes as f64 - sum("fletch_origin_read_bytes_total");
+    assert!(
+        (avoided / expected - 1.0).abs() < 0.01,
+        "all servers together avoided {avoided}, not {expected}"
+    );
+    let (documents, served) =
+        (fs::read_to_string("../docs/METRICS.md").expect("a document"), a.text("/metrics"));
+    let documented =
+        documents.lines().filter_map(|l| l.strip_prefix("| `fletch_peer_")?.split(['`', '{']).next());
+    for name in documented {
+        assert!(
+            served.contains(&format!("\n# TYPE fletch_peer_{name} ")),
+            "{name} is documented and not served"
+        );
+    }
 
     // An owner is killed while readers of another dataset are cold.
     let other = Origin::start(2, 96, Some(Duration::from_millis(20)));

@@ -6,6 +6,7 @@
 //! account has those that are sent here (I8).
 
 use super::{
+    access::access,
     admission::named_dataset,
     chunk_read::{Payer, has_chunk, read_located_chunk},
     entry_read::{Span, spans},
@@ -15,10 +16,11 @@ use super::{
 };
 use crate::{
     accounting::{JobCosts, PEERS},
+    auth::{Principal, Role},
     chunk_reads::{Asker, ChunkRead, Kept},
     server::Server,
     tenants::FairPermit,
-    versions::{AskTables, LocatedChunk, Reader, Sources, VersionError},
+    versions::{AskTables, LocatedChunk, Sources},
 };
 use axum::{
     body::Body,
@@ -74,6 +76,17 @@ impl FromRequestParts<Arc<Server>> for PeerRead {
     }
 }
 
+/// Decides whether the domain of a request may read the root. Notes the dataset as read, which gives it a share
+/// of the disk.
+async fn peer_access(asked: &PeerRead, server: &Server, root: Root) -> ApiResult<Arc<Sources>> {
+    let (domain, tenant) = (asked.domain.clone(), asked.tenant.clone());
+    let principal = Principal { domain, tenant, role: Role::Reader };
+    let sources = access(server, &principal, root, asked.dataset.as_ref()).await?;
+    let footprint = sources.first.footprint_max();
+    server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
+    Ok(sources)
+}
+
 /// Who owns the chunk of a request, by the view of this server.
 struct Owner {
     is_own: bool,
@@ -83,14 +96,6 @@ struct Owner {
 }
 
 impl PeerRead {
-    async fn sources(&self, server: &Server, root: Root) -> ApiResult<Arc<Sources>> {
-        let reader = Reader { domain: &self.domain, tenant: &self.tenant, dataset: self.dataset.as_ref() };
-        let sources = server.versions.sources(reader, root).await?;
-        let footprint = sources.first.footprint_max();
-        server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
-        Ok(sources)
-    }
-
     /// The fetches take the permits of the tenant that registered the dataset, as those of a sweep do.
     fn payer(&self, server: &Server, sources: &Sources) -> Payer {
         let tenant = sources.registrar().clone();
@@ -189,7 +194,7 @@ pub async fn chunk(
 ) -> ApiResult {
     let Path((root, hash)) = path?;
     let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
-    let sources = asked.sources(&server, root).await?;
+    let sources = peer_access(&asked, &server, root).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let owner = asked.owner(&server, hash);
     if let Some(refusal) = asked.refusal(&owner, has_chunk(&server, &sources, hash, located.len)) {
@@ -203,7 +208,8 @@ pub async fn chunk(
     }
     let hit = if asked.only_if_cached {
         let key = StoreKey { domain: asked.domain.clone(), hash };
-        server.store.read(key, located.len, DatasetId::UNCACHED, absent()).await?
+        let read = server.store.read(key, located.len, DatasetId::UNCACHED, absent()).await;
+        read.map_err(|_| ApiError::not_found())?
     } else {
         let dataset = sources.dataset_id();
         read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?
@@ -246,10 +252,7 @@ async fn keep(
 
 /// Returns a fetch that has nothing.
 fn absent() -> Fetch {
-    Arc::new(|_| {
-        let e = VersionError::NotFound;
-        async { Err(FetchError::new(Kind::NotFound, e)) }.boxed()
-    })
+    Arc::new(|_| async { Err(FetchError::new(Kind::NotFound, "the chunk is not cached")) }.boxed())
 }
 
 /// Reads a file that lies in a chunk with others, for another server of the cluster.
@@ -283,7 +286,7 @@ fn absent() -> Fetch {
 pub async fn file(State(server): State<Arc<Server>>, path: TwoPaths, asked: PeerRead) -> ApiResult {
     let Path((root, ordinal)) = path?;
     let (root, ordinal): (Root, u64) = (parse_param(&root)?, parse_param(&ordinal)?);
-    let sources = asked.sources(&server, root).await?;
+    let sources = peer_access(&asked, &server, root).await?;
     let entry: AskTables<_> =
         Box::new(move |source| async move { Ok(source.version.entry(ordinal).await?) }.boxed());
     let (source, found) = server.versions.ask_tables(&sources, None, entry).await?;

@@ -3,7 +3,11 @@
 //!
 //! Every dataset is registered at each server.
 
+use fletch_api::{Ack, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_client::epochs::Next;
+use fletch_client::{Client, ClientConfig};
 use fletch_core::cluster::{Member, Placement};
+use fletch_core::plan::Tail;
 use fletch_core::{Domain, Hash, StoreKey};
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator, Tamper, TamperProxy, Upstream};
 use fletch_tests::bins::{command, run, stdout};
@@ -265,6 +269,65 @@ fn a_warm_up_fills_the_disks_of_all_owners() {
     assert_eq!((&told["present"]["chunks"], &told["missing"]["chunks"]), (&n.into(), &0.into()), "{told}");
     assert_eq!(origin.reads(), (0, 0));
     assert_eq!(a.sum("fletch_peer_sent_bytes_total") + b.sum("fletch_peer_sent_bytes_total"), 0.0);
+}
+
+/// Reads an epoch of a new job through a server, and returns how many entries it delivered.
+fn epoch(server: &ClusterServer, order: OrderKind) -> u64 {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    runtime.block_on(async {
+        let config = ClientConfig::new(server.url.parse().expect("a URL"), "loader");
+        let ask = StartJob {
+            name: format!("job-{}", order.as_str()).parse().expect("name"),
+            dataset: Some("set".parse().expect("name")),
+            version: None,
+            root: None,
+            layout: None,
+            seed: Some(3),
+            order,
+            buckets: None,
+            replay: None,
+            plan: PlanSpec::default(),
+            world: WorldSpec { ranks: 1, batch: 8, tail: Tail::Drop },
+            visitation: Visitation::ExactlyOnce,
+        };
+        let job = Client::new(config).expect("client").declare(&ask).await.expect("declared");
+        let mut reader = job.reader(0, 0, 0).prefetch(true).patience(Duration::from_secs(30));
+        let mut entries = 0;
+        loop {
+            match reader.next(8).await.expect("a lease") {
+                Next::Batch(b) => {
+                    let ack = Ack { lease: b.token.lease, upto: b.token.entries, batches: Vec::new() };
+                    job.ack(0, 0, &[ack]).await.expect("acknowledged");
+                    job.held().release(0, 0, b.token.lease);
+                    entries += u64::from(b.token.entries);
+                }
+                Next::Full | Next::Last => tokio::time::sleep(Duration::from_millis(20)).await,
+                Next::Done => return entries,
+            }
+        }
+    })
+}
+
+#[test]
+fn epochs_read_what_other_servers_own() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(17, 64, None);
+    let [a, b] = ["a", "b"].map(|id| origin.server(id, &etcd, &[]));
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    let n = origin.data.files.len() as u64;
+    // What is fetched ahead comes from its owners, which keep it.
+    assert_eq!(epoch(&a, OrderKind::Strict), n);
+    assert_eq!(origin.reads(), (n, n));
+    assert!(a.sum("fletch_peer_received_bytes_total") > 0.0);
+    assert_eq!(epoch(&b, OrderKind::Strict), n);
+    assert_eq!(origin.reads(), (0, 0), "both disks together have all");
+    // A sweep keeps its units on its own server.
+    let received = a.sum("fletch_peer_received_bytes_total");
+    assert_eq!(epoch(&a, OrderKind::Substitute), n);
+    assert_eq!(a.sum("fletch_peer_received_bytes_total"), received);
 }
 
 /// Returns the chunks of a pack that was written below a directory.

@@ -76,8 +76,8 @@ impl FromRequestParts<Arc<Server>> for PeerRead {
     }
 }
 
-/// Decides whether the domain of a request may read the root. Notes the dataset as read, which gives it a share
-/// of the disk.
+/// Decides whether the domain of a request may read the root. Notes the dataset as read, which gives it a
+/// share of the disk.
 async fn peer_access(asked: &PeerRead, server: &Server, root: Root) -> ApiResult<Arc<Sources>> {
     let (domain, tenant) = (asked.domain.clone(), asked.tenant.clone());
     let principal = Principal { domain, tenant, role: Role::Reader };

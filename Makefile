@@ -14,7 +14,7 @@ comma := ,
 IN_CI := fuse trace python torch images strace prometheus chromium root cgroup s3 azure http etcd
 FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 # Tests wait as much as they work.
-TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
+TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 2)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel dist image page chart dashboards install ready-and-linted demo check \
@@ -106,7 +106,7 @@ test: ready-and-linted deny programs wheel formats chart ## everything that must
 	$(CARGO) test --release $(TESTED) --doc -q
 
 SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
-    or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python)))
+    or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python) or binary(scale)))
 
 soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) \

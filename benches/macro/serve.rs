@@ -2,28 +2,87 @@
 //!
 //! Times 4 MiB chunks from the server's memory, and from its disk (page cache; each is read and hashed anew),
 //! against nginx with sendfile (page cache). One and four keep-alive connections of the same client. Further
-//! rows: batches of 64 × 4 KiB against single GETs. Needs `nginx`.
+//! rows: the same chunks with and without TLS, and batches of 64 × 4 KiB against single GETs. Needs `nginx`.
 
 use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage};
 use fletch_core::Hash;
+use fletch_testkit::tls::Authority;
 use rand::{RngCore, SeedableRng};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+/// A server: its address, and how to reach it if it speaks TLS.
+#[derive(Clone)]
+struct At {
+    addr: String,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl At {
+    fn plain(addr: String) -> Self {
+        At { addr, tls: None }
+    }
+
+    fn connect(&self) -> Box<dyn Stream> {
+        let tcp = TcpStream::connect(&self.addr).expect("connect");
+        tcp.set_nodelay(true).expect("nodelay");
+        let Some(tls) = &self.tls else { return Box::new(tcp) };
+        let name = "localhost".try_into().expect("a name");
+        let session = ClientConnection::new(Arc::clone(tls), name).expect("a session");
+        // By itself rustls reads 4 KiB at a time, and the client would be what is measured.
+        Box::new(StreamOwned::new(session, Buffered(BufReader::with_capacity(256 << 10, tcp))))
+    }
+}
+
+/// A connection that is read in large pieces.
+struct Buffered(BufReader<TcpStream>);
+
+impl Read for Buffered {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(buf)
+    }
+}
+
+impl Write for Buffered {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        self.0.get_mut().write(buf)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.get_mut().flush()
+    }
+}
+
+trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
+/// Returns the settings of a client that trusts an authority.
+fn trusting(authority: &Authority) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("a certificate");
+    roots.add(certificate).expect("an authority");
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
+    let config = config.with_safe_default_protocol_versions().expect("versions");
+    Arc::new(config.with_root_certificates(roots).with_no_client_auth())
+}
 
 /// A minimal keep-alive client. It reads all bodies into one buffer.
 struct Client {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Box<dyn Stream>>,
     buf: Vec<u8>,
 }
 
 impl Client {
-    fn connect(addr: &str) -> Self {
-        let s = TcpStream::connect(addr).expect("connect");
-        s.set_nodelay(true).expect("nodelay");
-        Client { stream: BufReader::with_capacity(256 << 10, s), buf: vec![0; 1 << 20] }
+    fn connect(at: &At) -> Self {
+        Client { stream: BufReader::with_capacity(256 << 10, at.connect()), buf: vec![0; 1 << 20] }
     }
 
     /// Makes one exchange and returns the bytes of the body (identity or chunked).
@@ -77,13 +136,13 @@ impl Client {
 }
 
 /// Sends the requests in turn from `connections` clients for `time`. Returns (bytes, exchanges) per second.
-fn load(addr: &str, requests: &[Vec<u8>], connections: usize, time: Duration) -> (f64, f64) {
+fn load(at: &At, requests: &[Vec<u8>], connections: usize, time: Duration) -> (f64, f64) {
     let begin = Instant::now();
     let sums: Vec<(u64, u64)> = std::thread::scope(|s| {
         let all: Vec<_> = (0..connections)
             .map(|c| {
                 s.spawn(move || {
-                    let mut client = Client::connect(addr);
+                    let mut client = Client::connect(at);
                     let (mut bytes, mut n) = (0, 0);
                     while begin.elapsed() < time {
                         let k = usize::try_from(n).unwrap_or(0) * connections + c;
@@ -105,7 +164,7 @@ fn get(path: &str) -> Vec<u8> {
 }
 
 /// Starts a server of the dataset in `scratch`, with its own folder there, and returns it and its address.
-fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, String) {
+fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, At) {
     let own = scratch.join(name);
     std::fs::create_dir(&own).expect("mkdir");
     let at = |p: &str| own.join(p);
@@ -132,17 +191,19 @@ fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, String) {
             .arg(scratch.join("data"))
             .arg("--tables")
             .arg(scratch.join("tables"))
-            .args(["--server", &url])
+            .arg("--server")
+            .arg(format!("unix:{}", at("s").display()))
             .status()
             .expect("register")
             .success()
     );
-    (server, url.trim_start_matches("http://").to_owned())
+    let addr = url.trim_start_matches("http://").trim_start_matches("https://");
+    (server, At::plain(addr.to_owned()))
 }
 
 /// Returns the chunk reads that a server answered from its disk, and from its origin.
-fn chunk_reads(addr: &str) -> [u64; 2] {
-    let mut stream = TcpStream::connect(addr).expect("connect");
+fn chunk_reads(at: &At) -> [u64; 2] {
+    let mut stream = TcpStream::connect(&at.addr).expect("connect");
     write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("request");
     let mut page = String::new();
     stream.read_to_string(&mut page).expect("metrics");
@@ -197,6 +258,12 @@ fn main() {
     // Memory for 12 of the 32 chunks that are asked for in turn: every one comes from the disk.
     let little = ["--memory", "64MiB", "--cache-size", "1GiB", "--cache-free-floor", "0"];
     let (_disk_server, disk) = serve(scratch.path(), "disk", &little);
+    let authority = Authority::new("bench");
+    let (cert, key) = authority.server(&["localhost"], 4000).write(scratch.path(), "tls");
+    let files = [format!("--tls-cert-file={}", cert.display()), format!("--tls-key-file={}", key.display())];
+    let with_tls = ["--memory", "1GiB", "--cache-size", "0", &*files[0], &*files[1]];
+    let (_tls_server, tls) = serve(scratch.path(), "tls-server", &with_tls);
+    let tls = At { tls: Some(trusting(&authority)), ..tls };
 
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("port").local_addr().expect("port").port();
     std::fs::write(
@@ -221,8 +288,8 @@ fn main() {
         Command::new("nginx").arg("-e").arg(at("nginx.log")).arg("-c").arg(at("nginx.conf")),
         Some(&at("nginx.err")),
     );
-    let nginx = format!("127.0.0.1:{port}");
-    until("nginx", || TcpStream::connect(&nginx).is_ok());
+    let nginx = At::plain(format!("127.0.0.1:{port}"));
+    until("nginx", || TcpStream::connect(&nginx.addr).is_ok());
 
     let chunks: Vec<Vec<u8>> = big.iter().map(|h| get(&format!("/v1/versions/{root}/chunks/{h}"))).collect();
     let objects: Vec<Vec<u8>> = (0..big.len()).map(|i| get(&format!("/{i}.bin"))).collect();
@@ -243,15 +310,17 @@ fn main() {
         })
         .collect();
     // Warm: everything is in the server's memory and in nginx's page cache.
-    for (addr, reqs) in [(&fletch, &chunks), (&nginx, &objects), (&fletch, &singles), (&disk, &chunks)] {
-        let mut c = Client::connect(addr);
+    let all =
+        [(&fletch, &chunks), (&nginx, &objects), (&fletch, &singles), (&disk, &chunks), (&tls, &chunks)];
+    for (at, reqs) in all {
+        let mut c = Client::connect(at);
         for r in reqs {
             c.ask(r);
         }
     }
     let before = chunk_reads(&disk);
     let mut table = Table::default();
-    let mut samples = Table::default();
+    let (mut samples, mut encrypted) = (Table::default(), Table::default());
     for _ in 0..rounds {
         for connections in [1, 4] {
             let row = format!("4 MiB from memory, {connections} connection(s), GB/s");
@@ -261,6 +330,11 @@ fn main() {
             table.add(&row, "fletch", load(&disk, &chunks, connections, time).0 / 1e9);
             table.add(&row, "nginx sendfile", load(&nginx, &objects, connections, time).0 / 1e9);
         }
+        for connections in [1, 4] {
+            let row = format!("4 MiB from memory, {connections} connection(s), GB/s");
+            encrypted.add(&row, "TLS", load(&tls, &chunks, connections, time).0 / 1e9);
+            encrypted.add(&row, "plain", load(&fletch, &chunks, connections, time).0 / 1e9);
+        }
         let row = "4 KiB samples, 1 connection, samples/s";
         samples.add(row, "batch of 64", 64.0 * load(&fletch, &batches, 1, time).1);
         samples.add(row, "single GETs", load(&fletch, &singles, 1, time).1);
@@ -269,6 +343,8 @@ fn main() {
     let [hits, misses] = [0, 1].map(|i| after[i] - before[i]);
     assert!(misses * 100 <= hits, "{misses} chunks came from the origin, {hits} from the disk");
     table.print("fletch", "GB/s");
+    println!();
+    encrypted.print("TLS", "GB/s");
     println!();
     samples.print("batch of 64", "samples/s");
     keep(&table);

@@ -115,13 +115,17 @@ export function problemList(problems) {
 
 function health(now) {
     const critical = now.problems.filter((p) => p.severity === "critical").length;
+    const warnings = now.problems.length - critical;
     const [kind, words] =
         now.server.phase !== "ready"
             ? ["warning", `The server is ${now.server.phase}`]
             : critical
-              ? ["critical", `No: ${plural(critical, "problem")}`]
-              : now.problems.length
-                ? ["warning", "Yes, with warnings"]
+              ? [
+                    "critical",
+                    `No: ${plural(critical, "problem")}${warnings ? `, and ${plural(warnings, "warning")}` : ""}`,
+                ]
+              : warnings
+                ? ["warning", `Yes, with ${plural(warnings, "warning")}`]
                 : ["good", "Yes, nothing is wrong"];
     const counts = now.jobs_by_state;
     return [

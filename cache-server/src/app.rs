@@ -16,6 +16,7 @@ mod accept;
 mod connection;
 mod descriptors;
 mod disk;
+mod handshake;
 mod listen;
 mod probe_lane;
 mod stream;
@@ -43,7 +44,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How often the server looks for failing origins that nobody asks.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the server checks whether the tokens file changed.
+/// How often the server checks whether the tokens file or the files of TLS changed.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the server forgets idle jobs.
 const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
@@ -60,6 +61,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct Running {
     /// The address of its TCP listener, if it has one.
     pub addr: Option<SocketAddr>,
+    /// Whether that listener speaks TLS.
+    pub tls: bool,
     /// The path of its unix socket, if it has one.
     pub socket: Option<PathBuf>,
     /// Cancel it to stop the server.
@@ -68,10 +71,10 @@ pub struct Running {
 }
 
 impl Running {
-    /// Returns the server's URL: `http://host:port`, or `unix:PATH` if it listens on its socket only.
+    /// Returns the server's URL: `http(s)://host:port`, or `unix:PATH` if it listens on its socket only.
     #[must_use]
     pub fn url(&self) -> String {
-        url(self.addr, self.socket.as_deref())
+        url(self.addr, self.tls, self.socket.as_deref())
     }
 
     /// Stops the server and waits until it has stopped.
@@ -89,8 +92,9 @@ impl Running {
 }
 
 /// Returns the URL by which clients on this machine reach a server that listens on one of these.
-fn url(addr: Option<SocketAddr>, socket: Option<&Path>) -> String {
+fn url(addr: Option<SocketAddr>, tls: bool, socket: Option<&Path>) -> String {
     match (addr, socket) {
+        (Some(addr), _) if tls => format!("https://{addr}"),
         (Some(addr), _) => format!("http://{addr}"),
         (None, socket) => format!("unix:{}", socket.unwrap_or(Path::new("")).display()),
     }
@@ -125,7 +129,8 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     let listener = config.listen.map(bind).transpose()?;
     let addr = listener.as_ref().map(std::net::TcpListener::local_addr).transpose();
     let addr = addr.map_err(io("read the local address".to_owned(), "see the system's log"))?;
-    let server = Server::open(&config, url(addr, config.socket.as_deref()), tasks.clone())?;
+    let tls = config.tls.is_some();
+    let server = Server::open(&config, url(addr, tls, config.socket.as_deref()), tasks.clone())?;
     disk::open_first(&server).await.map_err(StartError::Disk)?;
     server.cluster.join_first(server.cluster_weight()).await?;
     // After the state directory is locked, so that a second server does not get this far.
@@ -143,7 +148,7 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     let path = socket.as_ref().map(|s| s.path().to_owned());
     app.server.enter(Phase::Ready);
     let task = tasks.spawn(run(app, (tcp, socket), config.idle, stop.clone()));
-    Ok(Running { addr, socket: path, stop, task })
+    Ok(Running { addr, tls, socket: path, stop, task })
 }
 
 async fn run(
@@ -201,8 +206,8 @@ async fn run(
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
-                // Do not wait: the file may lie on a disk that does not reply.
-                accepting.spawn_blocking(move || server.reload_tokens());
+                // Do not wait: the files may lie on a disk that does not reply.
+                accepting.spawn_blocking(move || server.reload_files());
             }
         }
     }

@@ -6,7 +6,9 @@
 
 mod build;
 mod cluster;
+mod defaults;
 mod local_dir;
+mod setting;
 mod show;
 mod table;
 
@@ -16,6 +18,7 @@ use crate::{
     dashboard::PrometheusUrl,
     limits::Limits,
     telemetry::{LogFileConfig, LogFormat},
+    tls::TlsFiles,
 };
 use build::ConfigBuilder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
@@ -24,13 +27,14 @@ use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 pub use local_dir::{LocalDir, lists};
 use serde::Deserialize;
+use setting::{Form, Setting};
 use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
-use table::{Form, SETTINGS, Setting};
+use table::SETTINGS;
 
 /// The values of the process on which defaults depend.
 #[derive(Debug, Clone, Default)]
@@ -134,6 +138,8 @@ pub struct Config {
     pub limits: Limits,
     /// The tokens file. Without one, every process of this machine may connect.
     pub auth_tokens: Option<PathBuf>,
+    /// The files of TLS. `None`: the TCP listener speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
     /// The hosts, besides loopback, by which requests may name a server without a tokens file.
     pub hosts: AllowedHosts,
     /// The admins of the unix socket of a server without a tokens file.
@@ -196,6 +202,7 @@ struct File {
     cache: FileCache,
     state: Dir,
     auth: Auth,
+    tls: Tls,
     memory: Memory,
     tables: Tables,
     io: Io,
@@ -218,6 +225,7 @@ macro_rules! section {
 }
 section!(Dir { dir: String });
 section!(Auth { tokens: String, hosts: Vec<String>, socket_admins: Vec<String> });
+section!(Tls { cert_file: String, key_file: String, client_ca_file: String });
 section!(FileCache {
     dir: String,
     size: Amount,
@@ -251,7 +259,10 @@ section!(FileCluster {
     cert_file: String,
     key_file: String,
     peer_token_file: String,
-    insecure_peers: bool
+    insecure_peers: bool,
+    peer_ca_file: String,
+    peer_cert_file: String,
+    peer_key_file: String
 });
 section!(FileLimits {
     connections: u64,

@@ -11,8 +11,8 @@
 //!   them.
 //! - `versions` opens versions, locates their bytes and fetches them.
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
-//!   tokens; `connections` bounds connections, and the memory of requests that arrive. `credentials` keeps
-//!   what a user handed over; `cluster` knows the other servers.
+//!   tokens; `connections` bounds connections, and the memory of requests that arrive. `tls` keeps the
+//!   certificate. `credentials` keeps what a user handed over; `cluster` knows the other servers.
 //! - `benefit` observes what jobs wait for, `allocation` divides the disk, and `dashboard` keeps the last
 //!   hour for the admin page; they, `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no
 //!   other room.
@@ -46,6 +46,7 @@ mod state;
 mod sweep;
 pub mod telemetry;
 mod tenants;
+mod tls;
 mod versions;
 mod warmups;
 

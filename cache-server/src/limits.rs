@@ -15,6 +15,10 @@ pub const GRACE_MAX: Duration = Duration::from_secs(8);
 pub const MOUNTS_BYTES: u64 = 8 << 20;
 /// The most bytes of the announcement of one mount.
 pub const MOUNT_BYTES_MAX: u64 = 6 << 10;
+/// The most requests of all tenants that wait for another view of the cluster.
+pub const VIEW_WAITS_MAX: u64 = 1024;
+/// The most streams of events to admin pages of all tenants.
+pub const PAGE_STREAMS_MAX: u64 = 32;
 /// The most declared jobs of all tenants together.
 pub const DECLARED_MAX: usize = 10_000;
 /// The least memory for heads and bodies of requests.

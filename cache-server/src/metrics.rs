@@ -12,7 +12,7 @@ mod tenants;
 
 pub use disk::disk_state;
 
-use crate::{server::Server, versions::BreakerState};
+use crate::{server::Server, tls::Tls, versions::BreakerState};
 use page::{MetricsError, Page};
 use prometheus::{Encoder as _, TextEncoder};
 use std::sync::atomic::Ordering::Relaxed;
@@ -366,6 +366,20 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &["result"],
         &[(vec!["ok"], a.reloads), (vec!["error"], a.reload_errors)],
     )?;
+    if let Some(tls) = server.tls.as_ref().map(Tls::stats) {
+        page.counter(
+            "fletch_tls_reload_errors_total",
+            "Changed files of TLS with a fault, which changed nothing",
+            &[],
+            &[(vec![], tls.reload_errors)],
+        )?;
+        page.gauge(
+            "fletch_tls_certificate_expires_timestamp_seconds",
+            "When the certificate in force expires, in seconds since 1970",
+            &[],
+            &[(vec![], tls.expires_s)],
+        )?;
+    }
     let quotas = server.auth.quotas();
     let bound = |of, n: Option<u64>, t| n.map(|n| (vec![t, of], n));
     let rows: Vec<_> = quotas

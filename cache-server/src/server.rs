@@ -1,11 +1,15 @@
 //! The parts of a running server, which every request can use.
 
+mod start_error;
+
+pub use start_error::StartError;
+
 use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     allocation::{Allocator, Limits as AllocationLimits, TenantShare},
-    auth::{AllowedHosts, Auth, Quota, TokensError},
+    auth::{AllowedHosts, Auth, Quota},
     chunk_reads::{ChunkReads, READ_ATTEMPTS},
-    cluster::{ClusterError, ClusterState},
+    cluster::ClusterState,
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
     credentials::{HeldCredentials, is_personal},
@@ -21,16 +25,17 @@ use crate::{
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
     tenants::{TenantLimit, Tenants},
+    tls::Tls,
     versions::{Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::DatasetUse;
 use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
-use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
+use fletch_origin::{OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
     DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
-    disk::{DiskConfig, DiskError, FsSpace, MountMemory, Policy},
+    disk::{DiskConfig, FsSpace, MountMemory, Policy},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -67,44 +72,6 @@ pub enum Phase {
     Draining = 2,
 }
 
-/// Why a server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The state directory cannot be used.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The tokens file cannot be used.
-    #[error(transparent)]
-    Tokens(#[from] TokensError),
-    /// The configured origins are not valid.
-    #[error("{0}")]
-    Origins(OriginError),
-    /// Another process uses the cache directory.
-    #[error("cache directory: {0}")]
-    Disk(DiskError),
-    /// An operation of the system failed.
-    #[error("cannot {what}: {error}; {hint}")]
-    Io {
-        /// The operation.
-        what: String,
-        /// The system's error.
-        error: std::io::Error,
-        /// What to do.
-        hint: &'static str,
-    },
-    /// The client for Prometheus cannot be made.
-    #[error(
-        "dashboard.prometheus_url: the client cannot be made: {0}; install TLS certificates, or unset it"
-    )]
-    Prometheus(String),
-    /// The server cannot be a member of its cluster.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// Another process listens on the socket.
-    #[error("another server listens on {0}; stop it, or give another path with --socket")]
-    SocketInUse(PathBuf),
-}
-
 /// The place for version tables of clients that name none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishPlace {
@@ -132,6 +99,8 @@ pub struct Server {
     pub limits: Limits,
     /// Authentication.
     pub auth: Auth,
+    /// TLS of the TCP listener. `None`: plain HTTP.
+    pub tls: Option<Tls>,
     /// The hosts by which a request may name a server without tokens.
     pub hosts: AllowedHosts,
     /// The settings of the disk tier.
@@ -182,7 +151,7 @@ pub struct Server {
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
     pub request_memory: Arc<RequestMemory>,
-    /// The server's own URL: `http://host:port`, or `unix:PATH` if it listens on its socket only.
+    /// The server's own URL: `http(s)://host:port`, or `unix:PATH` if it listens on its socket only.
     pub url: String,
     /// Jobs that were displaced, and whose accounts were not folded yet.
     displaced: AtomicUsize,
@@ -200,6 +169,7 @@ impl Server {
     pub fn open(config: &Config, url: String, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
         let limits = config.limits;
         let auth = Auth::open(config.auth_tokens.as_deref(), config.socket_admins.clone())?;
+        let tls = config.tls.clone().map(Tls::open).transpose()?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
         let cluster = Arc::new(ClusterState::open(&config.cluster, state.path(), &url)?);
@@ -310,6 +280,7 @@ impl Server {
         Ok(Arc::new(Server {
             limits,
             auth,
+            tls,
             hosts: config.hosts.clone(),
             cache: config.cache.clone(),
             store,
@@ -561,8 +532,11 @@ impl Server {
         }
     }
 
-    /// Reloads the tokens file if it changed. Blocking.
-    pub fn reload_tokens(&self) {
+    /// Reloads the tokens file and the files of TLS if they changed. Blocking.
+    pub fn reload_files(&self) {
+        if let Some(tls) = &self.tls {
+            tls.reload();
+        }
         if self.auth.reload() {
             // The tenants and their quotas may have changed.
             self.tenants.set_known(self.auth.tenants());

@@ -5,6 +5,7 @@ use crate::progress::Mode;
 use crate::source::walk::Symlinks;
 use crate::target::{Select, Target};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use fletch_client::TlsOptions;
 use fletch_core::{DatasetName, TagName};
 use fletch_settings::ByteSize;
 use fletch_settings::Span;
@@ -24,8 +25,9 @@ Example:
   fletch mount s3://bucket/photos /mnt/photos
 
 Global options, for every command:
-  --server URL        http://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: yours, else the machine's]
+  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
+  --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
   --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
   --origin-fallback   While the server is gone, read the last known version from the origin
@@ -49,7 +51,7 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options (all: fletch --help)")]
 pub struct Global {
-    /// The server: http://HOST:PORT or unix:PATH [env: FLETCH_SERVER].
+    /// The server: http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER].
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER", hide_env = true)]
     pub server: Option<String>,
     /// Settings with [[origin]] tables [env: FLETCH_CONFIG].
@@ -70,6 +72,15 @@ pub struct Global {
     /// A file with the bearer token.
     #[arg(long, global = true, value_name = "FILE", env = "FLETCH_TOKEN_FILE", hide = true)]
     pub token_file: Option<PathBuf>,
+    /// The CAs that may have signed the certificate of an https:// server, in PEM form.
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CA_FILE", hide = true)]
+    pub ca_file: Option<PathBuf>,
+    /// The certificate of this client in PEM form, if the server requires one.
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CERT_FILE", hide = true)]
+    pub cert_file: Option<PathBuf>,
+    /// The key of that certificate in PEM form.
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_KEY_FILE", hide = true)]
+    pub key_file: Option<PathBuf>,
     /// When the server is gone, read the version that it named last from the origin. FLETCH_STATE_DIR keeps
     /// these versions [default: /var/lib/fletch as root, else ~/.local/state/fletch].
     #[arg(long, global = true, env = "FLETCH_ORIGIN_FALLBACK", hide = true)]
@@ -77,6 +88,18 @@ pub struct Global {
     /// Print this help.
     #[arg(long, short, global = true, action = ArgAction::HelpShort)]
     pub help: Option<bool>,
+}
+
+impl Global {
+    /// Returns the files of TLS.
+    #[must_use]
+    pub fn tls(&self) -> TlsOptions {
+        TlsOptions {
+            ca_file: self.ca_file.clone(),
+            cert_file: self.cert_file.clone(),
+            key_file: self.key_file.clone(),
+        }
+    }
 }
 
 /// The commands.

@@ -4,7 +4,7 @@
 use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use fletch_client::{Endpoint, TokenSource};
+use fletch_client::{Endpoint, TlsOptions, TokenSource};
 use fletch_core::JobName;
 use fletch_origin::OriginConfig;
 use fletch_settings::{ByteSize, Span};
@@ -21,6 +21,9 @@ pub const KEYS: &[&str] = &[
     "server",
     "job",
     "token_file",
+    "ca_file",
+    "cert_file",
+    "key_file",
     "allow_other",
     "memory.max",
     "memory.tables",
@@ -79,12 +82,21 @@ pub struct Cli {
     /// Directory to mount at, which must exist
     #[arg(required_unless_present = "datasets", conflicts_with = "datasets")]
     pub dir: Option<PathBuf>,
-    /// Server: http://host:port or unix:PATH
+    /// Server: http://host:port, https://host:port or unix:PATH
     #[arg(long, env = "FLETCH_SERVER", value_name = "URL", hide_env = true)]
     pub server: Option<Endpoint>,
     /// File with the bearer token (FLETCH_TOKEN gives the token itself)
     #[arg(long, env = "FLETCH_TOKEN_FILE", value_name = "FILE", hide_env = true)]
     pub token_file: Option<PathBuf>,
+    /// CAs of an https:// server, in PEM form [default: the system's]
+    #[arg(long, env = "FLETCH_CA_FILE", value_name = "FILE", hide_env = true)]
+    pub ca_file: Option<PathBuf>,
+    /// Certificate of this client, if the server requires one
+    #[arg(long, env = "FLETCH_CERT_FILE", value_name = "FILE", hide_env = true)]
+    pub cert_file: Option<PathBuf>,
+    /// Key of that certificate
+    #[arg(long, env = "FLETCH_KEY_FILE", value_name = "FILE", hide_env = true)]
+    pub key_file: Option<PathBuf>,
     /// Job that the server accounts the bytes to [default: an id of this mount]
     #[arg(long, env = "FLETCH_JOB", value_name = "NAME", hide_env = true)]
     pub job: Option<JobName>,
@@ -205,6 +217,9 @@ struct File {
     origin: Vec<OriginConfig>,
     job: Option<JobName>,
     token_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    cert_file: Option<PathBuf>,
+    key_file: Option<PathBuf>,
     allow_other: Option<bool>,
     #[serde(default)]
     memory: MemoryFile,
@@ -350,7 +365,7 @@ impl Cli {
             (None, Some(s)) => Some(s.parse()?),
             (None, None) if tables.is_some() => None,
             (None, None) => bail!(
-                "no server: give --server http://host:port or --server unix:PATH (or set FLETCH_SERVER); \
+                "no server: give --server http(s)://host:port or unix:PATH (or set FLETCH_SERVER); \
                  --tables URI mounts without one"
             ),
         };
@@ -369,6 +384,12 @@ impl Cli {
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
+        let tls = TlsOptions {
+            ca_file: self.ca_file.or(file.ca_file),
+            cert_file: self.cert_file.or(file.cert_file),
+            key_file: self.key_file.or(file.key_file),
+        };
+        let tls = tls.absolute().context("the files of TLS")?;
         let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let cache = cache.map(|c| CacheSettings { records: in_state_dir("caches"), ..c });
         let memory_default =
@@ -403,6 +424,7 @@ impl Cli {
             server,
             job: self.job.or(file.job).map_or_else(default_job, Ok)?,
             token,
+            tls,
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
             memory_bytes,
             tables_bytes,

@@ -127,6 +127,7 @@ pub fn client(process: &ProcessSettings, server: &fletch_client::Endpoint) -> Re
     let io_timeout = process.io_timeout;
     Client::new(ClientConfig {
         token: process.token.clone(),
+        tls: process.tls.clone(),
         job: Some(process.job.clone()),
         // A little less than the store's own deadline, so that the client reports its reason first.
         io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),

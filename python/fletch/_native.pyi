@@ -22,6 +22,10 @@ class Client:
             two.
         job: the job to which the server counts the bytes; ``anonymous`` without it.
         timeout: the seconds within which every call ends, all its attempts together; above 0, at most 86400.
+        ca_file: the CAs that may have signed the certificate of an ``https://`` server, in PEM form; without
+            it the system's. The three files may be replaced while the client lives.
+        cert_file: the certificate of this client in PEM form, if the server requires one.
+        key_file: the key of that certificate in PEM form.
 
     Raises:
         Invalid: a setting is not valid. The constructor sends no request.
@@ -35,6 +39,9 @@ class Client:
         token_file: str | PathLike[str] | None = None,
         job: str | None = None,
         timeout: float = 30.0,
+        ca_file: str | PathLike[str] | None = None,
+        cert_file: str | PathLike[str] | None = None,
+        key_file: str | PathLike[str] | None = None,
     ) -> None: ...
     @property
     def server(self) -> str:
@@ -214,7 +221,12 @@ class Version:
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 def _client(
-    server: str, token: str | None, token_file: str | None, job: str | None, timeout: float
+    server: str,
+    token: str | None,
+    token_file: str | None,
+    job: str | None,
+    timeout: float,
+    tls: tuple[str | None, str | None, str | None],
 ) -> Client: ...
 def _entry(
     ordinal: int, path: str, kind: str, size: int, hash: str | None, target: str, sample: str | None

@@ -51,15 +51,23 @@ pub fn parsed<'py>(py: Python<'py>, text: serde_json::Result<String>) -> PyResul
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (server, *, token=None, token_file=None, job=None, timeout=30.0))]
+    #[pyo3(signature = (
+        server, *, token=None, token_file=None, job=None, timeout=30.0,
+        ca_file=None, cert_file=None, key_file=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn new(
         server: String,
         token: Option<String>,
         token_file: Option<PathBuf>,
         job: Option<String>,
         timeout: f64,
+        ca_file: Option<PathBuf>,
+        cert_file: Option<PathBuf>,
+        key_file: Option<PathBuf>,
     ) -> PyResult<Self> {
-        Ok(Client::of(Settings { server, token, token_file, job, timeout }, FirstAnswer::default())?)
+        let settings = Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file };
+        Ok(Client::of(settings, FirstAnswer::default())?)
     }
 
     /// The server's address, as it was given.
@@ -119,7 +127,8 @@ impl Client {
     fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, PickledSettings> {
         let s = self.settings().clone();
         let revive = py.import("fletch._native")?.getattr("_client")?;
-        Ok((revive, (s.server, s.token, s.token_file, s.job, s.timeout)))
+        let tls = (s.ca_file, s.cert_file, s.key_file);
+        Ok((revive, (s.server, s.token, s.token_file, s.job, s.timeout, tls)))
     }
 
     fn __repr__(&self) -> String {
@@ -129,7 +138,9 @@ impl Client {
 }
 
 /// The settings of a client as they are pickled.
-type PickledSettings = (String, Option<String>, Option<PathBuf>, Option<String>, f64);
+type PickledSettings = (String, Option<String>, Option<PathBuf>, Option<String>, f64, PickledTls);
+/// The CA file, the certificate file and the key file.
+type PickledTls = (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>);
 
 /// Creates a client from its pickled settings.
 #[pyfunction(name = "_client")]
@@ -139,9 +150,12 @@ pub fn unpickle_client(
     token_file: Option<PathBuf>,
     job: Option<String>,
     timeout: f64,
+    tls: PickledTls,
 ) -> PyResult<Client> {
+    let (ca_file, cert_file, key_file) = tls;
+    let settings = Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file };
     // A worker continues the work of the process that pickled the client: it waits for a restarting server.
-    Ok(Client::of(Settings { server, token, token_file, job, timeout }, FirstAnswer::received())?)
+    Ok(Client::of(settings, FirstAnswer::received())?)
 }
 
 /// Creates a version from its client and its pickled description.

@@ -2,7 +2,7 @@
 
 use crate::errors::Failure;
 use crate::process::Slot;
-use fletch_client::{ClientConfig, Endpoint, FirstAnswer, TokenSource};
+use fletch_client::{ClientConfig, Endpoint, FirstAnswer, TlsOptions, TokenSource};
 use fletch_core::JobName;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -21,6 +21,9 @@ pub struct Settings {
     pub token_file: Option<PathBuf>,
     pub job: Option<String>,
     pub timeout: f64,
+    pub ca_file: Option<PathBuf>,
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
 }
 
 impl Settings {
@@ -30,6 +33,11 @@ impl Settings {
         let job = self.job.as_deref().map(JobName::new).transpose();
         config.job = job.map_err(|e| Failure::Invalid(format!("job: {e}")))?;
         config.token = TokenSource::of(self.token.clone(), self.token_file.clone())?;
+        config.tls = TlsOptions {
+            ca_file: self.ca_file.clone(),
+            cert_file: self.cert_file.clone(),
+            key_file: self.key_file.clone(),
+        };
         config.connections_idle_max = CONNECTIONS_IDLE_MAX;
         config.first_answer = first_answer.clone();
         if !(self.timeout > 0.0 && self.timeout <= TIMEOUT_MAX) {

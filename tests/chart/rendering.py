@@ -67,8 +67,10 @@ def schema(version, kind, api):
     home = pathlib.Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
     found = home / f"v{version}.0-local-strict"
     assert found.is_dir(), f"kubernetes-validate has no schemas of Kubernetes {version}"
-    if api.startswith("monitoring.coreos.com/"):
-        own = json.loads((pathlib.Path(__file__).parent / "monitoring.schema.json").read_text())
+    operators = {"monitoring.coreos.com": "monitoring", "cert-manager.io": "certmanager"}
+    operator = operators.get(api.split("/")[0])
+    if operator:
+        own = json.loads((pathlib.Path(__file__).parent / f"{operator}.schema.json").read_text())
         return jsonschema.Draft202012Validator({**own, "$ref": f"#/$defs/{kind}"})
     return None
 

@@ -256,8 +256,53 @@ class Server(unittest.TestCase):
     def test_notes_warn_and_have_three_commands(self):
         for path in CI:
             _, notes = render(values(path))
-            self.assertIn("TRUSTED NETWORK ONLY", notes, path.name)
+            encrypted = values(path).get("tls", {}).get("enabled", False)
+            self.assertEqual("TRUSTED NETWORK ONLY" in notes, not encrypted, path.name)
             self.assertEqual(re.findall(r"^  (\d)\. ", notes, re.M), ["1", "2", "3"], path.name)
+
+
+class Tls(unittest.TestCase):
+    def test_probes_and_clients_use_tls(self):
+        objects = ci("tls")
+        server = server_spec(objects)["containers"][0]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            self.assertEqual(server[probe]["httpGet"]["scheme"], "HTTPS", probe)
+            self.assertNotIn("scheme", server_spec(ci("default"))["containers"][0][probe]["httpGet"])
+        files = tomllib.loads(settings(objects))["tls"]
+        paths = {m["mountPath"] for m in server["volumeMounts"]}
+        for file in files.values():
+            self.assertIn(file.rsplit("/", 1)[0], paths)
+        self.assertEqual(set(files), {"cert_file", "key_file", "client_ca_file"})
+        for name, spec in pod_specs(objects):
+            for container in spec["containers"]:
+                if container["name"] == "server":
+                    continue
+                given = " ".join(container.get("args", [])) + json.dumps(container.get("env", []))
+                self.assertIn("https://fletch.fletch.svc.cluster.local:7380", given, name)
+                for file in ("server-ca/ca.crt", "client-tls/tls.crt", "client-tls/tls.key"):
+                    self.assertIn(f"/etc/fletch/{file}", given, name)
+        endpoint = one(objects, "ServiceMonitor")["spec"]["endpoints"][0]
+        self.assertEqual(endpoint["scheme"], "https")
+        self.assertEqual(endpoint["tlsConfig"]["ca"]["secret"], {"name": "fletch-tls", "key": "ca.crt"})
+
+    def test_the_key_of_the_server_is_in_its_pod_only(self):
+        for name, spec in pod_specs(ci("tls")):
+            for volume in spec["volumes"]:
+                secret = volume.get("secret", {})
+                if secret.get("secretName") == "fletch-tls" and not name.endswith("-server"):
+                    self.assertEqual([i["key"] for i in secret["items"]], ["ca.crt"], name)
+
+    def test_certificates_name_the_service(self):
+        made = {o["metadata"]["name"]: o["spec"] for o in ci("tls") if o["kind"] == "Certificate"}
+        self.assertEqual(set(made), {"fletch-tls", "fletch-client-tls"})
+        self.assertIn("fletch.fletch.svc.cluster.local", made["fletch-tls"]["dnsNames"])
+        own = {"enabled": True, "existingSecret": "own", "caKey": ""}
+        objects, _ = render({"tls": own})
+        self.assertNotIn("Certificate", {o["kind"] for o in objects})
+        volume = next(v for v in server_spec(objects)["volumes"] if v["name"] == "tls")
+        self.assertEqual(volume["secret"]["secretName"], "own")
+        mounts = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+        self.assertNotIn("--ca-file", mounts[0]["args"])
 
 
 class Mounts(unittest.TestCase):

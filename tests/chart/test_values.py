@@ -50,6 +50,12 @@ REFUSED = [
     ({"mounts": {"namespaces": [{"namespace": "a", "domain": "other"}]}}, "the domain other is not in"),
     ({"mounts": {"enabled": False, "namespaces": [NAMESPACE]}}, "mounts.namespaces needs mounts.enabled"),
     ({"test": {"enabled": True, "domain": "other"}}, "test.domain"),
+    ({"tls": {"enabled": True}}, "tls.existingSecret"),
+    ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
+    ({"tls": {"existingSecret": "s", "certManager": {"enabled": True}}}, "set one of the two"),
+    ({"tls": {"clientCA": {"name": "s"}}}, "tls.clientCA needs tls.enabled"),
+    ({"tls": {"enabled": True, "existingSecret": "s", "clientCA": {"name": "s"}}}, "tls.clientSecret"),
+    ({"tls": {"certManager": {"issuerRef": {"nmae": "x"}}}}, "nmae"),
     (
         {"mounts": {"domains": [{"name": "a", "tokenSecret": SECRET}] * 2}},
         "mounts.domains",

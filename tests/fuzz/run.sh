@@ -32,9 +32,13 @@ run() {
     local name=$1 limit=$2 corpus=$3
     log="$work/log/$name"
     mkdir -p "$work/log" "$work/found" "$corpus"
-    FLETCH_FUZZ_TARGET=$name FLETCH_FUZZ_SEEDS=$corpus "$program" "$corpus" \
-        -max_total_time="$limit" -max_len=16384 -timeout=20 -rss_limit_mb=2048 -use_value_profile=1 \
-        -artifact_prefix="$work/found/$name-" -print_final_stats=1 > "$log" 2>&1
+    # libFuzzer has a main function of its own. So nothing ignores SIGPIPE, as each Rust program does.
+    (
+        trap '' PIPE
+        FLETCH_FUZZ_TARGET=$name FLETCH_FUZZ_SEEDS=$corpus "$program" "$corpus" \
+            -max_total_time="$limit" -max_len=16384 -timeout=20 -rss_limit_mb=2048 -use_value_profile=1 \
+            -artifact_prefix="$work/found/$name-" -print_final_stats=1
+    ) > "$log" 2>&1
 }
 
 failed=0

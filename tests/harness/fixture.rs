@@ -65,7 +65,7 @@ fn serve(scratch: &Path, words: &[String]) -> (Running, String) {
     let log = || fs::read_to_string(at("server.log")).unwrap_or_default();
     until("the server is ready", Duration::from_secs(20), || {
         assert!(server.alive(), "the server ended: {}", log());
-        fs::read_to_string(&ready).is_ok_and(|s| s.trim().starts_with("http://"))
+        fs::read_to_string(&ready).is_ok_and(|s| s.trim().starts_with("http"))
     });
     let url = fs::read_to_string(&ready).expect("ready file").trim().to_owned();
     (server, url)

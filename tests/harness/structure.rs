@@ -26,7 +26,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-host", &[]),
     ("fletch-origin", &["fletch-core", "fletch-host"]),
     ("fletch-store", &["fletch-core"]),
-    ("fletch-client", &["fletch-core", "fletch-api", "fletch-tables", "fletch-origin"]),
+    ("fletch-client", &["fletch-core", "fletch-api", "fletch-host", "fletch-tables", "fletch-origin"]),
     ("fletch-testkit", &["fletch-core"]),
     ("fletch-sim", &["fletch-core"]),
     (
@@ -100,7 +100,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["versions"],
     &["tenants", "credentials"],
     &["config"],
-    &["accounting", "state", "auth", "connections", "cluster"],
+    &["accounting", "state", "auth", "connections", "cluster", "tls"],
     &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation", "dashboard"],
 ];
 

@@ -9,9 +9,10 @@ use fletch_client::{Client, ClientConfig};
 use fletch_core::cluster::{Member, Placement};
 use fletch_core::plan::Tail;
 use fletch_core::{Domain, Hash, StoreKey};
+use fletch_testkit::tls::Authority;
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator, Tamper, TamperProxy, Upstream};
 use fletch_tests::bins::{command, run, stdout};
-use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
+use fletch_tests::cluster::{ClientTls, ClusterServer, EtcdCluster, agreed};
 use fletch_tests::readers::{Data, Readers};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
@@ -436,6 +437,61 @@ fn an_owner_that_lies_delivers_no_wrong_byte() {
     // What b keeps is right.
     let got = readers.read_through(&[&b.url], &origin.root, &origin.shuffled(2, 1), 8);
     assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
+}
+
+#[test]
+fn servers_with_tls_show_each_other_their_certificates() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(17, 36, None);
+    let dir = TempDir::with_prefix("fletch-tls-").expect("dir");
+    let (authority, foreign) = (Authority::new("servers"), Authority::new("others"));
+    let (cert, key) = authority.server(&["127.0.0.1"], 4000).write(dir.path(), "server");
+    let ca = dir.path().join("ca.pem");
+    fs::write(&ca, authority.pem()).expect("a file");
+    let client = |signer: &Authority, name: &str| {
+        let (cert, key) = signer.client(name).write(dir.path(), name);
+        ClientTls { ca: ca.clone(), cert, key }
+    };
+    let (peer, stranger) = (client(&authority, "peer"), client(&foreign, "stranger"));
+    let server = |id: &str, shows: &ClientTls| {
+        let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let words = [
+            flag("config", Path::new(&origin.config)),
+            flag("tls-cert-file", &cert),
+            flag("tls-key-file", &key),
+            flag("tls-client-ca-file", &ca),
+            flag("cluster-peer-ca-file", &shows.ca),
+            flag("cluster-peer-cert-file", &shows.cert),
+            flag("cluster-peer-key-file", &shows.key),
+            "--cache-free-floor=0".to_owned(),
+        ];
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut server = ClusterServer::new(id, &etcd, &words).with_tls(&peer);
+        server.start();
+        server.register("set", &origin.emulator.uri(), &origin.tables, None);
+        server
+    };
+    let (a, b) = (server("a", &peer), server("b", &peer));
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    let all_are_right = |server: &ClusterServer| {
+        origin.data.files.iter().all(|(path, hash)| {
+            server.file(&origin.root, path).is_some_and(|bytes| Hash::of(&bytes) == *hash)
+        })
+    };
+    assert!(all_are_right(&a) && all_are_right(&b));
+    let n = origin.data.files.len() as u64;
+    assert_eq!(origin.reads(), (n, n), "one fetch a chunk");
+    let received = a.sum("fletch_peer_received_bytes_total") + b.sum("fletch_peer_received_bytes_total");
+    assert_eq!(received, origin.data.bytes() as f64, "each chunk went to the server that does not own it");
+    // A server with a certificate of another CA reads, too, but not from the others. They name the reason.
+    let c = server("c", &stranger);
+    agreed(&[&a, &b, &c], "a:up b:up c:up", NEWS);
+    assert!(all_are_right(&c));
+    assert_eq!(c.sum("fletch_peer_received_bytes_total"), 0.0);
+    assert!(c.log().contains("rejects the certificate of this client"), "{}", c.log());
 }
 
 #[test]

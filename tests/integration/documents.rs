@@ -44,6 +44,7 @@ const EXECUTED: &[&str] = &[
     "docs/howto/see-what-it-saves.md",
     "docs/howto/serve-and-mount.md",
     "docs/howto/several-tenants.md",
+    "docs/howto/tls.md",
     "docs/howto/train-from-python.md",
     "docs/howto/warm-up.md",
     "docs/howto/why-does-my-job-wait.md",
@@ -216,6 +217,11 @@ fn how_to_warm_up_does_what_it_says() {
 #[test]
 fn how_to_serve_several_tenants_does_what_it_says() {
     execute("docs/howto/several-tenants.md", &[]);
+}
+
+#[test]
+fn how_to_use_tls_does_what_it_says() {
+    execute("docs/howto/tls.md", &[]);
 }
 
 #[test]

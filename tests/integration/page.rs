@@ -199,10 +199,14 @@ async fn the_page_answers_with_the_numbers_of_the_metrics_and_of_the_api() {
         (0..40).for_each(|i| assert!(stage.read("images", &root, "notebook", i % 20)));
         let mount = json!({"dataset": "images", "root": root, "dir": format!("/data/{evil}"), "host": evil,
             "pid": 1, "job": "notebook", "version": "latest", "problem": format!("{evil} is broken")});
-        run(Command::new("curl")
-            .args(["-sS", "--fail", "-X", "PUT", "-H", "Content-Type: application/json"])
-            .args(["-d", &mount.to_string()])
-            .arg(format!("{url}/v1/mounts/m1")));
+        // A mount is forgotten if it is not announced again, so do it before each look.
+        let announce = || {
+            run(Command::new("curl")
+                .args(["-sS", "--fail", "-X", "PUT", "-H", "Content-Type: application/json"])
+                .args(["-d", &mount.to_string()])
+                .arg(format!("{url}/v1/mounts/m1")))
+        };
+        let _ = announce();
         let id = job.info().id.clone();
         // Two samples, so that the server has seen what each job does.
         until("the job is seen", Duration::from_secs(15), || {
@@ -217,6 +221,7 @@ async fn the_page_answers_with_the_numbers_of_the_metrics_and_of_the_api() {
         ]));
         let (metrics, accounts) = (stage.site.metrics(), stage.site.json("/v1/accounts"));
         // The page of a dataset reads tags, so it comes after the numbers.
+        let _ = announce();
         let more = look(&json!([
             {"url": url, "until": "train-7", "hash": "#/datasets/default/images",
                 "screenshot": figure("dataset")},

@@ -1,4 +1,5 @@
-//! A disk that slows down: the read bandwidth of a program, by cgroups of version 1.
+//! A server whose disk or processor slows down: the read bandwidth and the CPU time of a program, by cgroups
+//! of version 1.
 
 use std::{
     fs,
@@ -7,10 +8,14 @@ use std::{
     process::Command,
 };
 
-/// Cgroups for one program: its page cache is small, and its reads of one disk have a bandwidth.
+/// In which the CPU time of a program is counted, in microseconds.
+const CPU_PERIOD_US: f64 = 20_000.0;
+
+/// Cgroups for one program. Its page cache is small, its reads of one disk have a bandwidth, and it has a
+/// part of a core.
 pub struct Throttle {
-    /// Those of the controllers `blkio` and `memory`.
-    dirs: [PathBuf; 2],
+    /// Those of the controllers `blkio`, `memory` and `cpu`.
+    dirs: [PathBuf; 3],
     /// The disk, as `major:minor`.
     device: String,
 }
@@ -30,7 +35,7 @@ impl Throttle {
         let whole = if block.join("partition").exists() { block.join("../dev") } else { block.join("dev") };
         let device = fs::read_to_string(&whole).map_err(|e| io(&whole, e))?.trim().to_owned();
         let name = format!("fletch-bench-{}", std::process::id());
-        let dirs = ["blkio", "memory"].map(|c| Path::new("/sys/fs/cgroup").join(c).join(&name));
+        let dirs = ["blkio", "memory", "cpu"].map(|c| Path::new("/sys/fs/cgroup").join(c).join(&name));
         for dir in &dirs {
             fs::create_dir(dir).map_err(|e| io(dir, e))?;
         }
@@ -42,14 +47,24 @@ impl Throttle {
 
     /// Returns a command that runs a program in the cgroups.
     pub fn command(&self, program: &Path) -> Command {
-        let enter = "for d in \"$1\" \"$2\"; do echo $$ > \"$d/cgroup.procs\"; done; shift 2; exec \"$@\"";
+        let enter =
+            "for d in \"$1\" \"$2\" \"$3\"; do echo $$ > \"$d/cgroup.procs\"; done; shift 3; exec \"$@\"";
         let mut command = Command::new("sh");
         command.args(["-c", enter, "sh"]).args(&self.dirs).arg(program);
         command
     }
 
+    /// Sets how many cores the program may use; `None` is all.
+    pub fn set_cores(&self, cores: Option<f64>) {
+        let write = |name: &str, us: i64| {
+            fs::write(self.dirs[2].join(name), us.to_string()).expect("a quota of CPU time");
+        };
+        write("cpu.cfs_period_us", CPU_PERIOD_US as i64);
+        write("cpu.cfs_quota_us", cores.map_or(-1, |n| (n * CPU_PERIOD_US) as i64));
+    }
+
     /// Sets the bandwidth of reads in bytes a second; `None` is that of the disk.
-    pub fn set(&self, bytes_per_s: Option<f64>) {
+    pub fn set_disk(&self, bytes_per_s: Option<f64>) {
         let line = format!("{} {}", self.device, bytes_per_s.map_or(0, |n| n as u64));
         fs::write(self.dirs[0].join("blkio.throttle.read_bps_device"), line).expect("a throttle");
     }

@@ -1,5 +1,5 @@
 //! A bottleneck that moves without notice: between the accelerator, the worker that prepares batches, the
-//! origin, and the server's disk. The server's verdict is asked all the time.
+//! origin, the server's disk, and the server itself. The server's verdict is asked all the time.
 
 use super::{
     judge,
@@ -22,13 +22,18 @@ const STEPS: u64 = 500;
 /// Within as many steps the verdict must be right, the pipeline's depth apart.
 const WITHIN: f64 = 128.0;
 
-use BenefitVerdict::{Compute, Disk, Origin, Preparation};
+use BenefitVerdict::{Compute, Disk, Origin, Preparation, Queue};
 /// Each bottleneck is followed by each other one.
 const PHASES: [BenefitVerdict; 7] = [Compute, Origin, Preparation, Compute, Preparation, Origin, Compute];
 /// The same with a disk that has the whole dataset, and which the server's page cache does not hide.
 const DISK_PHASES: [BenefitVerdict; 6] = [Compute, Disk, Preparation, Disk, Compute, Preparation];
 const DISK_CHUNKS: usize = 800;
 const WITH_PAGE_CACHE: u64 = 112 << 20;
+/// The same with a server that has the whole dataset in memory, and in some phases little CPU time.
+const QUEUE_PHASES: [BenefitVerdict; 6] = [Compute, Queue, Preparation, Queue, Compute, Preparation];
+const QUEUE_CHUNKS: usize = 64;
+/// The part of a core that a slow server has.
+const FEW_CORES: f64 = 0.1;
 
 /// Returns whether a target is missed.
 pub async fn run() -> bool {
@@ -42,27 +47,33 @@ pub async fn run() -> bool {
     })
     .await;
     drop(server);
-    run_disk().await || missed
+    let missed = run_throttled("disk", (DISK_CHUNKS, &DISK_PHASES)).await || missed;
+    run_throttled("memory", (QUEUE_CHUNKS, &QUEUE_PHASES)).await || missed
 }
 
-async fn run_disk() -> bool {
-    let rig = Rig::new(&[DISK_CHUNKS]);
+/// Follows the verdicts of a job whose whole dataset is in `tier` of a server in a throttle.
+async fn run_throttled(tier: &str, (chunks, phases): (usize, &[BenefitVerdict])) -> bool {
+    let rig = Rig::new(&[chunks]);
     let origins = rig.origins(&[None]);
     let throttle = match Throttle::new(&rig.at(""), WITH_PAGE_CACHE) {
         Ok(throttle) => throttle,
         Err(why) => {
-            println!("\nno phases of the disk: {why}");
+            println!("\nno phases of the {tier}: {why}");
             return false;
         }
     };
-    let server = rig.serve_throttled(&throttle, &origins, (DISK_CHUNKS * CHUNK * 2) as u64);
+    let server = rig.serve_throttled(&throttle, &origins, (chunks * CHUNK * 2) as u64);
     let job = declare(&server.client(), ("fills", 0), OrderKind::Substitute, BATCH).await;
     Training::new(mib_per_s(SLOW * FASTER * FASTER)).run(job, 0..1).await;
-    println!("\nThe server's disk has the whole dataset.\n");
-    follow(&server, &DISK_PHASES, |phase| {
-        throttle.set((phase == Disk).then(|| mib_per_s(SLOW)));
+    println!("\nThe server's {tier} has the whole dataset.\n");
+    let missed = follow(&server, phases, |phase| {
+        throttle.set_disk((phase == Disk).then(|| mib_per_s(SLOW)));
+        throttle.set_cores((phase == Queue).then_some(FEW_CORES));
     })
-    .await
+    .await;
+    // What the server still has to do, and its end, need not take long.
+    throttle.set_cores(None);
+    missed
 }
 
 /// Moves the bottleneck of a job from phase to phase. Returns whether a verdict was late or wrong.

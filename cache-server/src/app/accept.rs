@@ -2,16 +2,18 @@
 
 use super::App;
 use crate::{auth::Peer, connections::Source};
-use bytes::Bytes;
 use std::{io, sync::Arc, time::Duration};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
 /// How long the server waits after a failed accept, for example for lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// An accepted connection.
-pub(super) type PeerStream = Either<TcpStream, UnixStream>;
+/// An accepted connection, before the handshake of TLS.
+pub(super) type Wire = Either<TcpStream, UnixStream>;
+/// What requests are read from. Boxed, because TLS has a large state and most waits have none.
+pub(super) type PeerStream = Either<Wire, Box<TlsStream<TcpStream>>>;
 
 impl App {
     pub(super) async fn accept_tcp(self: Arc<Self>, listener: TcpListener) {
@@ -34,7 +36,7 @@ impl App {
 
     async fn accept<F>(self: &Arc<Self>, next: impl Fn() -> F)
     where
-        F: Future<Output = io::Result<(PeerStream, Peer, Source)>>,
+        F: Future<Output = io::Result<(Wire, Peer, Source)>>,
     {
         loop {
             let accepted = tokio::select! {
@@ -47,9 +49,7 @@ impl App {
                     let (app, connection) = (Arc::clone(self), Arc::new(connection));
                     match refused {
                         None => self.connections.spawn(app.serve(stream, peer, connection)),
-                        Some(why) => {
-                            self.connections.spawn(app.answer_probe(stream, Bytes::new(), connection, why))
-                        }
+                        Some(why) => self.connections.spawn(app.answer_probe(stream, connection, why)),
                     };
                 }
                 // The peer left while it was being accepted.

@@ -5,13 +5,14 @@
 //!    ▲                                                  │
 //!    └────────── idle for a second: buffers are freed ──┘
 //! ```
+//! The handshake of TLS comes before (`handshake`). An idle TLS connection keeps its session, about 10 KiB.
 //! Bounds: the time until its first request is authenticated, and until each later head is complete
 //! (`limits.head_timeout`); the time between requests (`limits.idle_timeout`); how slowly a reply is taken
 //! (`limits.send_timeout`); the memory of its head.
 
 use super::{
     App,
-    accept::PeerStream,
+    accept::{PeerStream, Wire},
     stream::{BoundedStream, Flow},
 };
 use crate::{
@@ -33,7 +34,11 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use tokio::time::{Instant, interval, timeout_at};
+use tokio::{
+    io::AsyncReadExt as _,
+    time::{Instant, interval, timeout_at},
+};
+use tokio_util::either::Either;
 use tower::ServiceExt as _;
 
 /// The bytes that hyper buffers of a reply, or of a body that arrives.
@@ -46,18 +51,19 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 /// Waits for the first byte of a request, and returns it. Returns no byte at the end of the stream.
 ///
 /// A socket can be reported as readable without a byte, so only reading tells.
-async fn first_byte(stream: &PeerStream) -> io::Result<Bytes> {
+async fn first_byte(stream: &mut PeerStream) -> io::Result<Bytes> {
     loop {
         let mut byte = [0];
         let read = match stream {
-            PeerStream::Left(tcp) => {
+            Either::Left(Wire::Left(tcp)) => {
                 tcp.readable().await?;
                 tcp.try_read(&mut byte)
             }
-            PeerStream::Right(unix) => {
+            Either::Left(Wire::Right(unix)) => {
                 unix.readable().await?;
                 unix.try_read(&mut byte)
             }
+            Either::Right(tls) => tls.read(&mut byte).await,
         };
         match read {
             Ok(n) => return Ok(Bytes::copy_from_slice(&byte[..n])),
@@ -71,14 +77,10 @@ impl App {
     /// Serves a connection until it ends, or the server closes, drains or cuts it.
     ///
     /// Each of its requests has the peer among its extensions.
-    pub(super) async fn serve(
-        self: Arc<Self>,
-        mut stream: PeerStream,
-        peer: Peer,
-        connection: Arc<Connection>,
-    ) {
+    pub(super) async fn serve(self: Arc<Self>, wire: Wire, peer: Peer, connection: Arc<Connection>) {
         let limits = &self.server.limits;
         let first_until = Instant::now() + limits.first_request_timeout();
+        let Some(mut stream) = self.open(wire, &connection, first_until).await else { return };
         let mut prefix = Bytes::new();
         loop {
             if prefix.is_empty() {
@@ -87,7 +89,7 @@ impl App {
                 let arrived = tokio::select! {
                     () = connection.closed() => return,
                     () = self.drain.cancelled() => return,
-                    arrived = timeout_at(until, first_byte(&stream)) => arrived,
+                    arrived = timeout_at(until, first_byte(&mut stream)) => arrived,
                 };
                 match arrived {
                     Ok(Ok(byte)) if !byte.is_empty() => prefix = byte,
@@ -103,7 +105,7 @@ impl App {
             }
             if let Err(why) = connection.take_memory().await {
                 connection.divert();
-                return self.answer_probe(stream, prefix, connection, why).await;
+                return self.answer_one(stream, prefix, connection, why).await;
             }
             // Boxed, so that a waiting connection has no room for hyper's state.
             let went_on = Box::pin(self.converse((stream, prefix), peer, &connection, first_until)).await;

@@ -1,11 +1,11 @@
 //! The probe lane: connections over a limit get one short answer, 429, or that of a probe.
 //!
-//! The lane is small, and a connection stays in it for a second at most. So a load balancer can see that a
-//! server lives while all of its connections are in use.
+//! The lane is small, and a connection stays in it for a second at most, or two with the handshake of TLS. So
+//! a load balancer can see that a server lives while all of its connections are in use.
 
 use super::{
     App,
-    accept::PeerStream,
+    accept::{PeerStream, Wire},
     stream::{BoundedStream, Flow},
 };
 use crate::{
@@ -18,19 +18,31 @@ use http_body_util::BodyExt as _;
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{convert::Infallible, sync::Arc, time::Duration};
-use tokio::{io::AsyncWriteExt as _, time::timeout};
+use tokio::{
+    io::AsyncWriteExt as _,
+    time::{Instant, timeout},
+};
 use tower::ServiceExt as _;
 
 /// How long a connection stays in the lane.
-const STAY_MAX: Duration = Duration::from_secs(1);
+pub(super) const STAY_MAX: Duration = Duration::from_secs(1);
 /// The longest head of a request in the lane.
 const HEAD_BYTES_MAX: usize = 4 << 10;
 /// hyper's smallest buffer.
 const BUFFER_BYTES: usize = 8 << 10;
 
 impl App {
+    /// Answers the first request of a newcomer that is not served.
+    pub(super) async fn answer_probe(self: Arc<Self>, wire: Wire, connection: Arc<Connection>, why: Refusal) {
+        let until = Instant::now() + STAY_MAX;
+        // Without memory of its own: the lane is small.
+        if let Some(stream) = self.secure(wire, &connection, until).await {
+            self.answer_one(stream, Bytes::new(), connection, why).await;
+        }
+    }
+
     /// Answers the first request of a connection that is not served. `prefix` was read of it before.
-    pub(super) async fn answer_probe(
+    pub(super) async fn answer_one(
         self: Arc<Self>,
         stream: PeerStream,
         prefix: Bytes,

@@ -176,16 +176,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
         self.stream.get_ref().is_write_vectored()
     }
 
-    /// hyper flushes when it has written everything.
+    /// hyper flushes when it has written everything. TLS then still has bytes that wait for the client.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(self.stream.get_mut()).poll_flush(cx);
-        if self.armed && flushed.is_ready() {
+        if flushed.is_pending() {
+            return self.check_pace(cx, Poll::Pending).map_ok(|_| ());
+        }
+        if self.armed {
             self.arm(false);
         }
         flushed
     }
 
+    /// TLS sends its end, which may wait for the client.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(self.stream.get_mut()).poll_shutdown(cx)
+        let ended = Pin::new(self.stream.get_mut()).poll_shutdown(cx);
+        if ended.is_pending() {
+            return self.check_pace(cx, Poll::Pending).map_ok(|_| ());
+        }
+        ended
     }
 }

@@ -20,10 +20,8 @@ pub use peer::{Peer, SocketAdmins, UNKNOWN_UID};
 pub use tokens_file::{Quota, Role, TokensError};
 
 use fletch_core::{Domain, Tenant};
+use fletch_host::files::FileStamp;
 use std::{
-    fs::Metadata,
-    io,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError, RwLock, TryLockError,
@@ -89,25 +87,6 @@ struct WatchedFile {
     tokens: RwLock<Arc<Tokens>>,
     /// The state of the file at the last check. `None` if the file could not be read.
     last_stamp: Mutex<Option<FileStamp>>,
-}
-
-/// What distinguishes one state of a file from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileStamp {
-    inode: (u64, u64),
-    len: u64,
-    changed: [(i64, i64); 2],
-}
-
-impl FileStamp {
-    fn of(m: &Metadata) -> Self {
-        let changed = [(m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())];
-        FileStamp { inode: (m.dev(), m.ino()), len: m.len(), changed }
-    }
-
-    fn at(path: &Path) -> io::Result<Self> {
-        std::fs::metadata(path).map(|m| FileStamp::of(&m))
-    }
 }
 
 impl Auth {

@@ -8,6 +8,7 @@
 
 use super::{ClusterError, settings::EtcdConfig};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use fletch_host::files::read_small;
 use reqwest::{Certificate, Client, Identity, Response, StatusCode, header};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -188,7 +189,7 @@ pub struct Etcd {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ClusterError> {
-    std::fs::read(path).map_err(|error| ClusterError::File { path: path.to_owned(), error })
+    read_small(path).map_err(|error| ClusterError::File { path: path.to_owned(), error })
 }
 
 impl Etcd {

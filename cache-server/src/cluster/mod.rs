@@ -32,11 +32,8 @@ use std::{
     sync::Arc,
 };
 use steps::Refusal;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-/// The most requests that wait for a newer view at once.
-pub const WAITERS_MAX: usize = 1024;
 
 /// Why a server cannot be a member of its cluster.
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +98,6 @@ enum Coordinator {
 
 /// A server's part of its cluster.
 pub struct ClusterState {
-    /// Permits for requests that wait for a newer view.
-    pub waiters: Arc<Semaphore>,
     own_id: MemberId,
     own_url: String,
     views: watch::Receiver<Arc<ClusterView>>,
@@ -131,8 +126,7 @@ impl ClusterState {
         views: watch::Receiver<Arc<ClusterView>>,
         coordinator: Coordinator,
     ) -> Self {
-        let waiters = Arc::new(Semaphore::new(WAITERS_MAX));
-        ClusterState { waiters, own_id, own_url, views, coordinator, peers: None }
+        ClusterState { own_id, own_url, views, coordinator, peers: None }
     }
 
     /// Returns the name of this server in its cluster.

@@ -9,9 +9,10 @@
 use super::{ClusterError, settings::PeerConfig, view::ClusterView};
 use bytes::Bytes;
 use fletch_api::{Code, Problem, headers};
+use fletch_client::{HttpClient, TlsFault};
 use fletch_core::{Domain, MemberId};
 use fletch_store::AtPeer;
-use reqwest::{Client, Method, Response, StatusCode, header};
+use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, header};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -102,6 +103,8 @@ impl PeerAnswer {
 enum CallError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
+    #[error("{0}")]
+    Tls(TlsFault),
     #[error("it did not answer in time")]
     Late,
     #[error("it left the view of the cluster")]
@@ -162,7 +165,7 @@ struct Token {
 /// The other members, as this server asks them.
 #[derive(Debug)]
 pub struct Peers {
-    client: Client,
+    client: Arc<HttpClient>,
     token_file: Option<PathBuf>,
     token: Mutex<Option<Token>>,
     allows_insecure: bool,
@@ -178,9 +181,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the client for all members. It keeps connections by their address.
-fn client() -> Result<Client, ClusterError> {
-    let client = Client::builder()
+/// Returns the settings of the client for all members. It keeps connections by their address.
+fn settings() -> ClientBuilder {
+    Client::builder()
         .http1_only()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
@@ -188,8 +191,7 @@ fn client() -> Result<Client, ClusterError> {
         .pool_idle_timeout(POOL_IDLE)
         .tcp_keepalive(KEEPALIVE)
         .tcp_user_timeout(KEEPALIVE)
-        .tcp_nodelay(true);
-    client.build().map_err(|e| ClusterError::Peers(e.to_string()))
+        .tcp_nodelay(true)
 }
 
 /// Whether a token may go to a URL: over TLS, or to this machine.
@@ -215,14 +217,16 @@ fn read_token(path: &std::path::Path) -> Result<Token, ClusterError> {
 }
 
 impl Peers {
-    /// Makes the client side. Reads the token. Blocking.
+    /// Makes the client side. Reads the token and the certificates. Blocking.
     ///
     /// # Errors
     /// [`ClusterError::File`] and [`ClusterError::Peers`].
     pub fn new(config: &PeerConfig, views: watch::Receiver<Arc<ClusterView>>) -> Result<Self, ClusterError> {
         let token = config.token_file.as_deref().map(read_token).transpose()?;
+        let client = HttpClient::new(config.tls.clone(), Box::new(settings));
+        let client = client.map_err(|e| ClusterError::Peers(e.to_string()))?;
         Ok(Peers {
-            client: client()?,
+            client,
             token_file: config.token_file.clone(),
             token: Mutex::new(token),
             allows_insecure: config.allows_insecure,
@@ -312,8 +316,10 @@ impl Peers {
     async fn send(&self, to: &PeerAddress, request: &PeerRequest) -> Result<Response, CallError> {
         let view = self.views.borrow().core.number();
         let method = if request.only_keep { Method::HEAD } else { Method::GET };
+        self.client.refresh(false).await;
         let mut call = self
             .client
+            .current()
             .request(method, format!("{}{}", to.url, request.path))
             .header(headers::DOMAIN, request.domain.as_str())
             .header(headers::DATASET, &request.dataset)
@@ -330,7 +336,10 @@ impl Peers {
             }
             call = call.header(header::AUTHORIZATION, token);
         }
-        Ok(call.send().await?)
+        call.send().await.map_err(|e| match TlsFault::of(&to.url, &e) {
+            Some(fault) => CallError::Tls(fault),
+            None => CallError::Http(e),
+        })
     }
 
     /// Reads the file with the token again, if that was not done a moment ago. Returns whether it changed.
@@ -460,7 +469,7 @@ mod tests {
     }
 
     fn open() -> PeerConfig {
-        PeerConfig { token_file: None, allows_insecure: false }
+        PeerConfig::default()
     }
 
     fn to(url: &str) -> PeerAddress {
@@ -557,7 +566,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("token");
         std::fs::write(&file, "old\n").expect("write");
-        let peers = peers(&PeerConfig { token_file: Some(file.clone()), allows_insecure: false });
+        let peers = peers(&PeerConfig { token_file: Some(file.clone()), ..PeerConfig::default() });
         let unsafe_url = to("http://192.0.2.1:7380");
         assert!(matches!(peers.ask(&unsafe_url, &request(5), soon()).await, PeerAnswer::Failed));
         lock(&peers.token).as_mut().expect("a token").read = Instant::now() - 2 * TOKEN_READ_AGAIN;

@@ -1,5 +1,6 @@
 //! The settings of the section `[cluster]`.
 
+use fletch_client::TlsOptions;
 use fletch_core::MemberId;
 use std::{path::PathBuf, time::Duration};
 use url::Url;
@@ -51,4 +52,6 @@ pub struct PeerConfig {
     pub token_file: Option<PathBuf>,
     /// Whether the token may go over plain HTTP to other machines.
     pub allows_insecure: bool,
+    /// The CAs of the members' certificates, and the certificate that this server shows them.
+    pub tls: TlsOptions,
 }

@@ -8,6 +8,7 @@ use crate::{
     dashboard::PrometheusUrl,
     limits::{CACHE_MIN, Limits},
     telemetry::{LogFileConfig, LogFormat},
+    tls::TlsFiles,
 };
 use fletch_origin::{OriginConfig, OriginUri};
 use fletch_settings::{Amount, ByteSize, Span};
@@ -146,6 +147,25 @@ impl ConfigBuilder<'_> {
                 None
             }
         }
+    }
+
+    /// Returns the files of TLS. `None` if there is no certificate.
+    fn tls(&mut self) -> Option<TlsFiles> {
+        let [cert, key, client_ca] =
+            ["tls.cert_file", "tls.key_file", "tls.client_ca_file"].map(|key| self.optional_path(key));
+        match (cert, key) {
+            (Some(cert), Some(key)) => return Some(TlsFiles { cert, key, client_ca }),
+            (Some(_), None) => {
+                self.fault("tls.cert_file", "needs the key of the certificate: set tls.key_file")
+            }
+            (None, Some(_)) => self.fault("tls.key_file", "needs the certificate: set tls.cert_file"),
+            (None, None) if client_ca.is_some() => self.fault(
+                "tls.client_ca_file",
+                "needs TLS: set tls.cert_file and tls.key_file, the certificate of the server",
+            ),
+            (None, None) => {}
+        }
+        None
     }
 
     fn socket(&mut self) -> Option<PathBuf> {
@@ -291,6 +311,7 @@ impl ConfigBuilder<'_> {
             state_dir: self.directory("state.dir"),
             limits: self.limits(),
             auth_tokens: self.optional_path("auth.tokens"),
+            tls: self.tls(),
             hosts: self.get("auth.hosts", AllowedHosts::default()),
             socket_admins: self.get("auth.socket_admins", SocketAdmins::default()),
             log_format: self.get("log.format", LogFormat::Text),

@@ -1,6 +1,6 @@
 //! Shows the settings in force in the form of a settings file.
 
-use super::{Config, EffectiveSetting, table::Form};
+use super::{Config, EffectiveSetting, setting::Form};
 use fletch_origin::OriginConfig;
 use serde::Serialize;
 use toml::Value;

@@ -1,98 +1,12 @@
 //! The table of settings.
 
-use super::{Environment, File};
-use fletch_core::MemberId;
-use fletch_settings::ByteSize;
-use std::path::{Path, PathBuf};
-
-/// One setting.
-pub(super) struct Setting {
-    /// The key in the settings file.
-    pub key: &'static str,
-    /// The flag. The environment variable is derived from it.
-    pub flag: &'static str,
-    /// The name of the value in `--help`.
-    pub value: &'static str,
-    /// The text of `--help`.
-    pub help: &'static str,
-    /// Returns the value in the settings file.
-    pub in_file: fn(&File) -> Option<String>,
-    /// Returns the default.
-    pub default: fn(&Environment) -> String,
-}
-
-/// The form of a value in the settings file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// A text.
-    Text,
-    /// A number.
-    Number,
-    /// `true` or `false`.
-    Switch,
-    /// A list of texts. This character separates them in the flag.
-    List(char),
-}
-
-impl Setting {
-    /// Returns the form of the value in the settings file.
-    pub fn form(&self) -> Form {
-        match self.value {
-            "N" => Form::Number,
-            "true|false" => Form::Switch,
-            value if value.ends_with("[:DIR]") => Form::List(':'),
-            value if value.contains("[,") => Form::List(','),
-            _ => Form::Text,
-        }
-    }
-
-    /// Returns the name of the environment variable: `FLETCH_` and the flag.
-    pub fn env(&self) -> String {
-        format!("FLETCH_{}", self.flag.to_ascii_uppercase().replace('-', "_"))
-    }
-}
-
-const MEMORY_DEFAULT: u64 = 2 << 30;
+use super::{
+    defaults::{directory, member_id, memory, socket, state_dir},
+    setting::Setting,
+};
 
 fn text<T: ToString>(v: &Option<T>) -> Option<String> {
     v.as_ref().map(T::to_string)
-}
-
-/// Returns `root` for root, and for a user `fletch` below the XDG directory or its default.
-fn directory(e: &Environment, root: &str, xdg: Option<&PathBuf>, below_home: &str) -> String {
-    if e.root {
-        return root.to_owned();
-    }
-    let base = xdg.cloned().or_else(|| e.home.as_ref().map(|h| h.join(below_home)));
-    base.map_or_else(String::new, |b| show(&b.join("fletch")))
-}
-
-fn show(p: &Path) -> String {
-    p.display().to_string()
-}
-
-fn state_dir(e: &Environment) -> String {
-    directory(e, "/var/lib/fletch", e.state_home.as_ref(), ".local/state")
-}
-
-fn socket(e: &Environment) -> String {
-    if e.root {
-        return "/run/fletch/server.sock".to_owned();
-    }
-    match &e.runtime_dir {
-        Some(dir) => show(&dir.join("fletch/server.sock")),
-        None => format!("{}/server.sock", state_dir(e)),
-    }
-}
-
-fn memory(e: &Environment) -> String {
-    let half = e.memory_limit.map_or(MEMORY_DEFAULT, |limit| limit / 2);
-    ByteSize(half.min(MEMORY_DEFAULT)).to_string()
-}
-
-fn member_id(e: &Environment) -> String {
-    let host = e.host.as_deref().and_then(|host| MemberId::new(host).ok());
-    host.unwrap_or_else(MemberId::default_member).to_string()
 }
 
 macro_rules! setting {
@@ -204,6 +118,30 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Users that are admins on the unix socket of a server without tokens, besides root and its own; @GID \
             names a group",
         |f| { f.auth.socket_admins.as_ref().map(|u| u.join(",")) },
+        ""
+    ),
+    setting!(
+        "tls.cert_file",
+        "tls-cert-file",
+        "FILE",
+        "Certificate of the TCP listener in PEM form, then those of CAs above it; empty: plain HTTP",
+        |f| text(&f.tls.cert_file),
+        ""
+    ),
+    setting!(
+        "tls.key_file",
+        "tls-key-file",
+        "FILE",
+        "Key of that certificate in PEM form",
+        |f| text(&f.tls.key_file),
+        ""
+    ),
+    setting!(
+        "tls.client_ca_file",
+        "tls-client-ca-file",
+        "FILE",
+        "CAs of client certificates in PEM form; if set, every request but a probe needs such a certificate",
+        |f| text(&f.tls.client_ca_file),
         ""
     ),
     setting!(
@@ -442,6 +380,30 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Whether that token may go over plain HTTP to other machines",
         |f| text(&f.cluster.insecure_peers),
         "false"
+    ),
+    setting!(
+        "cluster.peer_ca_file",
+        "cluster-peer-ca-file",
+        "FILE",
+        "Certificates (PEM) that sign those of the other servers; empty: those of the system",
+        |f| text(&f.cluster.peer_ca_file),
+        ""
+    ),
+    setting!(
+        "cluster.peer_cert_file",
+        "cluster-peer-cert-file",
+        "FILE",
+        "Certificate (PEM) that this server shows the others, where they require one",
+        |f| text(&f.cluster.peer_cert_file),
+        ""
+    ),
+    setting!(
+        "cluster.peer_key_file",
+        "cluster-peer-key-file",
+        "FILE",
+        "Key (PEM) of that certificate",
+        |f| text(&f.cluster.peer_key_file),
+        ""
     ),
     setting!(
         "limits.connections",

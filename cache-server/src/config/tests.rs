@@ -123,6 +123,9 @@ fn every_fault_is_told_at_once_with_its_fix() {
     assert!(faults(&["--cache-dir", "/x", "--state-dir", "/x"]).contains("a directory of its own"));
     assert!(faults(&["--socket", &format!("/{}", "x".repeat(110))]).contains("104 bytes"));
     assert!(faults(&["--listen", "nowhere"]).contains("IP:PORT"));
+    assert!(faults(&["--tls-cert-file", "/c.pem"]).contains("set tls.key_file"));
+    assert!(faults(&["--tls-key-file", "/k.pem"]).contains("set tls.cert_file"));
+    assert!(faults(&["--tls-client-ca-file", "/ca.pem"]).contains("needs TLS"));
 }
 
 #[test]
@@ -219,7 +222,7 @@ fn other_value(s: &Setting) -> String {
         "cluster.coordinator" => "etcd",
         "cluster.endpoints" => "https://etcd-0:2379,https://etcd-1:2379",
         "cluster.member_ttl" => "7s",
-        "cluster.advertise_url" | "cluster.peer_url" => "http://gpu7:7380",
+        "cluster.advertise_url" | "cluster.peer_url" => "https://gpu7:7380",
         _ => match s.value {
             "N" => "17",
             "SIZE" => "48MiB",
@@ -366,6 +369,15 @@ fn a_cluster_is_checked_as_a_whole() {
         assert!(config(&[&plain[..], &[safe]].concat(), &user()).is_ok(), "{safe}");
     }
     assert!(faults(&["--cluster-insecure-peers=maybe", etcd[0], etcd[1]]).contains("cluster.insecure_peers"));
+    // What this server requires of clients, the others require of it.
+    let tls = ["--tls-cert-file=/c", "--tls-key-file=/k", "--tls-client-ca-file=/ca", "--listen=127.0.0.1:1"];
+    let told = faults(&[&etcd[..], &tls, &["--cluster-advertise-url=http://a:1"]].concat());
+    assert!(told.contains("is needed with tls.client_ca_file"), "{told}");
+    assert!(told.contains("cluster.advertise_url") && told.contains("but this server speaks TLS"), "{told}");
+    let shown = ["--cluster-peer-cert-file=/c", "--cluster-peer-key-file=/k"];
+    assert!(config(&[&etcd[..], &tls, &shown].concat(), &user()).is_ok());
+    assert!(faults(&[&etcd[..], &shown[..1]].concat()).contains("needs cluster.peer_key_file"));
+
     let told = faults(&[&etcd[..], &["--memory=120MiB"]].concat());
     assert!(told.contains("at least 128MiB"), "{told}");
     assert!(config(&[&etcd[..], &["--memory=128MiB"]].concat(), &user()).is_ok());

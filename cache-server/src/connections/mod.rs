@@ -25,6 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 /// The memory of a connection while a request arrives or is answered: its buffers, and its state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
+/// The memory that TLS needs besides: what waits to be sent, and a record that arrives.
+pub const TLS_BYTES: u64 = TLS_SEND_BYTES as u64 + (16 << 10);
+/// The bytes of records that wait to be sent.
+pub const TLS_SEND_BYTES: usize = 32 << 10;
 /// How long a request waits for memory, while unproven connections are closed.
 const MEMORY_WAIT: Duration = Duration::from_millis(500);
 /// The value of `idle_since` while a request runs.
@@ -41,10 +45,13 @@ pub enum Closed {
     Idle = 2,
     /// It took the bytes of a reply too slowly.
     SlowReader = 3,
+    /// It spoke no TLS on a port that does, or its handshake failed.
+    Handshake = 4,
 }
 
 impl Closed {
-    const ALL: [Closed; 4] = [Closed::MadeRoom, Closed::NotProven, Closed::Idle, Closed::SlowReader];
+    const ALL: [Closed; 5] =
+        [Closed::MadeRoom, Closed::NotProven, Closed::Idle, Closed::SlowReader, Closed::Handshake];
 
     fn as_str(self) -> &'static str {
         match self {
@@ -52,6 +59,7 @@ impl Closed {
             Closed::NotProven => "not_proven",
             Closed::Idle => "idle",
             Closed::SlowReader => "slow_reader",
+            Closed::Handshake => "handshake",
         }
     }
 }
@@ -112,6 +120,10 @@ pub struct Connection {
     /// The tenant of its first authenticated request, or the default tenant on a server without tokens.
     tenant: OnceLock<Tenant>,
     bytes: Mutex<Option<RequestBytes>>,
+    /// The memory of TLS, or 0.
+    tls_bytes: AtomicU64,
+    /// Whether it lacks the client certificate that the server requires.
+    lacks_certificate: AtomicBool,
 }
 
 /// What the metrics show.
@@ -176,6 +188,8 @@ impl Connections {
             facts,
             tenant: OnceLock::new(),
             bytes: Mutex::new(None),
+            tls_bytes: AtomicU64::new(0),
+            lacks_certificate: AtomicBool::new(false),
         };
         (connection, admission.refused)
     }
@@ -271,6 +285,22 @@ impl Connection {
         Ok(())
     }
 
+    /// Notes that it speaks TLS, which needs memory besides.
+    pub fn use_tls(&self) {
+        self.tls_bytes.store(TLS_BYTES, Relaxed);
+    }
+
+    /// Notes that it lacks the client certificate that the server requires.
+    pub fn set_lacks_certificate(&self) {
+        self.lacks_certificate.store(true, Relaxed);
+    }
+
+    /// Whether it lacks the client certificate that the server requires. Then only probes are answered.
+    #[must_use]
+    pub fn lacks_certificate(&self) -> bool {
+        self.lacks_certificate.load(Relaxed)
+    }
+
     /// Notes that a request of it runs, or that it waits for the next one.
     pub fn set_busy(&self, busy: bool) {
         let since = if busy { BUSY } else { self.connections.now_ms() };
@@ -296,7 +326,7 @@ impl Connection {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the memory that a request needs before its first byte is read.
+    /// Takes the memory that a request needs before its first byte is read. Does nothing if it has it.
     ///
     /// Waits for a moment. Meanwhile it closes connections that hold memory and are not proven, those of the
     /// same source first.
@@ -304,6 +334,9 @@ impl Connection {
     /// # Errors
     /// [`Refusal::Memory`].
     pub async fn take_memory(&self) -> Result<(), Refusal> {
+        if self.facts.holds.load(Relaxed) {
+            return Ok(());
+        }
         let until = tokio::time::Instant::now() + MEMORY_WAIT;
         let caller = match self.tenant.get() {
             Some(tenant) => Caller::Tenant(tenant.clone()),
@@ -314,7 +347,7 @@ impl Connection {
             tokio::pin!(freed);
             // Before the attempt, so that bytes that come free after it are noticed.
             freed.as_mut().enable();
-            if let Ok(bytes) = self.connections.memory.take(caller.clone(), CONNECTION_BYTES) {
+            if let Ok(bytes) = self.connections.memory.take(caller.clone(), self.least_bytes()) {
                 self.facts.holds.store(true, Relaxed);
                 *self.bytes() = Some(bytes);
                 return Ok(());
@@ -340,6 +373,11 @@ impl Connection {
         }
     }
 
+    /// Returns the memory that it needs for a short request.
+    fn least_bytes(&self) -> u64 {
+        CONNECTION_BYTES + self.tls_bytes.load(Relaxed)
+    }
+
     /// Takes memory for a head that is `n` bytes long so far.
     ///
     /// # Errors
@@ -347,7 +385,9 @@ impl Connection {
     pub fn grow_head(&self, n: u64) -> Result<(), NoMemory> {
         match &mut *self.bytes() {
             // The buffer of a head that does not end doubles.
-            Some(bytes) if 2 * n > CONNECTION_BYTES => bytes.grow_to(2 * n + CONNECTION_BYTES / 2),
+            Some(bytes) if 2 * n > CONNECTION_BYTES => {
+                bytes.grow_to(2 * n + self.least_bytes() - CONNECTION_BYTES / 2)
+            }
             _ => Ok(()),
         }
     }
@@ -355,7 +395,7 @@ impl Connection {
     /// Gives back what a long head took: the request was parsed.
     pub fn head_was_parsed(&self) {
         if let Some(bytes) = &mut *self.bytes() {
-            bytes.shrink_to(CONNECTION_BYTES);
+            bytes.shrink_to(self.least_bytes());
         }
     }
 

@@ -4,8 +4,8 @@
 //! This room reads no part of the server: `overview` passes it values. It decides what a job's numbers mean
 //! ([`JobWatches`]) and what is wrong ([`problems`]), from values to values.
 //!
-//! 1. (I6) Everything has a bound: [`history::SAMPLES_MAX`] samples, [`watch::WATCHED_MAX`] jobs,
-//!    [`STREAMS_MAX`] streams, and for Prometheus a time, a length and a number of queries.
+//! 1. (I6) Everything has a bound: [`history::SAMPLES_MAX`] samples, [`watch::WATCHED_MAX`] jobs, and for
+//!    Prometheus a time, a length and a number of queries.
 //! 2. Only the fixed queries of [`prometheus`] reach Prometheus. No caller passes a text into one.
 
 mod history;
@@ -18,19 +18,13 @@ pub use problems::{Findings, problems};
 pub use prometheus::{Prometheus, PrometheusError, PrometheusUrl, Range};
 pub use watch::{JobReading, JobVerdict, JobWatches, Now};
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::Semaphore;
-
-/// The most streams of events at once.
-pub const STREAMS_MAX: usize = 32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What the admin page needs beside the present state.
 #[derive(Debug)]
 pub struct DashboardState {
     history: Mutex<History>,
     watches: Mutex<JobWatches>,
-    /// Permits for streams of events.
-    pub streams: Arc<Semaphore>,
     /// The Prometheus of the settings.
     pub prometheus: Option<Prometheus>,
 }
@@ -43,12 +37,7 @@ impl DashboardState {
     /// Returns an empty state.
     #[must_use]
     pub fn new(prometheus: Option<Prometheus>) -> Self {
-        DashboardState {
-            history: Mutex::default(),
-            watches: Mutex::default(),
-            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
-            prometheus,
-        }
+        DashboardState { history: Mutex::default(), watches: Mutex::default(), prometheus }
     }
 
     /// Returns the last hour.

@@ -8,6 +8,7 @@ use super::{
     access::access,
     chunk_read::Payer,
     error::{ApiError, ApiResult},
+    is_probe,
     page::is_public,
     response_body::Charge,
 };
@@ -33,6 +34,20 @@ use std::{convert::Infallible, sync::Arc};
 /// Routes without authentication: probes, which a kubelet sends, and the public description of the API. The
 /// files of the admin page need none either.
 const UNAUTHENTICATED_ROUTES: [&str; 4] = [routes::LIVEZ, routes::STARTUPZ, routes::READYZ, routes::OPENAPI];
+
+/// Refuses a request without the client certificate that the server requires. Probes need none.
+///
+/// # Errors
+/// [`Code::CertificateRequired`].
+pub fn check_certificate(head: &Parts) -> ApiResult<()> {
+    let lacks = head.extensions.get::<Arc<Connection>>().is_some_and(|c| c.lacks_certificate());
+    if !lacks || is_probe(head.uri.path()) {
+        return Ok(());
+    }
+    let detail = "the connection has no client certificate, and this server requires one for every request";
+    let hint = "give a certificate of a CA that the server knows, with its key: --cert-file and --key-file";
+    Err(ApiError::new(Code::CertificateRequired, detail, hint))
+}
 
 /// Authenticates a request and checks that its role may use the route.
 ///

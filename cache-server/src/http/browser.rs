@@ -27,6 +27,8 @@ pub struct BrowserRules<'a> {
     pub hosts: &'a AllowedHosts,
     /// Whether requests need a token. Browsers send none, so the host does not matter then.
     pub needs_token: bool,
+    /// Whether the connection speaks TLS.
+    pub tls: bool,
 }
 
 impl BrowserRules<'_> {
@@ -47,10 +49,14 @@ impl BrowserRules<'_> {
         if named.peek().is_none() {
             return Err(misdirected("the request names no host".to_owned()));
         }
-        match named.find(|host| !host.is_some_and(|h| self.hosts.allows(h))) {
+        match named.find(|host| !host.is_some_and(|h| self.hosts.allows(h, self.scheme()))) {
             Some(host) => Err(misdirected(format!("the request names the host {:?}", host.unwrap_or("")))),
             None => Ok(()),
         }
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.tls { "https" } else { "http" }
     }
 
     fn check_site(&self, head: &Parts) -> ApiResult<()> {
@@ -60,10 +66,12 @@ impl BrowserRules<'_> {
             }
         }
         for value in head.headers.get_all(header::ORIGIN) {
-            let page = value.to_str().ok().and_then(|v| v.split_once("://")).map(|(_, authority)| authority);
-            let own = |page: &str| {
+            let page = value.to_str().ok().and_then(|v| v.split_once("://"));
+            let own = |(scheme, page): (&str, &str)| {
                 let same = |host: Option<&str>| host.is_some_and(|h| h.eq_ignore_ascii_case(page));
-                named_hosts(head).any(same) || self.hosts.names(page)
+                // The port of this server speaks TLS, so it sent no page by plain HTTP.
+                let from_here = !self.tls || scheme == "https";
+                from_here && named_hosts(head).any(same) || self.hosts.names(page, scheme)
             };
             if !page.is_some_and(own) {
                 return Err(cross_site(&header::ORIGIN, value));
@@ -128,6 +136,15 @@ mod tests {
 
     /// Checks a request line and headers. Returns the code of the refusal.
     fn ask(peer: Peer, needs_token: bool, line: &str, headers: &[(&str, &str)]) -> Option<Code> {
+        ask_over((peer, false), needs_token, line, headers)
+    }
+
+    fn ask_over(
+        (peer, tls): (Peer, bool),
+        needs_token: bool,
+        line: &str,
+        headers: &[(&str, &str)],
+    ) -> Option<Code> {
         let (method, uri) = line.split_once(' ').expect("line");
         let mut request = Request::builder().method(method).uri(uri);
         for (n, v) in headers {
@@ -135,7 +152,7 @@ mod tests {
         }
         let (head, ()) = request.body(()).expect("request").into_parts();
         let hosts: AllowedHosts = "cache.example:7380".parse().expect("hosts");
-        BrowserRules { hosts: &hosts, needs_token }.check(peer, &head).err().map(|e| e.code())
+        BrowserRules { hosts: &hosts, needs_token, tls }.check(peer, &head).err().map(|e| e.code())
     }
 
     fn tcp(line: &str, headers: &[(&str, &str)]) -> Option<Code> {
@@ -194,6 +211,27 @@ mod tests {
         for (name, value) in own {
             assert_eq!(tcp("GET /", &[("host", "127.0.0.1:7380"), (name, value)]), None, "{name} {value}");
         }
+    }
+
+    #[test]
+    fn over_tls_a_page_of_this_server_is_a_secure_one() {
+        let origin = |origin: &'static str| {
+            let headers = [("host", "127.0.0.1:7380"), ("origin", origin)];
+            ask_over((Peer::Tcp, true), false, "GET /", &headers)
+        };
+        assert_eq!(origin("https://127.0.0.1:7380"), None);
+        assert_eq!(origin("http://127.0.0.1:7380"), Some(Code::CrossSite), "another program's page");
+        assert_eq!(origin("http://cache.example:7380"), None, "named in auth.hosts");
+        let hosts: AllowedHosts = "cache.example:443".parse().expect("hosts");
+        let (head, ()) = Request::get("/")
+            .header("host", "cache.example")
+            .header("origin", "https://cache.example")
+            .body(())
+            .expect("request")
+            .into_parts();
+        let rules = |tls| BrowserRules { hosts: &hosts, needs_token: false, tls }.check(Peer::Tcp, &head);
+        assert!(rules(true).is_ok(), "443 is the port of https");
+        assert!(rules(false).is_err());
     }
 
     #[test]

@@ -7,10 +7,11 @@ use super::{
 };
 use crate::{
     auth::{Peer, Principal},
-    cluster::{ClusterView, DrainError, WAITERS_MAX},
+    cluster::{ClusterView, DrainError},
     connections::Connection,
     overview::{disk_info, origin_view},
     server::{Phase, PublishPlace, Server},
+    tenants::TenantLimit,
 };
 use axum::{
     Extension, Json,
@@ -80,6 +81,7 @@ pub struct ClusterQuery {
 )]
 pub async fn cluster(
     State(server): State<Arc<Server>>,
+    principal: Principal,
     query: Result<Query<ClusterQuery>, QueryRejection>,
     request: HeaderMap,
 ) -> ApiResult {
@@ -94,13 +96,10 @@ pub async fn cluster(
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX).min(server.limits.io_timeout);
     let seen = Arc::clone(&views.borrow_and_update());
     if !wait.is_zero() && !is_news(&seen) {
-        let permit = server.cluster.waiters.try_acquire().map_err(|_| {
-            let detail = format!("{WAITERS_MAX} requests wait for another view");
-            ApiError::new(
-                Code::Overloaded,
-                detail,
-                "wait and send the request again, or send it without wait_ms",
-            )
+        let permit = server.tenants.view_waits.try_acquire(&principal.tenant, 1).map_err(|_| {
+            server.tenants.count_refusal(&principal.tenant, TenantLimit::ViewWaits);
+            let hint = "wait and send the request again, or send it without wait_ms";
+            ApiError::new(Code::Overloaded, "too many requests wait for another view", hint)
         })?;
         // A server that stops ends its waits.
         let mut phases = server.access_changes.subscribe();

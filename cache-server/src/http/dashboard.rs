@@ -17,6 +17,7 @@ use crate::{
     overview::{self, Viewer},
     server::{Phase, Server},
     state::RegistrationHandle,
+    tenants::{FairPermit, TenantLimit},
 };
 use axum::{
     Json,
@@ -45,7 +46,7 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::{sync::OwnedSemaphorePermit, task::spawn_blocking, time::sleep};
+use tokio::{task::spawn_blocking, time::sleep};
 
 /// The time between two events of a stream.
 const EVENT_EVERY: Duration = Duration::from_secs(2);
@@ -125,11 +126,13 @@ pub async fn get(
 )]
 pub async fn events(
     State(server): State<Arc<Server>>,
+    principal: Principal,
     extensions: Extensions,
     headers: HeaderMap,
     query: Result<Query<RowsQuery>, QueryRejection>,
 ) -> ApiResult {
-    let permit = Arc::clone(&server.dashboard.streams).try_acquire_owned().map_err(|_| {
+    let permit = server.tenants.page_streams.try_acquire(&principal.tenant, 1).map_err(|_| {
+        server.tenants.count_refusal(&principal.tenant, TenantLimit::PageStreams);
         ApiError::new(Code::Overloaded, "too many admin pages are open", "close one, and reload the page")
     })?;
     let rows = query?.rows();
@@ -148,7 +151,7 @@ struct EventStream {
     rows: usize,
     /// The events that were sent.
     sent: u64,
-    _permit: OwnedSemaphorePermit,
+    _permit: FairPermit,
 }
 
 impl EventStream {

@@ -206,8 +206,14 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
 /// Refuses a request of a foreign web page or with an encoded body, and authenticates the others.
 fn admit(server: &Server, request: Request) -> ApiResult<Request> {
     let (head, body) = request.into_parts();
-    let rules = BrowserRules { hosts: &server.hosts, needs_token: server.auth.needs_token() };
-    rules.check(admission::peer_of(&head.extensions), &head)?;
+    let peer = admission::peer_of(&head.extensions);
+    let rules = BrowserRules {
+        hosts: &server.hosts,
+        needs_token: server.auth.needs_token(),
+        tls: server.tls.is_some() && peer.may_be_browser(),
+    };
+    rules.check(peer, &head)?;
+    admission::check_certificate(&head)?;
     let mut request = Request::from_parts(head, body);
     admission::identify(server, &mut request)?;
     if is_encoded(&request) {

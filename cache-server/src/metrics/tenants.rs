@@ -18,6 +18,8 @@ fn use_of(server: &Server, tenant: &Tenant, limit: TenantLimit) -> ShareUse {
         TenantLimit::StateBytes => alone(tenants.state_bytes.used(tenant), tenants.state_bytes_max(tenant)),
         TenantLimit::OriginRequests => tenants.origin_requests.of(tenant),
         TenantLimit::MountBytes => tenants.mount_bytes.of(tenant),
+        TenantLimit::ViewWaits => tenants.view_waits.of(tenant),
+        TenantLimit::PageStreams => tenants.page_streams.of(tenant),
         TenantLimit::MemoryBytes => tenants.memory.permits.of(tenant),
     }
 }

@@ -26,7 +26,7 @@ pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
 use crate::{
     auth::Quota,
-    limits::{DECLARED_MAX, Limits, MOUNT_BYTES_MAX, MOUNTS_BYTES},
+    limits::{DECLARED_MAX, Limits, MOUNT_BYTES_MAX, MOUNTS_BYTES, PAGE_STREAMS_MAX, VIEW_WAITS_MAX},
 };
 use fletch_core::Tenant;
 use std::{
@@ -51,11 +51,15 @@ pub enum TenantLimit {
     MemoryBytes,
     /// Bytes of the announcements of mounts.
     MountBytes,
+    /// Requests that wait for another view of the cluster.
+    ViewWaits,
+    /// Streams of events to admin pages.
+    PageStreams,
 }
 
 impl TenantLimit {
     /// Every limit.
-    pub const ALL: [TenantLimit; 7] = [
+    pub const ALL: [TenantLimit; 9] = [
         TenantLimit::Requests,
         TenantLimit::Jobs,
         TenantLimit::DeclaredJobs,
@@ -63,6 +67,8 @@ impl TenantLimit {
         TenantLimit::OriginRequests,
         TenantLimit::MemoryBytes,
         TenantLimit::MountBytes,
+        TenantLimit::ViewWaits,
+        TenantLimit::PageStreams,
     ];
 
     /// Returns the limit's label in metrics.
@@ -76,6 +82,8 @@ impl TenantLimit {
             TenantLimit::OriginRequests => "origin_requests",
             TenantLimit::MemoryBytes => "memory_bytes",
             TenantLimit::MountBytes => "mount_bytes",
+            TenantLimit::ViewWaits => "view_waits",
+            TenantLimit::PageStreams => "page_streams",
         }
     }
 }
@@ -104,6 +112,10 @@ pub struct Tenants {
     pub state_bytes: StateBytes,
     /// Bytes of the announcements of mounts.
     pub mount_bytes: Arc<FairPermits>,
+    /// Permits for requests that wait for another view of the cluster.
+    pub view_waits: Arc<FairPermits>,
+    /// Permits for streams of events to admin pages.
+    pub page_streams: Arc<FairPermits>,
     refused: Mutex<BTreeMap<(Tenant, TenantLimit), u64>>,
 }
 
@@ -133,6 +145,8 @@ impl Tenants {
             peer_requests: FairPermits::new(to_u64(limits.requests), 1),
             state_bytes: StateBytes::default(),
             mount_bytes: FairPermits::new(MOUNTS_BYTES, MOUNT_BYTES_MAX),
+            view_waits: FairPermits::new(VIEW_WAITS_MAX, 1),
+            page_streams: FairPermits::new(PAGE_STREAMS_MAX, 1),
             refused: Mutex::default(),
         });
         this.set_known(known);
@@ -147,7 +161,9 @@ impl Tenants {
         self.requests.set_tenants(&most(|quota| quota.requests));
         self.origin_requests.set_tenants(&most(|quota| quota.origin_requests));
         self.memory.permits.set_tenants(&most(|_| None));
-        self.mount_bytes.set_tenants(&most(|_| None));
+        for permits in [&self.mount_bytes, &self.view_waits, &self.page_streams] {
+            permits.set_tenants(&most(|_| None));
+        }
         // A domain is named like its tenant, unless several tenants share it.
         self.peer_requests.set_tenants(&most(|_| None));
         let own = to_u64(self.limits.tenant_declared_jobs);
@@ -287,6 +303,6 @@ mod tests {
         assert_eq!(tenants.check_state_bytes(&b, 2), Err(StateFull { used: 4, more: 2, most: 5 }));
         assert_eq!(tenants.check_state_bytes(&a, 77), Ok(()));
         let counted: Vec<_> = tenants.refusals().into_iter().filter(|(_, _, n)| *n > 0).collect();
-        assert_eq!((counted, tenants.refusals().len()), (vec![(b, TenantLimit::StateBytes, 1)], 21));
+        assert_eq!((counted, tenants.refusals().len()), (vec![(b, TenantLimit::StateBytes, 1)], 27));
     }
 }

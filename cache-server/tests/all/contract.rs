@@ -2,6 +2,7 @@
 
 use crate::common::{Node, Tree, body};
 use fletch_core::Hash;
+use fletch_testkit::tls::Authority;
 use reqwest::StatusCode;
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -44,7 +45,7 @@ const OF_CLUSTERS: &str = "fletch_peer_";
 async fn every_metric_is_documented_and_every_documented_metric_exists() {
     let tree = Tree::usual();
     let root = tree.index().root();
-    // Every metric is served by a server that asks for tokens, and has a quota.
+    // Every metric is served by a server that asks for tokens, has a quota, and speaks TLS.
     let dir = tempfile::tempdir().expect("tempdir");
     let tokens = dir.path().join("tokens.toml");
     let text = format!(
@@ -54,8 +55,16 @@ async fn every_metric_is_documented_and_every_documented_metric_exists() {
     );
     std::fs::write(&tokens, text).expect("write");
     let tokens = format!("--auth-tokens={}", tokens.display());
-    let mut node = Node::start(&[&tokens, &format!("--local-dirs={}=*", tree.uri())]).await;
-    node.sign("secret");
+    let authority = Authority::new("tests");
+    let (cert, key) = authority.server(&["127.0.0.1"], 4000).write(dir.path(), "server");
+    let tls = [format!("--tls-cert-file={}", cert.display()), format!("--tls-key-file={}", key.display())];
+    let dirs = format!("--local-dirs={}=*", tree.uri());
+    let mut node = Node::start(&[&tokens, &dirs, &tls[0], &tls[1]]).await;
+    let ca = reqwest::Certificate::from_pem(authority.pem().as_bytes()).expect("a certificate");
+    let token = "Bearer secret".parse().expect("a header's value");
+    let headers = [(reqwest::header::AUTHORIZATION, token)].into_iter().collect();
+    let http = reqwest::Client::builder().default_headers(headers).tls_certs_only([ca]);
+    node.http = http.build().expect("client");
     node.register("d", &tree.uri(), None).await;
     let file = format!("/v1/versions/{root}/files/a.bin");
     body(node.get(&file).send().await.expect("answer"), StatusCode::OK).await;

@@ -275,3 +275,29 @@ async fn a_history_comes_from_prometheus_by_fixed_queries_or_the_error_says_why(
     assert!(p.detail.contains("cannot be reached"), "{p}");
     node.running.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_tenant_takes_the_pages_of_another() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let both = [("tok-a", "chief", "admin"), ("tok-r", "red", "user")];
+    let node = Node::start(&[&tokens(dir.path(), &both)]).await;
+    let open = |token: &str| node.get(routes::DASHBOARD_EVENTS).bearer_auth(token).send();
+    let mut pages = Vec::new();
+    let refused = loop {
+        let page = open("tok-r").await.expect("answer");
+        if page.status() != StatusCode::OK {
+            break page;
+        }
+        pages.push(page);
+    };
+    problem(refused, Code::Overloaded).await;
+    // Half of the 32 is divided equally, and the tenant has the other half, too.
+    assert_eq!(pages.len(), 24);
+    assert_eq!(open("tok-a").await.expect("answer").status(), StatusCode::OK);
+    let metrics = node.get("/metrics").bearer_auth("tok-a").send().await.expect("answer");
+    let text = String::from_utf8(body(metrics, StatusCode::OK).await.to_vec()).expect("text");
+    let refusals = r#"fletch_refused_total{limit="page_streams",tenant="red"} 1"#;
+    assert!(text.lines().any(|line| line == refusals), "{text}");
+    drop(pages);
+    node.running.shutdown().await;
+}

@@ -38,6 +38,7 @@ mod shuffles;
 mod states;
 mod sweeps;
 mod tenants;
+mod tls;
 mod traces;
 mod unmounted;
 mod warmups;

@@ -42,20 +42,27 @@ pub struct AllowedHosts(Vec<HostPort>);
 
 impl AllowedHosts {
     /// Returns whether the `Host` of a request, or its authority, names this server.
+    ///
+    /// Without a port, the host has the port of `scheme`, `http` or `https`.
     #[must_use]
-    pub fn allows(&self, authority: &str) -> bool {
+    pub fn allows(&self, authority: &str, scheme: &str) -> bool {
         let asked = HostPort::parse(authority);
-        asked.is_some_and(|asked| asked.is_loopback() || self.lists(&asked))
+        asked.is_some_and(|asked| asked.is_loopback() || self.lists(&asked, scheme))
     }
 
-    /// Returns whether `auth.hosts` names a host.
+    /// Returns whether `auth.hosts` names a host. Without a port, the host has the port of `scheme`.
     #[must_use]
-    pub fn names(&self, authority: &str) -> bool {
-        HostPort::parse(authority).is_some_and(|asked| self.lists(&asked))
+    pub fn names(&self, authority: &str, scheme: &str) -> bool {
+        HostPort::parse(authority).is_some_and(|asked| self.lists(&asked, scheme))
     }
 
-    fn lists(&self, asked: &HostPort) -> bool {
-        self.0.iter().any(|h| h.host == asked.host && (h.port.is_none() || h.port == asked.port))
+    fn lists(&self, asked: &HostPort, scheme: &str) -> bool {
+        let port = asked.port.or(match scheme {
+            "http" => Some(80),
+            "https" => Some(443),
+            _ => None,
+        });
+        self.0.iter().any(|h| h.host == asked.host && (h.port.is_none() || h.port == port))
     }
 }
 
@@ -94,21 +101,25 @@ mod tests {
         let own =
             ["localhost", "LocalHost:7380", "localhost.:1", "127.0.0.1:7380", "127.9.9.9", "[::1]:7380"];
         for host in own.into_iter().chain(["[::1]", "[::ffff:127.0.0.1]:1"]) {
-            assert!(none.allows(host) && !none.names(host), "{host}");
+            assert!(none.allows(host, "http") && !none.names(host, "http"), "{host}");
         }
         let foreign = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7380", "10.0.0.1"];
         let odd =
             ["", ":7380", "127.0.0.1:", "localhost:99999", "a@localhost", "localhost,evil", "2130706433"];
         for host in foreign.into_iter().chain(odd) {
-            assert!(!none.allows(host), "{host}");
+            assert!(!none.allows(host, "http"), "{host}");
         }
         let named: AllowedHosts = "gpu7, Cache.Example:8080".parse().expect("hosts");
         for host in ["gpu7", "GPU7:1", "cache.example:8080"] {
-            assert!(named.allows(host) && named.names(host), "{host}");
+            assert!(named.allows(host, "http") && named.names(host, "http"), "{host}");
         }
         for host in ["gpu70", "cache.example", "cache.example:80", "x.gpu7"] {
-            assert!(!named.allows(host), "{host}");
+            assert!(!named.allows(host, "http"), "{host}");
         }
+        let default_port: AllowedHosts = "cache.example:443".parse().expect("hosts");
+        assert!(
+            default_port.allows("cache.example", "https") && !default_port.allows("cache.example", "http")
+        );
         assert_eq!(named.to_string(), "gpu7,cache.example:8080");
         for bad in ["http://gpu7", "a b", "u@h", "h:", "h:x"] {
             assert!(bad.parse::<AllowedHosts>().expect_err(bad).contains("not a host"), "{bad}");

@@ -46,5 +46,8 @@ pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 pub use world::WorldSpec;
 
+/// The text with which a port that speaks TLS answers a request of plain HTTP, with the status 400.
+pub const SPEAKS_TLS: &str = "this port speaks TLS; use https://";
+
 /// The major version of the API, as in `/v1`.
 pub const API_MAJOR: u32 = 1;

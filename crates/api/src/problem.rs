@@ -71,6 +71,8 @@ codes! {
     Unauthorized = "unauthorized", Invalid, Some(401), "a valid token is required";
     /// The role of the caller does not allow the request.
     Forbidden = "forbidden", Invalid, Some(403), "the role does not allow this request";
+    /// The server takes requests only with a client certificate, and the connection has none.
+    CertificateRequired = "certificate_required", Invalid, Some(403), "a client certificate is required";
     /// The request would exceed the tenant's quota.
     QuotaExceeded = "quota_exceeded", Invalid, Some(403), "the tenant's quota is exceeded";
     /// The header `Fletch-Job` is not a valid job name.

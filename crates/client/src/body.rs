@@ -1,8 +1,8 @@
 //! Reads the body of an answer, up to a limit, and turns statuses into errors.
 
-use crate::ClientError;
+use crate::{ClientError, tls::TlsFault};
 use bytes::{Bytes, BytesMut};
-use fletch_api::{Code, Problem};
+use fletch_api::{Code, Problem, SPEAKS_TLS};
 use http::{StatusCode, header::RETRY_AFTER};
 use reqwest::Response;
 use std::{io, time::Duration};
@@ -33,6 +33,9 @@ pub(crate) struct Responder<'a>(pub &'a str);
 impl Responder<'_> {
     /// The error for a request that failed on the way.
     pub fn transport(&self, e: &reqwest::Error) -> ClientError {
+        if let Some(fault) = TlsFault::of(self.0, e) {
+            return ClientError::Tls { fault };
+        }
         // reqwest says "error sending request for url"; the cause is what helps.
         let mut why = e.to_string();
         let mut refused = false;
@@ -110,6 +113,9 @@ impl Responder<'_> {
             return Err(self.protocol(format!("status {status}, expected {want:?}")));
         }
         let body = self.body(response, BodyLength::AtMost(PROBLEM_BYTES_MAX)).await.unwrap_or_default();
+        if status == StatusCode::BAD_REQUEST && body.starts_with(SPEAKS_TLS.as_bytes()) {
+            return Err(ClientError::Tls { fault: TlsFault::wanted(self.0) });
+        }
         let problem = serde_json::from_slice(&body).unwrap_or_else(|_| without_document(status));
         Err(ClientError::Problem { problem: Box::new(problem), retry_after })
     }

@@ -2,8 +2,10 @@
 
 use crate::backoff::Backoff;
 use crate::body::{BodyLength, Responder};
+use crate::config::{ClientConfig, FirstAnswer};
+use crate::tls::{HttpClient, TlsOptions};
 use crate::token::Bearer;
-use crate::{Batch, ClientError, Endpoint, TokenSource};
+use crate::{Batch, ClientError, Endpoint};
 use bytes::Bytes;
 use fletch_api::{
     API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Info, ResolvedVersion, headers,
@@ -18,8 +20,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
     sync::Arc,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    sync::{Mutex, PoisonError},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{Mutex, Once, PoisonError},
     time::{Duration, SystemTime},
 };
 use tokio::time::{Instant, sleep, timeout_at};
@@ -33,78 +35,6 @@ const INLINE_HASH_BYTES: usize = 256 << 10;
 ///
 /// The connection may be stale, or the server may be restarting.
 const FAIL_FAST_RETRY_WITHIN: Duration = Duration::from_secs(1);
-
-/// Whether a server has answered. Clones share it.
-///
-/// Until a server has answered, a refused connection to this machine ends a call at once: nothing runs
-/// there. Later it means that the server restarts, so calls wait for it.
-#[derive(Debug, Clone, Default)]
-pub struct FirstAnswer(Arc<AtomicBool>);
-
-impl FirstAnswer {
-    /// Returns a value for a process that continues the work of another one, to which the server answered.
-    #[must_use]
-    pub fn received() -> Self {
-        let first = FirstAnswer::default();
-        first.record();
-        first
-    }
-
-    fn record(&self) {
-        self.0.store(true, Relaxed);
-    }
-
-    fn is_received(&self) -> bool {
-        self.0.load(Relaxed)
-    }
-}
-
-/// The settings of a [`Client`].
-#[derive(Clone)]
-pub struct ClientConfig {
-    /// The address of the server.
-    pub endpoint: Endpoint,
-    /// The bearer token, if the server asks for one.
-    pub token: Option<TokenSource>,
-    /// The job that the bytes are accounted to.
-    pub job: Option<JobName>,
-    /// The component that sends the requests: `mount`, `loader`, `cli` or `peer`.
-    pub component: &'static str,
-    /// The longest time for a call, all its attempts together.
-    pub io_timeout: Duration,
-    /// The most idle connections that are kept open.
-    pub connections_idle_max: usize,
-    /// Whether the server has answered this process before.
-    pub first_answer: FirstAnswer,
-}
-
-impl ClientConfig {
-    /// Returns the defaults for `endpoint`: no token, no job, and a deadline of 30 s.
-    #[must_use]
-    pub fn new(endpoint: Endpoint, component: &'static str) -> Self {
-        ClientConfig {
-            endpoint,
-            token: None,
-            job: None,
-            component,
-            io_timeout: Duration::from_secs(30),
-            connections_idle_max: 32,
-            first_answer: FirstAnswer::default(),
-        }
-    }
-}
-
-impl fmt::Debug for ClientConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientConfig")
-            .field("endpoint", &self.endpoint)
-            .field("token", &self.token)
-            .field("job", &self.job)
-            .field("component", &self.component)
-            .field("io_timeout", &self.io_timeout)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Counters of a client and its clones, since the client was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -134,7 +64,7 @@ struct Counters {
 /// A client of one server. Clones share its connections and counters.
 #[derive(Clone)]
 pub struct Client {
-    http: reqwest::Client,
+    http: Arc<HttpClient>,
     endpoint: Arc<Endpoint>,
     base: Arc<str>,
     shown: Arc<str>,
@@ -156,26 +86,39 @@ impl Client {
     /// # Errors
     /// [`ClientError::Config`]: the token cannot be read or sent, or TLS cannot be set up.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
+        let bearer = Bearer::new(config.token.as_ref())?;
+        if config.token.is_some() && config.endpoint.is_exposed() {
+            warn_of_plain_http(&config.endpoint);
+        }
+        let files = if config.endpoint.is_https() { config.tls.clone() } else { TlsOptions::default() };
+        let socket = match &config.endpoint {
+            Endpoint::Unix(path) => Some(path.clone()),
+            Endpoint::Http(_) => None,
+        };
+        let (io_timeout, idle_max) = (config.io_timeout, config.connections_idle_max);
         let mut always = HeaderMap::new();
         always
             .insert(HeaderName::from_static(headers::COMPONENT), HeaderValue::from_static(config.component));
-        let mut http = reqwest::Client::builder()
-            .default_headers(always)
-            .user_agent(concat!("fletch-client/", env!("CARGO_PKG_VERSION")))
-            .http1_only()
-            .tcp_nodelay(true)
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .pool_max_idle_per_host(config.connections_idle_max)
-            .pool_idle_timeout(Duration::from_secs(60))
-            .connect_timeout((config.io_timeout / 2).min(Duration::from_secs(5)))
-            // Half the deadline: a connection that went silent leaves time for another attempt.
-            .read_timeout(config.io_timeout / 2);
-        if let Endpoint::Unix(path) = &config.endpoint {
-            http = http.unix_socket(path.clone());
-        }
+        let settings = move || {
+            let http = reqwest::Client::builder()
+                .default_headers(always.clone())
+                .user_agent(concat!("fletch-client/", env!("CARGO_PKG_VERSION")))
+                .http1_only()
+                .tcp_nodelay(true)
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .pool_max_idle_per_host(idle_max)
+                .pool_idle_timeout(Duration::from_secs(60))
+                .connect_timeout((io_timeout / 2).min(Duration::from_secs(5)))
+                // Half the deadline: a connection that went silent leaves time for another attempt.
+                .read_timeout(io_timeout / 2);
+            match &socket {
+                Some(path) => http.unix_socket(path.clone()),
+                None => http,
+            }
+        };
         Ok(Client {
-            http: http.build().map_err(|e| ClientError::Config(e.to_string()))?,
+            http: HttpClient::new(files, Box::new(settings))?,
             base: config.endpoint.base().into(),
             shown: config.endpoint.to_string().into(),
             endpoint: Arc::new(config.endpoint),
@@ -185,7 +128,7 @@ impl Client {
             dataset: None,
             first_answer: config.first_answer,
             counters: Arc::default(),
-            bearer: Arc::new(Bearer::new(config.token.as_ref())?),
+            bearer: Arc::new(bearer),
         })
     }
 
@@ -445,7 +388,7 @@ impl Client {
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.http.request(method, format!("{}{path}", self.base));
+        let request = self.http.current().request(method, format!("{}{path}", self.base));
         let request = match &self.job {
             Some(job) => request.header(HeaderName::from_static(headers::JOB), job),
             None => request,
@@ -521,6 +464,7 @@ impl Client {
         let mut backoff = Backoff::new();
         let (mut last, mut renewed) = (None, false);
         let (begun, mut unanswered) = (Instant::now(), 0);
+        self.http.refresh(false).await;
         let error = loop {
             let token = self.bearer.header();
             let asked = match &token {
@@ -534,6 +478,7 @@ impl Client {
                 {
                     break e;
                 }
+                Ok(Err(e)) if e.is_tls() && !self.first_answer.is_received() => break e,
                 Ok(Err(e)) if e.is_unauthorized() && !renewed && self.renewed(token).await => {
                     renewed = true;
                     continue;
@@ -560,6 +505,7 @@ impl Client {
             tracing::debug!(%error, ?wait, "retrying a request");
             self.counters.retries.fetch_add(1, Relaxed);
             sleep(wait).await;
+            self.http.refresh(error.is_tls()).await;
             last = Some(error);
         };
         self.counters.errors.fetch_add(1, Relaxed);
@@ -597,6 +543,18 @@ impl Counters {
             *self.dated.lock().unwrap_or_else(PoisonError::into_inner) = Some((date, SystemTime::now()));
         }
     }
+}
+
+/// Warns, once in a process, that a token crosses the network unencrypted.
+fn warn_of_plain_http(endpoint: &Endpoint) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            server = %endpoint,
+            "the token is sent unencrypted, and others in the network can read it; use https://, or a \
+                network that you trust"
+        );
+    });
 }
 
 /// Returns by how many seconds `date` is after `now`.

@@ -1,4 +1,4 @@
-//! The address of a server: `http://host:port` or `unix:PATH`.
+//! The address of a server: `http://host:port`, `https://host:port` or `unix:PATH`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 use url::{Host, Url};
@@ -46,6 +46,18 @@ impl Endpoint {
         }
     }
 
+    /// Returns whether the server is asked over TLS.
+    #[must_use]
+    pub fn is_https(&self) -> bool {
+        matches!(self, Endpoint::Http(url) if url.scheme() == "https")
+    }
+
+    /// Returns whether others in the network can read what is sent: plain HTTP to another machine.
+    #[must_use]
+    pub fn is_exposed(&self) -> bool {
+        !self.is_local() && !self.is_https()
+    }
+
     /// Returns the URL to which the paths of routes are appended.
     pub(crate) fn base(&self) -> String {
         match self {
@@ -70,9 +82,10 @@ impl FromStr for Endpoint {
             }
             return Ok(Endpoint::Unix(path.into()));
         }
-        let url = Url::parse(s).map_err(|e| bad(&format!("{e}; expected http://host:port or unix:PATH")))?;
+        let url = Url::parse(s)
+            .map_err(|e| bad(&format!("{e}; expected http://host:port, https://host:port or unix:PATH")))?;
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
-            return Err(bad("expected http://host:port or unix:PATH"));
+            return Err(bad("expected http://host:port, https://host:port or unix:PATH"));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(bad("the URL must not contain a user or password; use a token"));
@@ -107,7 +120,9 @@ mod tests {
             ("http://10.0.0.7:7380", false),
             ("https://fletch.example", false),
         ] {
-            assert_eq!(text.parse::<Endpoint>().expect(text).is_local(), local, "{text}");
+            let endpoint: Endpoint = text.parse().expect(text);
+            assert_eq!(endpoint.is_local(), local, "{text}");
+            assert_eq!(endpoint.is_exposed(), text == "http://10.0.0.7:7380", "{text}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! The errors of calls to a server.
 
+use crate::tls::TlsFault;
 use fletch_api::{Code, Problem};
 use fletch_core::{Kind, Mismatch};
 use std::time::Duration;
@@ -21,6 +22,12 @@ pub enum ClientError {
         why: String,
         /// Whether nothing listens at the address: the connection was refused, or the socket does not exist.
         refused: bool,
+    },
+    /// No TLS connection comes about, for a reason that somebody must remove.
+    #[error("{fault}; {}", fault.advice())]
+    Tls {
+        /// The server and the reason.
+        fault: TlsFault,
     },
     /// The server answered with a problem.
     #[error("{problem}")]
@@ -98,7 +105,9 @@ impl ClientError {
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            ClientError::Unreachable { .. } | ClientError::LeaseExpired { .. } => Kind::Unavailable,
+            ClientError::Unreachable { .. } | ClientError::Tls { .. } | ClientError::LeaseExpired { .. } => {
+                Kind::Unavailable
+            }
             ClientError::Problem { problem, .. } => match problem.code {
                 // The code of a newer server: only the status is known to this build.
                 Code::Unknown => kind_of_status(problem),
@@ -115,7 +124,13 @@ impl ClientError {
     /// Returns whether the server did not answer.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, ClientError::Unreachable { .. })
+        matches!(self, ClientError::Unreachable { .. } | ClientError::Tls { .. })
+    }
+
+    /// Returns whether TLS is at fault.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        matches!(self, ClientError::Tls { .. })
     }
 
     /// Returns whether the server rejected the caller's token or role.
@@ -153,6 +168,7 @@ impl ClientError {
         let advice = match self {
             ClientError::Problem { problem, .. } => return (problem.summary(), self.hint()),
             ClientError::Unreachable { .. } => CHECK_IT_RUNS,
+            ClientError::Tls { fault } => fault.advice(),
             ClientError::Version { .. } => ONE_RELEASE,
             _ => return (self.to_string(), None),
         };

@@ -10,13 +10,16 @@
 //! 3. Every body has a length limit before its first byte is read.
 //! 4. A token file is read again after a 401, at most once a call. No token is ever logged.
 //! 5. The server's `code` and `hint` reach the caller unchanged.
-//! 6. Until the server has answered once, a refused connection to this machine ends a call at once.
+//! 6. Until the server has answered once, a refused connection to this machine ends a call at once, and so
+//!    does a fault of TLS.
+//! 7. Changed files of TLS are used within about a second; broken ones change nothing.
 
 mod admin;
 mod backoff;
 mod batch;
 mod body;
 mod client;
+mod config;
 mod endpoint;
 pub mod epochs;
 mod error;
@@ -26,10 +29,13 @@ pub mod fallback;
 pub mod selection;
 pub mod server_choice;
 mod tables;
+mod tls;
 mod token;
 
 pub use batch::{Batch, BatchPiece};
-pub use client::{Client, ClientConfig, ClientStats, FirstAnswer};
+pub use client::{Client, ClientStats};
+pub use config::{ClientConfig, FirstAnswer};
 pub use endpoint::{BadEndpoint, Endpoint};
 pub use error::ClientError;
+pub use tls::{HttpClient, Settings, TlsFault, TlsOptions};
 pub use token::TokenSource;

@@ -243,8 +243,8 @@ impl Context {
     fn endpoint(&self) -> Result<Endpoint, Failure> {
         let chosen = self.chosen()?.ok_or_else(|| {
             Failure::usage("no server was given, and none runs on this machine").hint(
-                "give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts one of \
-                 yours",
+                "give --server http(s)://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts \
+                 one of yours",
             )
         })?;
         Ok(chosen.endpoint().clone())
@@ -254,7 +254,8 @@ impl Context {
         let endpoint = self.endpoint()?;
         let token = TokenSource::of(self.global.token.clone(), self.global.token_file.clone())
             .map_err(|e| Failure::usage(e.to_string()))?;
-        let config = ClientConfig { token, ..ClientConfig::new(endpoint, "cli") };
+        let tls = self.global.tls();
+        let config = ClientConfig { token, tls, ..ClientConfig::new(endpoint, "cli") };
         let client = Client::new(config)?;
         // A server that is away or speaks another API version must be reported within seconds.
         self.rt.block_on(client.within(REACH_TIMEOUT).info())?;

@@ -100,6 +100,11 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     if let Some(token) = &ctx.global.token {
         command.env("FLETCH_TOKEN", token);
     }
+    let tls = ctx.global.tls();
+    let files = [("--ca-file", tls.ca_file), ("--cert-file", tls.cert_file), ("--key-file", tls.key_file)];
+    for (flag, file) in files.into_iter().filter_map(|(flag, file)| Some((flag, file?))) {
+        command.arg(flag).arg(file);
+    }
     if let Some(own) = &connected.own {
         let made = MadeMount { dir: dir.clone(), dataset: dataset.name.to_string() };
         if let Err(e) = records::remember(own, &made) {

@@ -3,7 +3,7 @@
 use super::LogFormat;
 use crate::node::settings::CacheSettings;
 use anyhow::Result;
-use fletch_client::{Endpoint, TokenSource};
+use fletch_client::{Endpoint, TlsOptions, TokenSource};
 use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_origin::OriginConfig;
 use globset::GlobMatcher;
@@ -108,6 +108,8 @@ pub struct ProcessSettings {
     pub job: JobName,
     /// The token.
     pub token: Option<TokenSource>,
+    /// The certificates for an `https://` server.
+    pub tls: TlsOptions,
     /// Whether other users may read.
     pub allow_other: bool,
     /// The memory for chunks, in bytes.

@@ -40,7 +40,7 @@ fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
     let named = line.into_iter().chain(headers.get_all(header::HOST).iter().map(|v| v.to_str().ok()));
     let hosts: Vec<Option<&str>> = named.collect();
     let loopback = AllowedHosts::default();
-    let foreign = |host: &&Option<&str>| !host.is_some_and(|h| loopback.allows(h));
+    let foreign = |host: &&Option<&str>| !host.is_some_and(|h| loopback.allows(h, "http"));
     match hosts.iter().find(foreign) {
         None if !hosts.is_empty() => Ok(()),
         None => Err("the request names no host; use 127.0.0.1 or localhost\n".to_owned()),

@@ -73,7 +73,47 @@ annotations:
 {{- define "fletch.serverUrl" -}}
 {{- $port := .Values.server.service.port -}}
 {{- $host := printf "%s.%s.svc.%s" (include "fletch.fullname" .) .Release.Namespace .Values.clusterDomain -}}
-{{ printf "http://%s:%v" $host $port }}
+{{ printf "%s://%s:%v" (ternary "https" "http" .Values.tls.enabled) $host $port }}
+{{- end -}}
+
+{{- define "fletch.tlsSecret" -}}
+{{ default (printf "%s-tls" (include "fletch.fullname" .)) .Values.tls.existingSecret }}
+{{- end -}}
+
+{{- define "fletch.clientSecret" -}}
+{{ default (printf "%s-client-tls" (include "fletch.fullname" .)) .Values.tls.clientSecret }}
+{{- end -}}
+
+{{- /* What clients mount: the CA of the server, and a certificate of their own. */ -}}
+{{- define "fletch.clientTlsMounts" -}}
+{{- if and .Values.tls.enabled .Values.tls.caKey }}
+- {name: server-ca, mountPath: /etc/fletch/server-ca, readOnly: true}
+{{- end }}
+{{- if and .Values.tls.enabled .Values.tls.clientCA.name }}
+- {name: client-tls, mountPath: /etc/fletch/client-tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- /* Arguments: root, and the mode of the files. The key of the server stays out of these pods. */ -}}
+{{- define "fletch.clientTlsVolumes" -}}
+{{- $tls := .root.Values.tls -}}
+{{- if and $tls.enabled $tls.caKey }}
+- name: server-ca
+  secret:
+    secretName: {{ include "fletch.tlsSecret" .root }}
+    defaultMode: {{ .mode }}
+    items:
+      - {key: {{ $tls.caKey }}, path: ca.crt}
+{{- end }}
+{{- if and $tls.enabled $tls.clientCA.name }}
+- name: client-tls
+  secret: {secretName: {{ include "fletch.clientSecret" .root }}, defaultMode: {{ .mode }}}
+{{- end }}
+{{- end -}}
+
+{{- /* What the kubelet adds to a probe of the server. It sends no certificate, and checks none. */ -}}
+{{- define "fletch.probeScheme" -}}
+{{- if .Values.tls.enabled }}, scheme: HTTPS{{ end -}}
 {{- end -}}
 
 {{- /* Bytes that the cache may occupy: a part of the volume, never of the node's file system. */ -}}
@@ -139,6 +179,22 @@ and it leads to the domain's parent. A volume of the type Directory keeps pods w
 {{- fail "test.domain is not mounted: add it to mounts.domains, and enable the mounts" -}}
 {{- end -}}
 {{- end -}}
+{{- $tls := .Values.tls -}}
+{{- if and $tls.enabled (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
+{{- fail "tls.enabled: name a Secret in tls.existingSecret, or set tls.certManager.enabled" -}}
+{{- end -}}
+{{- if and $tls.existingSecret $tls.certManager.enabled -}}
+{{- fail "tls.existingSecret and tls.certManager.enabled: set one of the two" -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.issuerRef.name is empty: name the issuer" -}}
+{{- end -}}
+{{- if and $tls.clientCA.name (not $tls.enabled) -}}
+{{- fail "tls.clientCA needs tls.enabled: enable TLS, or remove the client CA" -}}
+{{- end -}}
+{{- if and $tls.clientCA.name (not $tls.clientSecret) (not $tls.certManager.enabled) -}}
+{{- fail "tls.clientCA: name the Secret of the mounts' certificate in tls.clientSecret" -}}
+{{- end -}}
 {{- if and .Values.monitoring.rules.enabled (not (.Files.Glob "rules/*.yaml")) -}}
 {{- fail "monitoring.rules.enabled: this chart has no files in rules; set it to false" -}}
 {{- end -}}
@@ -149,12 +205,25 @@ and it leads to the domain's parent. A volume of the type Directory keeps pods w
 
 {{- /* The settings file of the server. Strings are written as in JSON, which TOML reads, too. */ -}}
 {{- define "fletch.toml" -}}
-# The server has no TLS: tokens and data cross the network unencrypted. Trusted networks only.
+{{- if not .Values.tls.enabled -}}
+# No TLS: tokens and data cross the network unencrypted. Trusted networks only.
+{{ end -}}
 listen = "0.0.0.0:{{ .Values.server.service.port }}"
 socket = "none"
 
 [auth]
 tokens = {{ printf "/etc/fletch/auth/%s" .Values.auth.tokensSecret.key | toRawJson }}
+{{- if .Values.tls.enabled }}
+
+[tls]
+cert_file = "/etc/fletch/tls/tls.crt"
+key_file = "/etc/fletch/tls/tls.key"
+{{- with .Values.tls.clientCA }}
+{{- if .name }}
+client_ca_file = {{ printf "/etc/fletch/client-ca/%s" .key | toRawJson }}
+{{- end }}
+{{- end }}
+{{- end }}
 
 [state]
 dir = "/var/lib/fletch"

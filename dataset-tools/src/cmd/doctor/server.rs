@@ -27,6 +27,8 @@ enum Answer {
     /// It is at a limit, or has no time for this question.
     Busy,
     Silent(String),
+    /// No TLS connection comes about, and what to do.
+    Untrusted(String, String),
     /// Something answered that is no Fletch server.
     Foreign(String),
 }
@@ -34,7 +36,7 @@ enum Answer {
 impl Answer {
     /// Returns whether a server of Fletch answered.
     fn is_of_fletch(&self) -> bool {
-        !matches!(self, Answer::Silent(_) | Answer::Foreign(_))
+        !matches!(self, Answer::Silent(_) | Answer::Untrusted(..) | Answer::Foreign(_))
     }
 }
 
@@ -68,7 +70,9 @@ impl Facts {
             let endpoint = chosen.endpoint().clone();
             let token = TokenSource::of(ctx.global.token.clone(), ctx.global.token_file.clone())
                 .map_err(|e| Failure::usage(e.to_string()))?;
-            let client = Client::new(ClientConfig { token, ..ClientConfig::new(endpoint.clone(), "cli") })?;
+            let tls = ctx.global.tls();
+            let client =
+                Client::new(ClientConfig { token, tls, ..ClientConfig::new(endpoint.clone(), "cli") })?;
             facts.server = Some((endpoint.to_string(), ask(&client).await));
             facts.ahead_s = client.stats().clock_ahead_s;
         }
@@ -129,6 +133,7 @@ impl Facts {
                 format!("{at} does not answer: {why}"),
                 "start it there: fletch-server; or correct --server and FLETCH_SERVER",
             ),
+            Answer::Untrusted(what, fix) => Finding::error(SERVER, what.clone(), fix.clone()),
             Answer::Foreign(why) => Finding::error(
                 SERVER,
                 format!("{at} is no fletch-server: {why}"),
@@ -160,6 +165,10 @@ async fn ask(client: &Client) -> Answer {
         Err(e @ ClientError::Version { .. }) => Answer::OtherApi(e.to_string()),
         Err(e) if e.is_denied() => Answer::Denied(e.to_string()),
         Err(ClientError::Unreachable { why, .. }) => Answer::Silent(why),
+        Err(e @ ClientError::Tls { .. }) => {
+            let (what, advice) = e.parts();
+            Answer::Untrusted(what, advice.unwrap_or_default().to_owned())
+        }
         Err(ClientError::Problem { .. }) => Answer::Busy,
         Err(e) => Answer::Foreign(e.to_string()),
     }
@@ -204,6 +213,7 @@ mod tests {
             (Answer::OtherApi("x".into()), "same release"),
             (Answer::Denied("x".into()), "--token-file"),
             (Answer::Silent("refused".into()), "start it there"),
+            (Answer::Untrusted("x".into(), "give --ca-file".into()), "--ca-file"),
             (Answer::Foreign("x".into()), "port 7380"),
         ] {
             let found = found(answer).expect("a finding");

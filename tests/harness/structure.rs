@@ -39,6 +39,8 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-host",
             "fletch-origin",
             "fletch-store",
+            // For the TLS of what a server asks other servers.
+            "fletch-client",
         ],
     ),
     (

@@ -257,7 +257,12 @@ section!(FileCluster {
     password_file: String,
     ca_file: String,
     cert_file: String,
-    key_file: String
+    key_file: String,
+    peer_token_file: String,
+    insecure_peers: bool,
+    peer_ca_file: String,
+    peer_cert_file: String,
+    peer_key_file: String
 });
 section!(FileLimits {
     connections: u64,

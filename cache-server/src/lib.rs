@@ -22,6 +22,7 @@ mod allocation;
 pub mod app;
 mod auth;
 mod benefit;
+mod chunk_reads;
 mod cluster;
 pub mod config;
 mod connections;

@@ -203,6 +203,30 @@ impl Limits {
         self.store_bytes().saturating_sub(self.prefetch_bytes)
     }
 
+    /// Returns the part of `memory_bytes` for clients' reads that wait for another server of the cluster.
+    ///
+    /// The rest is for reads that wait for a disk or an origin. So servers whose readers wait for each other
+    /// all go on (ADR 65).
+    #[must_use]
+    pub fn peer_wait_bytes(&self) -> u64 {
+        self.chunk_bytes() / 2
+    }
+
+    /// Returns the part of `memory_bytes` for reads of other servers that wait for a chunk's former owner.
+    #[must_use]
+    pub fn former_owner_wait_bytes(&self) -> u64 {
+        self.chunk_bytes() / 4
+    }
+
+    /// Returns the relation that a server of a cluster needs besides [`Limits::faults`], if it does not hold.
+    #[must_use]
+    pub fn cluster_fault(&self) -> Option<(&'static str, String)> {
+        let fits = self.former_owner_wait_bytes() >= u64::from(CHUNK_BYTES_MAX);
+        let why = "must be at least 128MiB in a cluster (with memory.prefetch = 25%), so that a quarter of \
+                   the memory for chunks holds the largest one";
+        (!fits).then(|| ("memory.max", why.to_owned()))
+    }
+
     /// Returns every relation that does not hold, as the setting's key and what to do.
     #[must_use]
     pub fn faults(&self) -> Vec<(&'static str, String)> {

@@ -34,6 +34,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     origins(&page, server)?;
     homes(&page, server)?;
     cluster(&page, server)?;
+    peers(&page, server)?;
     process(&page, server)?;
     let mut families = server.requests.gather();
     families.extend(page.gather());
@@ -73,6 +74,7 @@ fn bytes(page: &Page, server: &Server) -> Result<(), MetricsError> {
 }
 
 fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let fetched_from_peers = server.cluster.peers().map_or(0, |peers| peers.sums()[3]);
     let s = server.store.stats();
     page.counter(
         "fletch_chunk_reads_total",
@@ -82,7 +84,9 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
             (vec!["memory"], s.hits_memory),
             (vec!["disk"], s.hits_disk),
             (vec!["flight"], s.hits_flight),
-            (vec!["origin"], s.fetches),
+            // Each answer of a peer with bytes was one call of a fetch.
+            (vec!["origin"], s.fetches.saturating_sub(fetched_from_peers)),
+            (vec!["peer"], fetched_from_peers),
         ],
     )?;
     page.counter(
@@ -241,6 +245,46 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)
+}
+
+/// Writes nothing for a server that is alone.
+fn peers(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let Some(peers) = server.cluster.peers() else { return Ok(()) };
+    let stats = peers.stats();
+    let answers = stats.iter().flat_map(|s| s.answers.iter().map(|(word, n)| (s.id.as_str(), *word, *n)));
+    let rows: Vec<_> = answers.map(|(id, word, n)| (vec![id, word], n)).collect();
+    page.counter(
+        "fletch_peer_requests_total",
+        "Requests to other servers of the cluster for chunks and files, by their answer",
+        &["peer", "result"],
+        &rows,
+    )?;
+    let rows: Vec<_> = stats.iter().map(|s| (vec![s.id.as_str()], s.wrong_bytes)).collect();
+    page.counter(
+        "fletch_peer_wrong_bytes_total",
+        "Answers of other servers whose bytes did not hash to their name. Nobody got these bytes",
+        &["peer"],
+        &rows,
+    )?;
+    let [received, sent, foreign_fills, _] = peers.sums();
+    page.counter(
+        "fletch_peer_received_bytes_total",
+        "Bytes of chunks and files that other servers sent",
+        &[],
+        &[(vec![], received)],
+    )?;
+    page.counter(
+        "fletch_peer_sent_bytes_total",
+        "Bytes of chunks and files that were sent to other servers. No account has them",
+        &[],
+        &[(vec![], sent)],
+    )?;
+    page.counter(
+        "fletch_peer_foreign_fills_total",
+        "Chunks and files that this server fetched for another one, although it does not own them",
+        &[],
+        &[(vec![], foreign_fills)],
+    )
 }
 
 fn connections(page: &Page, server: &Server) -> Result<(), MetricsError> {

@@ -1,7 +1,7 @@
 //! Counts requests and their durations, by route and status, and the durations of reads of chunks, by tier.
 //! `metrics` writes them out.
 
-use fletch_store::Tier;
+use fletch_store::{AtPeer, Tier};
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, proto::MetricFamily,
 };
@@ -35,6 +35,7 @@ struct ReadSeconds {
     disk: Histogram,
     flight: Histogram,
     origin: Histogram,
+    peer: Histogram,
 }
 
 impl RequestMetrics {
@@ -74,6 +75,7 @@ impl RequestMetrics {
             disk: of(Tier::Disk),
             flight: of(Tier::Flight),
             origin: of(Tier::Origin),
+            peer: of(Tier::Peer(AtPeer::Hit)),
         };
         RequestMetrics { registry, total, seconds, reads, sums: Default::default() }
     }
@@ -86,6 +88,7 @@ impl RequestMetrics {
             Tier::Disk => &reads.disk,
             Tier::Flight => &reads.flight,
             Tier::Origin | Tier::Bypass => &reads.origin,
+            Tier::Peer(_) => &reads.peer,
         };
         of_tier.observe(took.as_secs_f64());
     }
@@ -118,5 +121,6 @@ fn word(tier: Tier) -> &'static str {
         Tier::Disk => "disk",
         Tier::Flight => "flight",
         Tier::Origin | Tier::Bypass => "origin",
+        Tier::Peer(_) => "peer",
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     allocation::{Allocator, Limits as AllocationLimits, TenantShare},
     auth::{AllowedHosts, Auth, Quota},
+    chunk_reads::{ChunkReads, READ_ATTEMPTS},
     cluster::ClusterState,
     config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
@@ -25,7 +26,7 @@ use crate::{
     sweep::{Recorder, SweepContext},
     tenants::{TenantLimit, Tenants},
     tls::Tls,
-    versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
+    versions::{Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::DatasetUse;
@@ -143,7 +144,9 @@ pub struct Server {
     /// The tasks that outlive a request.
     pub tasks: TaskTracker,
     /// The server's part of its cluster.
-    pub cluster: ClusterState,
+    pub cluster: Arc<ClusterState>,
+    /// Reads chunks, from this server's cache, other servers and origins.
+    pub chunk_reads: Arc<ChunkReads>,
     /// The open connections.
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
@@ -169,7 +172,7 @@ impl Server {
         let tls = config.tls.clone().map(Tls::open).transpose()?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
-        let cluster = ClusterState::open(&config.cluster, state.path(), &url)?;
+        let cluster = Arc::new(ClusterState::open(&config.cluster, state.path(), &url)?);
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
             requests_max: limits.origin_requests,
@@ -204,15 +207,21 @@ impl Server {
         let store_limits = StoreLimits {
             memory_bytes: limits.store_bytes(),
             deadline: limits.io_timeout,
-            attempts: ATTEMPTS,
+            attempts: READ_ATTEMPTS,
         };
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
+        let chunk_reads = ChunkReads::new(
+            Arc::clone(&store),
+            Arc::clone(&versions),
+            Arc::clone(&tenants),
+            Arc::clone(&cluster),
+        );
         let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
             shares: Arc::clone(&shares),
-            versions: Arc::clone(&versions),
+            reads: Arc::clone(&chunk_reads),
             accounts: Arc::clone(&accounts),
             tenants: Arc::clone(&tenants),
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
@@ -234,7 +243,7 @@ impl Server {
         let prefetch = PrefetchContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
-            tenants: Arc::clone(&tenants),
+            reads: Arc::clone(&chunk_reads),
             tasks: tasks.clone(),
             pool: PrefetchPool::new(
                 limits.prefetch_bytes,
@@ -296,6 +305,7 @@ impl Server {
             connections: Connections::new(table, Arc::clone(&request_memory)),
             request_memory,
             cluster,
+            chunk_reads,
             url,
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),

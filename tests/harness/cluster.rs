@@ -7,7 +7,7 @@
 //!      └─────proxy 0,1──▶ etcd 1      server 1 ──proxy 1,0──▶ etcd 0 …
 //! ```
 
-use crate::bins::{Running, bin, run, without_variables};
+use crate::bins::{Running, bin, command, run, without_variables};
 use crate::prometheus::free_port;
 use crate::watch::until;
 use fletch_testkit::tls;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -264,6 +264,18 @@ pub struct ClusterServer {
     pub edges: Vec<Edge>,
     scratch: TempDir,
     more: Vec<String>,
+    tls: Option<ClientTls>,
+}
+
+/// What clients of a server with TLS need.
+#[derive(Debug, Clone)]
+pub struct ClientTls {
+    /// The file with the CA of the server's certificate.
+    pub ca: PathBuf,
+    /// The file with the certificate of the client.
+    pub cert: PathBuf,
+    /// The file with the key of that certificate.
+    pub key: PathBuf,
 }
 
 impl ClusterServer {
@@ -283,6 +295,9 @@ impl ClusterServer {
             format!("--cluster-endpoints={}", endpoints.join(",")),
             "--cluster-member-ttl=2s".to_owned(),
         ];
+        // A flag of the test replaces the one of the rig.
+        let flag = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
+        words.retain(|word| more.iter().all(|own| flag(own) != flag(word)));
         words.extend(more.iter().map(|&w| w.to_owned()));
         ClusterServer {
             process: None,
@@ -290,7 +305,25 @@ impl ClusterServer {
             edges,
             scratch: TempDir::with_prefix("fletch-member-").expect("scratch"),
             more: words,
+            tls: None,
         }
+    }
+
+    /// Returns the server with TLS. `tls`: what the clients of this rig show it.
+    #[must_use]
+    pub fn with_tls(mut self, tls: &ClientTls) -> Self {
+        self.url = self.url.replacen("http:", "https:", 1);
+        self.tls = Some(tls.clone());
+        self
+    }
+
+    fn curl(&self, words: &[&str]) -> Command {
+        let mut c = Command::new("curl");
+        if let Some(tls) = &self.tls {
+            c.arg("--cacert").arg(&tls.ca).arg("--cert").arg(&tls.cert).arg("--key").arg(&tls.key);
+        }
+        c.args(words);
+        c
     }
 
     fn spawn(&self) -> Running {
@@ -305,6 +338,24 @@ impl ClusterServer {
             .stdout(Stdio::null())
             .stderr(log);
         Running::spawn("fletch-server", &mut c)
+    }
+
+    /// Adds a word to the command line.
+    pub fn add(&mut self, word: String) {
+        self.more.push(word);
+    }
+
+    /// Registers a dataset. `token`: the file of a token, if the server needs one.
+    pub fn register(&self, name: &str, uri: &str, tables: &str, token: Option<&Path>) {
+        let mut c = command("fletch");
+        c.args(["register", name, uri, "--tables", tables, "--server", &self.url]);
+        if let Some(token) = token {
+            c.arg("--token-file").arg(token);
+        }
+        if let Some(tls) = &self.tls {
+            c.arg("--ca-file").arg(&tls.ca).arg("--cert-file").arg(&tls.cert).arg("--key-file").arg(&tls.key);
+        }
+        run(&mut c);
     }
 
     /// Starts the server, and waits until it answers.
@@ -373,8 +424,7 @@ impl ClusterServer {
     /// Returns the status of a GET. 0: no answer.
     #[must_use]
     pub fn status(&self, path: &str) -> u16 {
-        let mut c = Command::new("curl");
-        c.args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "5"]);
+        let mut c = self.curl(&["-s", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "5"]);
         let out = c.arg(format!("{}{path}", self.url)).output().expect("curl runs");
         String::from_utf8_lossy(&out.stdout).parse().unwrap_or(0)
     }
@@ -382,16 +432,24 @@ impl ClusterServer {
     /// Returns the text of a GET, whatever its status, with its head.
     #[must_use]
     pub fn text(&self, path: &str) -> String {
-        let mut c = Command::new("curl");
-        c.args(["-sS", "-i", "--max-time", "15"]).arg(format!("{}{path}", self.url));
+        let mut c = self.curl(&["-sS", "-i", "--max-time", "15"]);
+        c.arg(format!("{}{path}", self.url));
         String::from_utf8_lossy(&run(&mut c).stdout).into_owned()
+    }
+
+    /// Returns the bytes of a file of a version, if the server delivers them.
+    #[must_use]
+    pub fn file(&self, root: &str, path: &str) -> Option<Vec<u8>> {
+        let mut c = self.curl(&["-sSf", "--max-time", "15"]);
+        let out = c.arg(format!("{}/v1/versions/{root}/files/{path}", self.url)).output().expect("curl runs");
+        out.status.success().then_some(out.stdout)
     }
 
     /// Returns the view of the server as JSON. `null`: no answer.
     #[must_use]
     pub fn view(&self) -> Value {
-        let mut c = Command::new("curl");
-        let out = c.args(["-s", "--max-time", "5"]).arg(format!("{}/v1/cluster", self.url)).output();
+        let mut c = self.curl(&["-s", "--max-time", "5"]);
+        let out = c.arg(format!("{}/v1/cluster", self.url)).output();
         serde_json::from_slice(&out.expect("curl runs").stdout).unwrap_or_default()
     }
 
@@ -410,6 +468,15 @@ impl ClusterServer {
     #[must_use]
     pub fn view_number(&self) -> u64 {
         self.view()["view"].as_u64().unwrap_or(0)
+    }
+
+    /// Returns the sum of all series of a family.
+    #[must_use]
+    pub fn sum(&self, family: &str) -> f64 {
+        let text = self.text("/metrics");
+        let of = |l: &&str| l.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let series = text.lines().filter(of);
+        series.filter_map(|l| l.rsplit(' ').next()?.trim().parse::<f64>().ok()).sum()
     }
 
     /// Returns a series of the metrics.

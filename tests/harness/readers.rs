@@ -107,12 +107,27 @@ impl Readers {
     /// I1: at the first wrong byte.
     #[must_use]
     pub fn read(&self, site: &Site, root: &str, files: &[(String, Hash)], at_once: usize) -> Got {
+        self.read_through(&[&site.url], root, files, at_once)
+    }
+
+    /// As [`Self::read`], through several servers: each client through one of them.
+    ///
+    /// # Panics
+    /// I1: at the first wrong byte.
+    #[must_use]
+    pub fn read_through(
+        &self,
+        servers: &[&str],
+        root: &str,
+        files: &[(String, Hash)],
+        at_once: usize,
+    ) -> Got {
         let left: Arc<Mutex<VecDeque<(String, Hash)>>> =
             Arc::new(Mutex::new(files.iter().cloned().collect()));
         let (bytes, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let base = format!("{}/v1/versions/{root}/files/", site.url);
-        let client = || {
-            let (left, http, base) = (Arc::clone(&left), self.http.clone(), base.clone());
+        let client = |server: &str| {
+            let base = format!("{server}/v1/versions/{root}/files/");
+            let (left, http) = (Arc::clone(&left), self.http.clone());
             let (bytes, failed) = (Arc::clone(&bytes), Arc::clone(&failed));
             async move {
                 loop {
@@ -132,8 +147,8 @@ impl Readers {
         };
         self.runtime.block_on(async {
             let mut all = tokio::task::JoinSet::new();
-            for _ in 0..at_once {
-                all.spawn(client());
+            for i in 0..at_once {
+                all.spawn(client(servers[i % servers.len()]));
             }
             while let Some(done) = all.join_next().await {
                 done.expect("a reader");

@@ -39,6 +39,8 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-host",
             "fletch-origin",
             "fletch-store",
+            // For the TLS of what a server asks other servers.
+            "fletch-client",
         ],
     ),
     (
@@ -96,6 +98,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["jobs", "warmups", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],
+    &["chunk_reads"],
     &["versions"],
     &["tenants", "credentials"],
     &["config"],

@@ -58,7 +58,7 @@ impl Component {
 pub type Cost = (ByteResult, ByteTier);
 
 /// Every cost, by its index in a tally.
-pub const TIERS: [Cost; 11] = [
+pub const TIERS: [Cost; 15] = [
     (ByteResult::Hit, ByteTier::Memory),
     (ByteResult::Hit, ByteTier::Disk),
     (ByteResult::Hit, ByteTier::Flight),
@@ -70,6 +70,10 @@ pub const TIERS: [Cost; 11] = [
     (ByteResult::Miss, ByteTier::Flight),
     (ByteResult::Miss, ByteTier::Origin),
     (ByteResult::Bypass, ByteTier::Origin),
+    (ByteResult::Hit, ByteTier::Peer),
+    (ByteResult::Substituted, ByteTier::Peer),
+    (ByteResult::Miss, ByteTier::Peer),
+    (ByteResult::Bypass, ByteTier::Peer),
 ];
 
 /// The counters of one (domain, tenant, job, root, dataset).

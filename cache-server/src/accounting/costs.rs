@@ -6,7 +6,9 @@
 //!
 //! 1. Every byte that [`crate::versions`] reads from an origin is in exactly one [`JobCosts`].
 //! 2. `avoided − due = delivered − read`, where `due` are the bytes that were read and not yet delivered. So
-//!    a chunk that is fetched before its files are delivered avoids nothing.
+//!    a chunk that is fetched before its files are delivered avoids nothing. In a cluster, what a server
+//!    sends to another one counts with `delivered`, and what it receives with `read`. So the sum over all
+//!    servers is right.
 
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::Meter;
@@ -23,6 +25,8 @@ use std::{
 pub const NO_JOB: &str = "none";
 /// The job of what warm-ups read.
 pub const WARMUP: &str = "warmup";
+/// The job of what other servers of the cluster made this one read.
+pub const PEERS: &str = "peers";
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
@@ -34,13 +38,23 @@ pub struct Balance {
     delivered: AtomicU64,
     read: Arc<AtomicU64>,
     avoided: AtomicU64,
+    /// Sent to other servers of the cluster, which deliver them.
+    sent: AtomicU64,
+    /// Received from other servers, which read or avoided them.
+    received: AtomicU64,
 }
 
 impl Balance {
     /// Counts `n` delivered bytes. What exceeds the bytes read so far was avoided.
     pub fn deliver(&self, n: u64) {
-        let delivered = self.delivered.fetch_add(n, Relaxed) + n;
-        self.avoided.fetch_max(delivered.saturating_sub(self.read.load(Relaxed)), Relaxed);
+        self.delivered.fetch_add(n, Relaxed);
+        self.avoid();
+    }
+
+    fn avoid(&self) {
+        let given = self.delivered.load(Relaxed) + self.sent.load(Relaxed);
+        let taken = self.read.load(Relaxed) + self.received.load(Relaxed);
+        self.avoided.fetch_max(given.saturating_sub(taken), Relaxed);
     }
 
     /// Returns the bytes: delivered, read from origins, and avoided.
@@ -125,6 +139,17 @@ impl JobCosts {
         self.balance.deliver(n);
     }
 
+    /// Counts `n` bytes that were sent to another server of the cluster.
+    pub fn send(&self, n: u64) {
+        self.balance.sent.fetch_add(n, Relaxed);
+        self.balance.avoid();
+    }
+
+    /// Counts `n` bytes that another server of the cluster sent.
+    pub fn receive(&self, n: u64) {
+        self.balance.received.fetch_add(n, Relaxed);
+    }
+
     /// Records that a reply of the job waits, until the guard is dropped.
     #[must_use]
     pub fn wait(self: &Arc<Self>) -> Waiting {
@@ -198,7 +223,7 @@ impl Costs {
         Arc::clone(jobs.entry(of).or_insert(Arc::new(JobCosts::new(Arc::clone(label), balance))))
     }
 
-    /// Returns the costs that belong to no job of a person: `word` is [`NO_JOB`] or [`WARMUP`].
+    /// Returns the costs that belong to no job of a person: `word` is [`NO_JOB`], [`WARMUP`] or [`PEERS`].
     ///
     /// # Panics
     /// For another word that is not a valid name.
@@ -237,7 +262,7 @@ impl Costs {
     /// Moves the costs of jobs that are no longer live to the job `expired`.
     pub fn fold(&self, expired: &JobName, is_live: impl Fn(&Tenant, &JobName) -> bool) {
         let mut jobs = lock(&self.jobs);
-        let kept = |job: &JobName| job == expired || [NO_JOB, WARMUP].contains(&job.as_str());
+        let kept = |job: &JobName| job == expired || [NO_JOB, WARMUP, PEERS].contains(&job.as_str());
         let over: Vec<_> = jobs
             .extract_if(.., |of, costs| {
                 // A request still holds the costs and will add to them: a later call moves them.
@@ -255,6 +280,21 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_of_a_cluster_avoid_a_byte_once() {
+        // The owner reads 10 bytes and sends them to two servers, each of which delivers them once.
+        let (owner, others) = (Balance::default(), [Balance::default(), Balance::default()]);
+        owner.read.fetch_add(10, Relaxed);
+        for other in &others {
+            owner.sent.fetch_add(10, Relaxed);
+            owner.avoid();
+            other.received.fetch_add(10, Relaxed);
+            other.deliver(10);
+        }
+        assert_eq!(others.each_ref().map(|b| b.bytes().avoided), [0, 0]);
+        assert_eq!(owner.bytes(), DatasetBytes { delivered: 0, read: 10, avoided: 10 });
+    }
 
     #[test]
     fn what_was_read_before_it_is_delivered_avoids_nothing() {

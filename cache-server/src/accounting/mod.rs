@@ -6,5 +6,5 @@ mod costs;
 mod live_jobs;
 
 pub use accounts::{Accounts, Component, Cost, EXPIRED, Tally};
-pub use costs::{CostsOf, JobCosts, NO_JOB, WARMUP, Waiting};
+pub use costs::{CostsOf, JobCosts, NO_JOB, PEERS, WARMUP, Waiting};
 pub use live_jobs::{JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs};

@@ -17,7 +17,8 @@ const RANDOM_BYTES: usize = 32;
 /// The settings of a token that is to be made.
 #[derive(Debug, Clone)]
 pub struct NewToken {
-    tenant: Tenant,
+    /// `None` for a peer.
+    tenant: Option<Tenant>,
     domain: Option<Domain>,
     role: Role,
     note: Option<String>,
@@ -58,7 +59,7 @@ pub fn command() -> Command {
             )
             .arg(
                 arg("tenant", "TENANT", "Tenant that owns the token's jobs, registrations and quota")
-                    .required(true)
+                    .required_unless_present("role")
                     .value_parser(value_parser!(Tenant)),
             )
             .arg(
@@ -70,7 +71,7 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(Domain)),
             )
             .arg(
-                arg("role", "ROLE", "Role: reader, user, admin or monitor [default: user]")
+                arg("role", "ROLE", "Role: reader, user, admin, monitor or peer (no tenant) [default: user]")
                     .value_parser(value_parser!(Role)),
             )
             .arg(arg("note", "TEXT", "Note for people, such as where the token is used"))
@@ -97,10 +98,8 @@ impl NewToken {
     #[must_use]
     pub fn read(matches: &ArgMatches) -> Self {
         let m = matches.subcommand().map_or(matches, |(_, m)| m);
-        // The parser requires the argument.
-        let tenant = m.get_one::<Tenant>("tenant").cloned().unwrap_or_else(Tenant::default_tenant);
         NewToken {
-            tenant,
+            tenant: m.get_one("tenant").cloned(),
             domain: m.get_one("domain").cloned(),
             role: m.get_one("role").copied().unwrap_or_default(),
             note: m.get_one("note").cloned(),
@@ -113,8 +112,10 @@ impl NewToken {
     /// Makes the token, writes it to its file, and appends its lines to the tokens file, if files are given.
     ///
     /// # Errors
-    /// If the system gives no random bytes, a file cannot be written, or the token's file exists.
+    /// If a peer has a tenant, or another role has none; if the system gives no random bytes, a file cannot
+    /// be written, or the token's file exists.
     pub fn mint(&self) -> io::Result<Minted> {
+        self.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         // Before the lines are appended, so that no token comes into force that nobody has.
         let out = self.out.as_deref().map(|path| self.create(path)).transpose()?;
         let minted = self.mint_to(out);
@@ -122,6 +123,14 @@ impl NewToken {
             std::fs::remove_file(path)?;
         }
         minted
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        match (self.role.may_ask_as_peer(), &self.tenant, &self.domain) {
+            (true, None, None) | (false, Some(_), _) => Ok(()),
+            (true, ..) => Err("a peer has no tenant and no domain: leave out --tenant and --domain"),
+            (false, None, _) => Err("the role needs a tenant: give --tenant"),
+        }
     }
 
     /// Creates the token's file, which only its owner may read.
@@ -146,12 +155,11 @@ impl NewToken {
         let mut random = [0; RANDOM_BYTES];
         rand::rngs::OsRng.try_fill_bytes(&mut random).map_err(io::Error::other)?;
         let token = format!("fletch_{}", hex::encode(random));
-        let mut lines = format!(
-            "\n[[token]]\nhash = \"{}\"\ntenant = \"{}\"\nrole = \"{}\"\n",
-            Hash::of(token.as_bytes()),
-            self.tenant,
-            self.role
-        );
+        let mut lines = format!("\n[[token]]\nhash = \"{}\"\n", Hash::of(token.as_bytes()));
+        if let Some(tenant) = &self.tenant {
+            lines += &format!("tenant = \"{tenant}\"\n");
+        }
+        lines += &format!("role = \"{}\"\n", self.role);
         if let Some(domain) = &self.domain {
             lines += &format!("domain = \"{domain}\"\n");
         }
@@ -189,6 +197,7 @@ mod tests {
         };
         let a = make(&["--tenant", "a"]);
         let b = make(&["--tenant", "b", "--domain", "d", "--role", "admin", "--note", "a \"b\"\n]"]);
+        let peer = make(&["--role", "peer"]);
         assert_ne!(a.token, b.token);
         let auth = Auth::open(Some(&path), SocketAdmins::default()).expect("holds together");
         let ask = |m: &Minted| {
@@ -197,6 +206,12 @@ mod tests {
         };
         assert_eq!((ask(&a).tenant.as_str(), ask(&a).role), ("a", Role::User));
         assert_eq!((ask(&b).domain.as_str(), ask(&b).role), ("d", Role::Admin));
+        assert_eq!(ask(&peer).role, Role::Peer);
+        for wrong in [&["--role", "admin"][..], &["--role", "peer", "--tenant", "t"]] {
+            let matches =
+                command().try_get_matches_from(["token", "new"].iter().chain(wrong)).expect("usable");
+            assert!(NewToken::read(&matches).mint().is_err(), "{wrong:?}");
+        }
         let file = std::fs::read_to_string(&path).expect("file");
         assert!(!file.contains(&a.token) && !format!("{a:?}").contains(&a.token));
         assert!(command().try_get_matches_from(["token", "new"]).is_err());

@@ -5,7 +5,7 @@
 //! hash = "…"            # BLAKE3 of the token, 64 hex digits; the token itself is stored nowhere
 //! tenant = "vision"
 //! domain = "research"   # shares bytes with the tenants of this domain; default: the tenant alone
-//! role = "user"         # reader | user | admin | monitor
+//! role = "user"         # reader | user | admin | monitor | peer; a peer has no tenant
 //! note = "CI runner"    # for people
 //!
 //! [[tenant]]
@@ -66,13 +66,21 @@ pub enum Role {
     Admin,
     /// May only see metrics. For a monitoring system.
     Monitor,
+    /// May only ask for chunks as another server of the cluster, for any domain.
+    Peer,
 }
 
 impl Role {
     /// Returns whether the role may read the domain's datasets.
     #[must_use]
     pub fn may_read(self) -> bool {
-        self != Role::Monitor
+        matches!(self, Role::Reader | Role::User | Role::Admin)
+    }
+
+    /// Returns whether the role may use the routes for other servers of the cluster.
+    #[must_use]
+    pub fn may_ask_as_peer(self) -> bool {
+        self == Role::Peer
     }
 
     /// Returns whether the role may change what the server does for the domain.
@@ -99,6 +107,7 @@ impl Role {
             Role::User => "user",
             Role::Admin => "admin",
             Role::Monitor => "monitor",
+            Role::Peer => "peer",
         }
     }
 }
@@ -112,10 +121,10 @@ impl fmt::Display for Role {
 impl FromStr for Role {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor];
+        let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor, Role::Peer];
         all.into_iter()
             .find(|r| r.word() == s)
-            .ok_or_else(|| format!("{s:?} is not a role; write reader, user, admin or monitor"))
+            .ok_or_else(|| format!("{s:?} is not a role; write reader, user, admin, monitor or peer"))
     }
 }
 
@@ -169,12 +178,32 @@ struct File {
 #[derive(Deserialize)]
 struct TokenRow {
     hash: Hash,
-    tenant: Tenant,
+    tenant: Option<Tenant>,
     domain: Option<Domain>,
     #[serde(default)]
     role: Role,
     #[serde(rename = "note")]
     _note: Option<String>,
+}
+
+impl TokenRow {
+    /// Returns the principal of the token, or what is wrong.
+    fn principal(&self) -> Result<Principal, String> {
+        let short = self.hash.short();
+        if self.role.may_ask_as_peer() {
+            return match (&self.tenant, &self.domain) {
+                (None, None) => Ok(Principal::anonymous(Role::Peer)),
+                _ => Err(format!("the peer token {short}… has a tenant or a domain; remove them")),
+            };
+        }
+        let Some(tenant) = self.tenant.clone() else {
+            return Err(format!("the token {short}… has no tenant; add `tenant = \"NAME\"`"));
+        };
+        // Names of domains and tenants have the same grammar.
+        let own = || Domain::new(tenant.as_str()).unwrap_or_else(|_| Domain::default_domain());
+        let domain = self.domain.clone().unwrap_or_else(own);
+        Ok(Principal { domain, tenant, role: self.role })
+    }
 }
 
 #[derive(Deserialize)]
@@ -261,21 +290,28 @@ impl Tokens {
         };
         let mut domains: BTreeMap<Tenant, Domain> = BTreeMap::new();
         for t in file.token {
-            // Names of domains and tenants have the same grammar.
-            let own = Domain::new(t.tenant.as_str()).unwrap_or_else(|_| Domain::default_domain());
-            let domain = t.domain.unwrap_or(own);
-            let of = domains.entry(t.tenant.clone()).or_insert_with(|| domain.clone());
-            if *of != domain {
-                faults.push(format!(
-                    "tenant {} is in the domains {of} and {domain}; a tenant is in one domain",
-                    t.tenant
-                ));
+            let principal = match t.principal() {
+                Ok(principal) => principal,
+                Err(why) => {
+                    faults.push(why);
+                    continue;
+                }
+            };
+            // A peer is no tenant: it has no quota, and no tenant's part becomes smaller because of it.
+            if !principal.role.may_ask_as_peer() {
+                let Principal { domain, tenant, .. } = &principal;
+                let of = domains.entry(tenant.clone()).or_insert_with(|| domain.clone());
+                if of != domain {
+                    faults.push(format!(
+                        "tenant {tenant} is in the domains {of} and {domain}; a tenant is in one domain"
+                    ));
+                }
             }
             let slot = tokens.by_hash.entry(tokens.key.hash_one(t.hash.as_bytes())).or_default();
             if slot.iter().any(|(h, _)| *h == t.hash) {
                 faults.push(format!("the hash {}… is listed twice", t.hash.short()));
             }
-            slot.push((t.hash, Principal { domain, tenant: t.tenant, role: t.role }));
+            slot.push((t.hash, principal));
             tokens.len += 1;
         }
         for t in file.tenant {
@@ -376,6 +412,8 @@ mod tests {
                 &format!("[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[tenant]]\nname = \"t\"\nrequests = 0"),
                 "t has requests = 0",
             ),
+            (&format!("[[token]]\nhash = \"{a}\""), "has no tenant"),
+            (&format!("[[token]]\nhash = \"{a}\"\nrole = \"peer\"\ntenant = \"t\""), "remove them"),
         ];
         for (text, says) in cases {
             let told = read(text).expect_err(text);
@@ -393,6 +431,14 @@ mod tests {
         let quota = Quota { registered: Some(2 << 40), ..Quota::default() };
         assert_eq!(tokens.quotas(), [(Tenant::new("t").expect("name"), quota)]);
         assert_eq!(tokens.len(), 1);
+    }
+
+    #[test]
+    fn a_peer_is_no_tenant() {
+        let text = format!("[[token]]\nhash = \"{}\"\nrole = \"peer\"\n", hash("a"));
+        let tokens = read(&text).expect("holds together");
+        assert_eq!(tokens.find(b"a"), Some(Principal::anonymous(Role::Peer)));
+        assert!(tokens.tenants().is_empty());
     }
 
     #[test]
@@ -415,16 +461,18 @@ mod tests {
 
     #[test]
     fn roles_are_as_wide_as_documented() {
-        let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor];
+        let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor, Role::Peer];
         let rights =
             all.map(|r| (r.may_read(), r.may_write(), r.may_see_all_tenants(), r.may_read_metrics()));
+        assert_eq!(all.map(Role::may_ask_as_peer), [false, false, false, false, true]);
         assert_eq!(
             rights,
             [
                 (true, false, false, false),
                 (true, true, false, false),
                 (true, true, true, true),
-                (false, false, false, true)
+                (false, false, false, true),
+                (false, false, false, false)
             ]
         );
         for r in all {

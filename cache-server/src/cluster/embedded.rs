@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 /// Returns the state of a server that is its only member.
 pub fn open(id: MemberId, url: &str) -> ClusterState {
-    let view = Arc::new(ClusterView::single(id, url.to_owned()));
+    let view = Arc::new(ClusterView::single(id.clone(), url.to_owned()));
     let (sender, views) = watch::channel(view);
     // Without its sender, a wait for another view would end at once.
-    ClusterState::new(url.to_owned(), views, Coordinator::Embedded { _views: sender })
+    ClusterState::new(id, url.to_owned(), views, Coordinator::Embedded { _views: sender })
 }

@@ -7,19 +7,22 @@
 //! I1. The view is immutable. Readers never wait for the coordinator.
 //! I2. Without the coordinator the last view stays in force, also over a restart.
 //! I3. The number of the view changes with the ring only. A restart within `cluster.forget_after` keeps it.
-//! I4. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+//! I4. `peers.rs` asks other members for chunks, by the view. It decides nothing: `chunk_reads` does.
+//! I5. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
 
 mod embedded;
 mod etcd;
 mod identity;
 mod member;
+mod peers;
 mod records;
 mod settings;
 mod steps;
 mod view;
 
 pub use member::DrainError;
-pub use settings::{ClusterConfig, EtcdConfig};
+pub use peers::{PeerAddress, PeerAnswer, PeerRequest, Peers, is_safe};
+pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use view::ClusterView;
 
 use fletch_core::{MemberId, cluster::Weight};
@@ -46,6 +49,9 @@ pub enum ClusterError {
     /// The certificates cannot be used.
     #[error("the client for etcd cannot be made: {0}; check cluster.ca_file, cert_file and key_file")]
     Tls(String),
+    /// The client for other members cannot be made.
+    #[error("the client for other servers of the cluster cannot be made: {0}; install TLS certificates")]
+    Peers(String),
     /// The state directory belongs to another member.
     #[error(
         "the state directory {dir} belongs to {known}, and the settings say {wanted}; set cluster.name and \
@@ -92,9 +98,11 @@ enum Coordinator {
 
 /// A server's part of its cluster.
 pub struct ClusterState {
+    own_id: MemberId,
     own_url: String,
     views: watch::Receiver<Arc<ClusterView>>,
     coordinator: Coordinator,
+    peers: Option<Peers>,
 }
 
 impl ClusterState {
@@ -103,14 +111,34 @@ impl ClusterState {
     /// # Errors
     /// [`ClusterError`].
     pub fn open(config: &ClusterConfig, dir: &Path, url: &str) -> Result<Self, ClusterError> {
-        let Some(etcd) = &config.etcd else { return Ok(embedded::open(config.id.clone(), url)) };
+        let own_id = config.id.clone();
+        let Some(etcd) = &config.etcd else { return Ok(embedded::open(own_id, url)) };
         let own_url = etcd.advertise_url.clone().unwrap_or_else(|| url.to_owned());
         let (member, views) = EtcdMember::open(&config.id, etcd, dir, &own_url)?;
-        Ok(ClusterState::new(own_url, views, Coordinator::Etcd(Box::new(member))))
+        let peers = Peers::new(&etcd.peers, views.clone())?;
+        let state = ClusterState::new(own_id, own_url, views, Coordinator::Etcd(Box::new(member)));
+        Ok(ClusterState { peers: Some(peers), ..state })
     }
 
-    fn new(own_url: String, views: watch::Receiver<Arc<ClusterView>>, coordinator: Coordinator) -> Self {
-        ClusterState { own_url, views, coordinator }
+    fn new(
+        own_id: MemberId,
+        own_url: String,
+        views: watch::Receiver<Arc<ClusterView>>,
+        coordinator: Coordinator,
+    ) -> Self {
+        ClusterState { own_id, own_url, views, coordinator, peers: None }
+    }
+
+    /// Returns the name of this server in its cluster.
+    #[must_use]
+    pub fn own_id(&self) -> &MemberId {
+        &self.own_id
+    }
+
+    /// Returns the other members, or `None` for a server that is alone.
+    #[must_use]
+    pub fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref()
     }
 
     /// Returns the URL by which clients reach this server.

@@ -1,5 +1,6 @@
 //! The settings of the section `[cluster]`.
 
+use fletch_client::TlsOptions;
 use fletch_core::MemberId;
 use std::{path::PathBuf, time::Duration};
 use url::Url;
@@ -40,4 +41,17 @@ pub struct EtcdConfig {
     pub ca_file: Option<PathBuf>,
     /// The client certificate and its key, in PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
+    /// How this server asks other members for chunks.
+    pub peers: PeerConfig,
+}
+
+/// The settings by which a server asks other members for chunks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// The file with the token of the role `peer` that this server sends, or `None` for no token.
+    pub token_file: Option<PathBuf>,
+    /// Whether the token may go over plain HTTP to other machines.
+    pub allows_insecure: bool,
+    /// The CAs of the members' certificates, and the certificate that this server shows them.
+    pub tls: TlsOptions,
 }

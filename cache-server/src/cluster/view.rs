@@ -1,6 +1,9 @@
 //! The view that a server has of its cluster: an immutable value, which a newer one replaces.
 
-use super::records::{MemberPhase, MemberRecord, Snapshot};
+use super::{
+    peers::PeerAddress,
+    records::{MemberPhase, MemberRecord, Snapshot},
+};
 use fletch_api::{Cluster, Member, MemberState};
 use fletch_core::{
     MemberId,
@@ -71,6 +74,14 @@ impl ClusterView {
         let mut records = self.records.clone();
         records.insert(id.clone(), record);
         ClusterView::new(self.core.number(), self.core.ring().clone(), records)
+    }
+
+    /// Returns a member and the URL by which other servers reach it, if the member is up.
+    #[must_use]
+    pub fn address(&self, id: &MemberId) -> Option<PeerAddress> {
+        let record = self.records.get(id).filter(|_| self.core.is_up(id))?;
+        let url = record.peer_url.as_ref().unwrap_or(&record.url).clone();
+        Some(PeerAddress { id: id.clone(), url })
     }
 
     /// Returns the state of a member.
@@ -181,6 +192,10 @@ mod tests {
         let text = super::super::records::to_text(&view);
         let again: ClusterView = super::super::records::from_text(&text).expect("a view");
         assert_eq!((&again, again.etag()), (&view, view.etag()));
+        let peer_url = Some("http://peer".to_owned());
+        let view = view.with_own(&id("d"), MemberRecord { peer_url, ..record(MemberPhase::Up) });
+        let urls = ["a", "b", "c", "d"].map(|name| view.address(&id(name)).map(|to| to.url));
+        assert_eq!(urls, [Some("http://a".to_owned()), None, None, Some("http://peer".to_owned())]);
         let other = view.with_own(&id("c"), record(MemberPhase::Up));
         assert_eq!(other.core.number(), view.core.number());
         assert_ne!(other.etag(), view.etag());

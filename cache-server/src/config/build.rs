@@ -112,7 +112,7 @@ impl ConfigBuilder<'_> {
         }
     }
 
-    fn has_tokens(&self) -> bool {
+    pub(super) fn has_tokens(&self) -> bool {
         !self.text("auth.tokens").is_empty()
     }
 
@@ -335,7 +335,8 @@ impl ConfigBuilder<'_> {
             );
         }
         if self.faults.is_empty() {
-            for (key, why) in config.limits.faults() {
+            let of_cluster = config.cluster.etcd.as_ref().and_then(|_| config.limits.cluster_fault());
+            for (key, why) in config.limits.faults().into_iter().chain(of_cluster) {
                 self.fault(key, why);
             }
         }

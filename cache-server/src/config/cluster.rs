@@ -1,7 +1,8 @@
 //! The section `[cluster]`: its values, checked together.
 
 use super::build::ConfigBuilder;
-use crate::cluster::{ClusterConfig, EtcdConfig};
+use crate::cluster::{ClusterConfig, EtcdConfig, PeerConfig, is_safe};
+use fletch_client::TlsOptions;
 use fletch_core::MemberId;
 use fletch_settings::Span;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -12,7 +13,7 @@ const ENDPOINTS_MAX: usize = 16;
 /// The bounds of `cluster.member_ttl`. etcd keeps no shorter lease.
 const TTL: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(60);
 /// Settings that only etcd uses, and that have no default.
-const OF_ETCD: [&str; 9] = [
+const OF_ETCD: [&str; 13] = [
     "cluster.endpoints",
     "cluster.advertise_url",
     "cluster.peer_url",
@@ -22,6 +23,10 @@ const OF_ETCD: [&str; 9] = [
     "cluster.ca_file",
     "cluster.cert_file",
     "cluster.key_file",
+    "cluster.peer_token_file",
+    "cluster.peer_ca_file",
+    "cluster.peer_cert_file",
+    "cluster.peer_key_file",
 ];
 
 impl ConfigBuilder<'_> {
@@ -97,11 +102,22 @@ impl ConfigBuilder<'_> {
                 self.fault(key, "needs https:// endpoints; change cluster.endpoints, or unset this");
             }
         }
+        let peer_url = self.url("cluster.peer_url");
+        let shown = self.pair("cluster.peer_cert_file", "cluster.peer_key_file");
+        let (cert_file, key_file) = shown.map(|(cert, key)| (cert.into(), key.into())).unzip();
+        let peers = PeerConfig {
+            token_file: self.optional_path("cluster.peer_token_file"),
+            allows_insecure: self.get("cluster.insecure_peers", false),
+            tls: TlsOptions { ca_file: self.optional_path("cluster.peer_ca_file"), cert_file, key_file },
+        };
+        let own = peer_url.as_ref().or(advertise_url.as_ref()).cloned();
+        let own = own.or_else(|| listen.map(|l| format!("{}://{l}", self.scheme())));
+        self.check_peers(&peers, own.as_deref());
         EtcdConfig {
             cluster,
             endpoints,
             advertise_url,
-            peer_url: self.url("cluster.peer_url"),
+            peer_url,
             zone,
             weight,
             member_ttl,
@@ -110,6 +126,42 @@ impl ConfigBuilder<'_> {
             user,
             ca_file,
             identity,
+            peers,
+        }
+    }
+
+    /// Returns how this server is spoken to over TCP.
+    fn scheme(&self) -> &'static str {
+        if self.text("tls.cert_file").is_empty() { "http" } else { "https" }
+    }
+
+    /// Checks what the members of the cluster send each other. Every server has about the same settings. So
+    /// what this one requires of clients, the others require of it. `own`: the URL that they use.
+    fn check_peers(&mut self, peers: &PeerConfig, own: Option<&str>) {
+        if peers.tls.cert_file.is_none() && !self.text("tls.client_ca_file").is_empty() {
+            let why = "is needed with tls.client_ca_file, because every server asks the others for a \
+                       certificate; give one that this CA signed for clients";
+            self.fault("cluster.peer_cert_file", why);
+        }
+        if self.scheme() == "https" && own.is_some_and(|url| url.starts_with("http:")) {
+            let why = "is plain HTTP, but this server speaks TLS (tls.cert_file); write https://";
+            let is_peer_url = !self.text("cluster.peer_url").is_empty();
+            self.fault(if is_peer_url { "cluster.peer_url" } else { "cluster.advertise_url" }, why);
+        }
+        if peers.token_file.is_none() && self.has_tokens() {
+            let why = "is needed with auth.tokens, because every server asks the others for a token; make \
+                       one with `fletch-server token new --role peer`";
+            self.fault("cluster.peer_token_file", why);
+        }
+        if peers.token_file.is_some() && !peers.allows_insecure && own.is_some_and(|url| !is_safe(url)) {
+            let url = own.unwrap_or_default();
+            self.fault(
+                "cluster.peer_token_file",
+                format!(
+                    "the other servers would send their token to {url} in plain text; give cluster.peer_url \
+                     an https:// URL, or set cluster.insecure_peers = true on a network that you trust"
+                ),
+            );
         }
     }
 

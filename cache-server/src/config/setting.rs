@@ -25,6 +25,8 @@ pub(super) enum Form {
     Text,
     /// A number.
     Number,
+    /// `true` or `false`.
+    Switch,
     /// A list of texts. This character separates them in the flag.
     List(char),
 }
@@ -34,6 +36,7 @@ impl Setting {
     pub fn form(&self) -> Form {
         match self.value {
             "N" => Form::Number,
+            "true|false" => Form::Switch,
             value if value.ends_with("[:DIR]") => Form::List(':'),
             value if value.contains("[,") => Form::List(','),
             _ => Form::Text,

@@ -23,6 +23,9 @@ impl EffectiveSetting {
             Form::Number => {
                 self.value.parse::<i64>().map_or_else(|_| self.value.as_str().into(), Value::from)
             }
+            Form::Switch => {
+                self.value.parse::<bool>().map_or_else(|_| self.value.as_str().into(), Value::from)
+            }
             Form::List(separator) => {
                 Value::Array(self.value.split(separator).filter(|v| !v.is_empty()).map(Value::from).collect())
             }

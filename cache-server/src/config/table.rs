@@ -366,6 +366,46 @@ pub(super) const SETTINGS: &[Setting] = &[
         ""
     ),
     setting!(
+        "cluster.peer_token_file",
+        "cluster-peer-token-file",
+        "FILE",
+        "File with the token of the role `peer` that this server sends to the others of its cluster",
+        |f| text(&f.cluster.peer_token_file),
+        ""
+    ),
+    setting!(
+        "cluster.insecure_peers",
+        "cluster-insecure-peers",
+        "true|false",
+        "Whether that token may go over plain HTTP to other machines",
+        |f| text(&f.cluster.insecure_peers),
+        "false"
+    ),
+    setting!(
+        "cluster.peer_ca_file",
+        "cluster-peer-ca-file",
+        "FILE",
+        "Certificates (PEM) that sign those of the other servers; empty: those of the system",
+        |f| text(&f.cluster.peer_ca_file),
+        ""
+    ),
+    setting!(
+        "cluster.peer_cert_file",
+        "cluster-peer-cert-file",
+        "FILE",
+        "Certificate (PEM) that this server shows the others, where they require one",
+        |f| text(&f.cluster.peer_cert_file),
+        ""
+    ),
+    setting!(
+        "cluster.peer_key_file",
+        "cluster-peer-key-file",
+        "FILE",
+        "Key (PEM) of that certificate",
+        |f| text(&f.cluster.peer_key_file),
+        ""
+    ),
+    setting!(
         "limits.connections",
         "limits-connections",
         "N",

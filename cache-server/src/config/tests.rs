@@ -222,7 +222,7 @@ fn other_value(s: &Setting) -> String {
         "cluster.coordinator" => "etcd",
         "cluster.endpoints" => "https://etcd-0:2379,https://etcd-1:2379",
         "cluster.member_ttl" => "7s",
-        "cluster.advertise_url" | "cluster.peer_url" => "http://gpu7:7380",
+        "cluster.advertise_url" | "cluster.peer_url" => "https://gpu7:7380",
         _ => match s.value {
             "N" => "17",
             "SIZE" => "48MiB",
@@ -235,6 +235,7 @@ fn other_value(s: &Setting) -> String {
             "FILE" => "/var/log/it's # \\ here",
             "DIR" => "/srv/it's # \\ here",
             "URI" => "file:///srv/tables",
+            "true|false" => "true",
             "URL" => "http://prometheus.example:9090/p",
             value => panic!("{}: a value for {value}", s.key),
         },
@@ -353,4 +354,31 @@ fn a_cluster_is_checked_as_a_whole() {
     assert!(told.contains("needs a TCP address") && told.contains("needs https:// endpoints"), "{told}");
     let told = faults(&[&etcd[..], &["--listen=0.0.0.0:1", "--auth-tokens=/t"]].concat());
     assert!(told.contains("cluster.advertise_url") && told.contains("http://HOST:PORT"), "{told}");
+    assert!(
+        told.contains("cluster.peer_token_file") && told.contains("is needed with auth.tokens"),
+        "{told}"
+    );
+
+    // A token in plain text leaves this machine only where the operator said so.
+    let tokens = ["--auth-tokens=/t", "--cluster-peer-token-file=/p", "--cluster-advertise-url=http://a:1"];
+    let plain = [&etcd[..], &tokens].concat();
+    assert!(faults(&plain).contains("to http://a:1 in plain text"), "{}", faults(&plain));
+    let c = config(&[&plain[..], &["--cluster-insecure-peers=true"]].concat(), &user()).expect("valid");
+    assert!(c.cluster.etcd.expect("etcd").peers.allows_insecure);
+    for safe in ["--cluster-peer-url=https://a:1", "--cluster-peer-url=http://127.0.0.1:1"] {
+        assert!(config(&[&plain[..], &[safe]].concat(), &user()).is_ok(), "{safe}");
+    }
+    assert!(faults(&["--cluster-insecure-peers=maybe", etcd[0], etcd[1]]).contains("cluster.insecure_peers"));
+    // What this server requires of clients, the others require of it.
+    let tls = ["--tls-cert-file=/c", "--tls-key-file=/k", "--tls-client-ca-file=/ca", "--listen=127.0.0.1:1"];
+    let told = faults(&[&etcd[..], &tls, &["--cluster-advertise-url=http://a:1"]].concat());
+    assert!(told.contains("is needed with tls.client_ca_file"), "{told}");
+    assert!(told.contains("cluster.advertise_url") && told.contains("but this server speaks TLS"), "{told}");
+    let shown = ["--cluster-peer-cert-file=/c", "--cluster-peer-key-file=/k"];
+    assert!(config(&[&etcd[..], &tls, &shown].concat(), &user()).is_ok());
+    assert!(faults(&[&etcd[..], &shown[..1]].concat()).contains("needs cluster.peer_key_file"));
+
+    let told = faults(&[&etcd[..], &["--memory=120MiB"]].concat());
+    assert!(told.contains("at least 128MiB"), "{told}");
+    assert!(config(&[&etcd[..], &["--memory=128MiB"]].concat(), &user()).is_ok());
 }

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     accounting::{Component, Cost, LiveJob, Tally},
     auth::{Peer, Principal, Role},
+    chunk_reads::Asker,
     connections::{Connection, Refusal},
     limits::Limits,
     server::Server,
@@ -62,14 +63,17 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     server.credentials.check_reader(peer)?;
     let allowed = match path {
         routes::METRICS => principal.role.may_read_metrics(),
+        // Without tokens, whoever may connect is as near as a server of the cluster.
+        _ if path.starts_with(routes::PEERS) && server.auth.is_required() => principal.role.may_ask_as_peer(),
         _ => principal.role.may_read(),
     };
     if !allowed {
         return Err(forbidden(server, principal.role));
     }
     if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
-        // Without tokens all callers are one tenant, which may have all connections.
-        let tenant = server.auth.is_required().then_some(&principal.tenant);
+        // Without tokens all callers are one tenant, which may have all connections. A peer is no tenant.
+        let is_tenant = server.auth.is_required() && !principal.role.may_ask_as_peer();
+        let tenant = is_tenant.then_some(&principal.tenant);
         connection.prove(tenant).map_err(|why| refusal(why, &server.limits))?;
     }
     request.extensions_mut().insert(principal);
@@ -278,7 +282,7 @@ impl Admitted {
     /// Returns who pays for the reads of one version.
     pub fn payer(&self, server: &Server, sources: &Sources, root: Root) -> Payer {
         let costs = Arc::clone(self.tally(server, sources, root).costs());
-        Payer { tenant: self.principal.tenant.clone(), costs }
+        Payer { asker: Asker::Client, tenant: self.principal.tenant.clone(), costs }
     }
 
     /// Returns a function that makes the charge of a cost, for one version.

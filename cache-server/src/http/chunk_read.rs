@@ -7,12 +7,13 @@
 use super::error::{ApiError, ApiResult};
 use crate::{
     accounting::{Cost, JobCosts},
+    chunk_reads::{Asker, ChunkRead, PackedPart},
     server::Server,
-    versions::{ChunkFetch, LocatedChunk, Sources},
+    versions::{LocatedChunk, Sources},
 };
 use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey, Tenant};
-use fletch_store::{DatasetId, Hit, ReadError, Tier};
+use fletch_store::{AtPeer, DatasetId, Hit, Tier};
 use std::{ops::Range, sync::Arc, time::Instant};
 
 /// Returns the result and the tier under which a read is counted.
@@ -24,6 +25,9 @@ pub fn cost_of(tier: Tier) -> Cost {
         Tier::Flight => (ByteResult::Hit, ByteTier::Flight),
         Tier::Origin => (ByteResult::Miss, ByteTier::Origin),
         Tier::Bypass => (ByteResult::Bypass, ByteTier::Origin),
+        Tier::Peer(AtPeer::Hit) => (ByteResult::Hit, ByteTier::Peer),
+        Tier::Peer(AtPeer::Miss) => (ByteResult::Miss, ByteTier::Peer),
+        Tier::Peer(AtPeer::Bypass) => (ByteResult::Bypass, ByteTier::Peer),
     }
 }
 
@@ -35,12 +39,15 @@ pub fn cache_status(tier: Tier) -> &'static str {
         Tier::Flight => "fletch; fwd=miss; collapsed",
         Tier::Origin => "fletch; fwd=miss; stored",
         Tier::Bypass => "fletch; fwd=miss",
+        Tier::Peer(_) => "fletch; fwd=miss; detail=peer",
     }
 }
 
 /// Who asks for bytes: the tenant whose permits the reads take, and the job that they cost.
 #[derive(Clone)]
 pub struct Payer {
+    /// Whether a client or another server asks.
+    pub asker: Asker,
     /// The tenant.
     pub tenant: Tenant,
     /// The costs of the job's reads of the dataset.
@@ -80,17 +87,18 @@ pub async fn read_chunk(
         return Ok(hit);
     }
     let located = server.versions.locate(sources, hash).await?;
-    read_located_chunk(server, payer, sources, hash, &located, sources.dataset_id()).await
+    read_located_chunk(server, payer, sources, (hash, None), &located, sources.dataset_id()).await
 }
 
 /// Reads a whole chunk that was located, with a permit of the payer's tenant if it must be fetched.
 ///
-/// A chunk that is fetched is kept on disk for `dataset`.
+/// A chunk that is fetched is kept on disk for `dataset`, unless another server of the cluster owns it.
+/// `part` says that the chunk is a file which is read alone.
 pub async fn read_located_chunk(
     server: &Server,
     payer: &Payer,
     sources: &Arc<Sources>,
-    hash: Hash,
+    (hash, part): (Hash, Option<PackedPart>),
     located: &LocatedChunk,
     dataset: DatasetId,
 ) -> ApiResult<Hit> {
@@ -101,12 +109,9 @@ pub async fn read_located_chunk(
         return Err(ApiError::not_found());
     }
     let began = Instant::now();
-    let (key, len) = (key(sources, hash), located.len);
-    let fetch = ChunkFetch::fetch(&server.versions, (sources, &payer.costs), hash, located);
-    let chunk = located.cold(&server.store, &key, sources);
-    let permitted = server.tenants.with_origin_permit(&payer.tenant, &chunk, fetch).await;
-    let fetch = permitted.map_err(ReadError::from)?;
-    let hit = server.store.read(key, len, dataset, fetch).await?;
+    let (asker, tenant, costs) = (payer.asker, &payer.tenant, &payer.costs);
+    let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part };
+    let hit = server.chunk_reads.read(&read).await?;
     server.requests.count_read(hit.tier, began.elapsed());
     Ok(hit)
 }

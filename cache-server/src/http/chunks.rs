@@ -88,7 +88,7 @@ pub async fn get(
     let held = server.tenants.hold_memory(tenant, hash, located.len.into()).await?;
     let payer = admitted.payer(&server, &sources, root);
     let waiting = payer.costs.wait();
-    let hit = read_located_chunk(&server, &payer, &sources, hash, &located, dataset).await?;
+    let hit = read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?;
     drop(waiting);
     let range = requested.range(len);
     // A chunk is at most 16 MiB.

@@ -9,12 +9,13 @@
 //! memory (I6).
 
 use super::{
-    chunk_read::{Payer, cached_chunk, cost_of, read_chunk, read_located_chunk, read_part},
+    chunk_read::{Payer, cached_chunk, cost_of, has_chunk, read_chunk, read_located_chunk, read_part},
     error::{ApiError, ApiResult},
     response_body::{Charge, Piece},
 };
 use crate::{
     accounting::Cost,
+    chunk_reads::PackedPart,
     read_ahead::READ_AHEAD_BYTES_MAX,
     server::Server,
     tenants::{HeldMemory, bind_memory},
@@ -25,7 +26,7 @@ use fletch_api::Code;
 use fletch_core::{
     Hash, StoreKey, Verified,
     manifest::{
-        EntryKind, EntryRef,
+        EntryKind, EntryRef, Slice,
         locate::{ChunkRange, ranges},
     },
 };
@@ -258,6 +259,19 @@ impl Span {
 }
 
 impl PackedFile {
+    /// Returns the chunk in which the file lies.
+    pub fn chunk(&self) -> &Slice {
+        &self.placement.slice
+    }
+
+    /// Returns whether the file, or its chunk, is in memory or on disk.
+    pub fn is_here(&self, server: &Server, sources: &Sources) -> bool {
+        let size = u32::try_from(self.placement.range.len()).unwrap_or(u32::MAX);
+        let slice = self.chunk();
+        has_chunk(server, sources, self.hash, size)
+            || has_chunk(server, sources, slice.chunk, slice.chunk_offset + slice.len)
+    }
+
     /// Returns the bytes as a range of the chunk, if an earlier read proved the placement.
     fn proven_range(&self) -> Option<Range<usize>> {
         let Range { start, end } = self.placement.range;
@@ -311,14 +325,20 @@ impl PackedFile {
             if let Some(hit) = read_part(server, sources, (chunk_hash, &located), &at, hash).await? {
                 return cut(&hit, &self.range);
             }
+            let part_of = Some(PackedPart { chunk: chunk_hash, ordinal: self.ordinal });
+            let is_elsewhere = || {
+                server.store.needs_fetch(&key(chunk_hash), located.len)
+                    && server.chunk_reads.is_elsewhere(payer.asker, sources, chunk_hash)
+            };
             let would_keep = || {
                 let (dataset, all) = (sources.dataset_id(), located.layout_bytes());
                 server.store.would_keep(&key(chunk_hash), dataset, (size, located.len), all)
             };
-            let alone = server.store.has(&key(hash), size) || !would_keep();
+            // If another server owns the chunk, that one decides whether it fetches the whole of it.
+            let alone = server.store.has(&key(hash), size) || is_elsewhere() || !would_keep();
             if alone && let Some(part) = located.slice(&at) {
-                let dataset = sources.single_file_id();
-                let hit = read_located_chunk(server, payer, sources, hash, &part, dataset).await?;
+                let (dataset, of) = (sources.single_file_id(), (hash, part_of));
+                let hit = read_located_chunk(server, payer, sources, of, &part, dataset).await?;
                 return cut(&hit, &self.range);
             }
         }

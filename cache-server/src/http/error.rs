@@ -3,6 +3,7 @@
 use crate::{
     accounting::TooManyJobs,
     auth::Unauthenticated,
+    chunk_reads::PeersOverloaded,
     epochs::JobError,
     state::RegisterError,
     tenants::{NoChunkMemory, NoOriginPermit},
@@ -106,6 +107,10 @@ impl From<ReadError> for ApiError {
         let (code, hint) = match &e {
             ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
                 Some(v) => return v.clone().into(),
+                None if f.source.is::<PeersOverloaded>() => (
+                    Code::Overloaded,
+                    "wait and send the request again; if this lasts, raise --memory of the servers",
+                ),
                 None => f
                     .source
                     .downcast_ref::<NoOriginPermit>()

@@ -14,6 +14,7 @@ use crate::{
     accounting::{Component, Cost, Tally},
     auth::Principal,
     benefit::{LeaseTimes, WaitCause},
+    chunk_reads::Asker,
     epochs::{Delivery, Epoch, Granted},
     jobs::OpenJob,
     read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
@@ -209,11 +210,15 @@ impl SampleRead {
             let Piece::Content(_, charge) = piece else { continue };
             match charge.cost {
                 // A flight is a fetch that another read began, and a miss from memory one that was ahead.
-                (_, ByteTier::Origin | ByteTier::Flight) | (ByteResult::Miss, ByteTier::Memory) => {
+                (_, ByteTier::Origin | ByteTier::Flight)
+                | (ByteResult::Miss, ByteTier::Memory)
+                | (ByteResult::Miss | ByteResult::Bypass, ByteTier::Peer) => {
                     read.cause = WaitCause::Origin;
                 }
+                // The disk of another server, or its memory.
+                (_, ByteTier::Peer) if read.cause == WaitCause::Queue => read.cause = WaitCause::Disk,
                 (_, ByteTier::Disk) if read.cause == WaitCause::Queue => read.cause = WaitCause::Disk,
-                (_, ByteTier::Disk | ByteTier::Memory) => {}
+                (_, ByteTier::Disk | ByteTier::Memory | ByteTier::Peer) => {}
             }
         }
         read
@@ -391,7 +396,8 @@ impl LeaseReader {
     }
 
     fn payer(&self) -> Payer {
-        Payer { tenant: self.job.setup.tenant.clone(), costs: Arc::clone(self.tally.costs()) }
+        let (tenant, costs) = (self.job.setup.tenant.clone(), Arc::clone(self.tally.costs()));
+        Payer { asker: Asker::Client, tenant, costs }
     }
 
     async fn files(&self, sample: u32) -> ApiResult<Vec<Found>> {

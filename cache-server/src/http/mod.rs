@@ -24,6 +24,7 @@ mod jobs;
 mod leases;
 mod mounts;
 mod page;
+mod peers;
 pub mod range;
 mod request;
 mod response_body;
@@ -92,6 +93,8 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(mounts::announce, mounts::forget))
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::drain))
+        .routes(documented!(peers::chunk))
+        .routes(documented!(peers::file))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))

@@ -50,12 +50,18 @@ pub enum Piece {
     Framing(Bytes),
     /// Bytes of a version's tables.
     Table(Bytes),
+    /// Content for another server of the cluster, which no account has. The costs of the dataset have it.
+    Peer(Bytes, Arc<JobCosts>),
 }
 
 impl Piece {
     fn is_empty(&self) -> bool {
         match self {
-            Piece::Content(b, _) | Piece::Mixed(b, _) | Piece::Framing(b) | Piece::Table(b) => b.is_empty(),
+            Piece::Content(b, _)
+            | Piece::Mixed(b, _)
+            | Piece::Framing(b)
+            | Piece::Table(b)
+            | Piece::Peer(b, _) => b.is_empty(),
         }
     }
 
@@ -66,7 +72,7 @@ impl Piece {
                 ByteResult::Hit | ByteResult::Substituted => b.len() as u64,
                 ByteResult::Miss | ByteResult::Bypass => 0,
             },
-            Piece::Mixed(..) | Piece::Framing(_) | Piece::Table(_) => 0,
+            Piece::Mixed(..) | Piece::Framing(_) | Piece::Table(_) | Piece::Peer(..) => 0,
         }
     }
 
@@ -88,6 +94,14 @@ impl Piece {
             Piece::Table(b) => {
                 let out = b.split_to(b.len().min(SLICE_BYTES_MAX));
                 server.accounts.add_table_bytes(out.len() as u64);
+                out
+            }
+            Piece::Peer(b, costs) => {
+                let out = b.split_to(b.len().min(SLICE_BYTES_MAX));
+                costs.send(out.len() as u64);
+                if let Some(peers) = server.cluster.peers() {
+                    peers.add_sent(out.len() as u64);
+                }
                 out
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Viewer, datasets::OriginTimes};
 use crate::{
-    accounting::{CostsOf, EXPIRED, NO_JOB, WARMUP},
+    accounting::{CostsOf, EXPIRED, NO_JOB, PEERS, WARMUP},
     allocation::Measured,
     dashboard::{JobReading, JobVerdict},
     server::Server,
@@ -47,7 +47,7 @@ fn known(server: &Server, viewer: Option<&Viewer>) -> BTreeMap<CostsOf, Known> {
     let sees = |domain: &_, tenant: &_| viewer.is_none_or(|v| v.sees_tenant(domain, tenant));
     let mut uses = server.accounts.jobs_by_domain(sees);
     // These words of the accounts are no jobs.
-    uses.retain(|of, _| ![NO_JOB, WARMUP, EXPIRED].contains(&of.job.as_str()));
+    uses.retain(|of, _| ![NO_JOB, WARMUP, PEERS, EXPIRED].contains(&of.job.as_str()));
     let mut all = BTreeMap::new();
     for (domain, tenant, line) in server.registry.all() {
         if !sees(&domain, &tenant) {

@@ -1,12 +1,15 @@
 //! Fetching of a unit or a sample into memory, pinned until it is released.
 
 use super::{By, Prefetcher};
-use crate::versions::{ChunkFetch, LocatedChunk, SamplesError, VersionError};
+use crate::{
+    chunk_reads::{Asker, ChunkRead, PackedPart},
+    versions::{LocatedChunk, SamplesError, VersionError},
+};
 use fletch_core::{
     Hash,
     manifest::{Slice, locate::ranges},
 };
-use fletch_store::{Pinned, ReadError, Tier};
+use fletch_store::{AtPeer, Pinned, ReadError, Tier};
 use fletch_tables::Found;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -37,6 +40,8 @@ pub(super) enum FetchFailed {
 struct Piece {
     hash: Hash,
     located: LocatedChunk,
+    /// The file, if it is read without the chunk in which it lies.
+    part: Option<PackedPart>,
     held: bool,
 }
 
@@ -54,15 +59,25 @@ impl Prefetcher {
     }
 
     async fn read(&self, piece: Piece) -> Result<(u64, Option<Pinned>), FetchFailed> {
-        let Piece { hash, located, held } = piece;
-        let fetch = ChunkFetch::fetch(&self.context.versions, (&self.sources, &self.costs), hash, &located);
-        let (store, key) = (&self.context.store, self.key(hash));
-        let chunk = located.cold(store, &key, &self.sources);
-        let permitted = self.context.tenants.with_origin_permit(&self.tenant, &chunk, fetch).await;
-        let fetch = permitted.map_err(ReadError::from)?;
-        let hit = store.read(key.clone(), located.len, self.sources.dataset_id(), fetch).await?;
-        let fetched = if matches!(hit.tier, Tier::Origin | Tier::Bypass) { located.len.into() } else { 0 };
-        Ok((fetched, held.then(|| store.pin(key, hit.chunk))))
+        let Piece { hash, located, part, held } = piece;
+        let read = ChunkRead {
+            asker: Asker::Client,
+            tenant: &self.tenant,
+            costs: &self.costs,
+            sources: &self.sources,
+            hash,
+            located: &located,
+            dataset: self.sources.dataset_id(),
+            part,
+        };
+        let hit = self.context.reads.read(&read).await?;
+        let is_fetched = match hit.tier {
+            Tier::Origin | Tier::Bypass => true,
+            Tier::Peer(at) => at != AtPeer::Hit,
+            Tier::Memory | Tier::Disk | Tier::Flight => false,
+        };
+        let fetched = if is_fetched { located.len.into() } else { 0 };
+        Ok((fetched, held.then(|| self.context.store.pin(self.key(hash), hit.chunk))))
     }
 
     async fn of_unit(&self, unit: u32) -> Result<Vec<Piece>, FetchFailed> {
@@ -73,7 +88,7 @@ impl Prefetcher {
             let rows = rows.map_err(|e| SamplesError::from(VersionError::from(e)))?;
             let row = rows.get(c.row as usize).ok_or(SamplesError::Lost)?;
             let located = LocatedChunk::from_row(source, c.part as usize, row.clone());
-            pieces.push(Piece { hash: c.hash, located, held: true });
+            pieces.push(Piece { hash: c.hash, located, part: None, held: true });
         }
         Ok(pieces)
     }
@@ -90,6 +105,7 @@ impl Prefetcher {
                         pieces.push(Piece {
                             hash: s.chunk,
                             located: self.locate(s.chunk).await?,
+                            part: None,
                             held: true,
                         });
                     }
@@ -114,11 +130,16 @@ impl Prefetcher {
         let range = ranges(slices, 0..entry.size).next().map(|r| r.range);
         let part = range.as_ref().map_or(located.len, |r| u32::try_from(r.len()).unwrap_or(u32::MAX));
         let all = located.layout_bytes();
-        let stays = self.context.store.would_keep(&key, number, (part, located.len), all);
+        let store = &self.context.store;
+        // The owner of the chunk decides whether it keeps the whole of it. The file alone comes here.
+        let is_elsewhere = store.needs_fetch(&key, located.len)
+            && self.context.reads.is_elsewhere(Asker::Client, &self.sources, one.chunk);
+        let stays = !is_elsewhere && store.would_keep(&key, number, (part, located.len), all);
+        let of = is_elsewhere.then_some(PackedPart { chunk: one.chunk, ordinal: found.ordinal });
         let part = range.filter(|_| !stays).and_then(|r| located.slice(&r));
         Ok(match (entry.hash, part) {
-            (Some(hash), Some(part)) => Piece { hash, located: part, held: true },
-            _ => Piece { hash: one.chunk, located, held: false },
+            (Some(hash), Some(file)) => Piece { hash, located: file, part: of, held: true },
+            _ => Piece { hash: one.chunk, located, part: None, held: false },
         })
     }
 }

@@ -21,7 +21,7 @@ mod fetch;
 
 use crate::{
     accounting::JobCosts,
-    tenants::Tenants,
+    chunk_reads::ChunkReads,
     versions::{Samples, Sources, Versions},
 };
 use fetch::Fetched;
@@ -154,8 +154,8 @@ pub struct PrefetchContext {
     pub store: Arc<Store>,
     /// Fetches chunks.
     pub versions: Arc<Versions>,
-    /// Whose permits the fetches take.
-    pub tenants: Arc<Tenants>,
+    /// Reads chunks.
+    pub reads: Arc<ChunkReads>,
     /// Owns the fetches' tasks.
     pub tasks: TaskTracker,
     /// The memory that prefetchers share.

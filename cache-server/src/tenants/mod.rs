@@ -21,7 +21,7 @@ pub use fair_queue::Stream;
 pub use fair_share::{Refused, ShareUse};
 pub use memory::{ChunkMemory, HeldMemory, NoChunkMemory, bind_memory};
 use origin::OriginShares;
-pub use origin::{ColdChunk, NoOriginPermit};
+pub use origin::{ColdChunk, NoOriginPermit, OriginPermits};
 pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
 use crate::{
@@ -102,6 +102,12 @@ pub struct Tenants {
     origin_shares: OriginShares,
     /// Memory for chunks that reads fetch and replies hold.
     pub memory: Arc<ChunkMemory>,
+    /// Memory for clients' reads that wait for another server of the cluster, in bytes. Part of `memory`.
+    pub peer_waits: Arc<FairPermits>,
+    /// Memory for reads of other servers that wait for a chunk's former owner, in bytes. Part of `memory`.
+    pub former_owner_waits: Arc<FairPermits>,
+    /// Permits for requests of other servers of the cluster, by the name of the domain.
+    pub peer_requests: Arc<FairPermits>,
     /// Bytes of job records and ledgers.
     pub state_bytes: StateBytes,
     /// Bytes of the announcements of mounts.
@@ -133,6 +139,10 @@ impl Tenants {
             origin_requests: FairPermits::new(to_u64(limits.origin_requests), 1),
             origin_shares: OriginShares::default(),
             memory: ChunkMemory::new(limits.chunk_bytes()),
+            // Without guaranteed parts, so that the largest chunk fits whatever tenants there are.
+            peer_waits: FairPermits::new(limits.peer_wait_bytes(), 1),
+            former_owner_waits: FairPermits::new(limits.former_owner_wait_bytes(), 1),
+            peer_requests: FairPermits::new(to_u64(limits.requests), 1),
             state_bytes: StateBytes::default(),
             mount_bytes: FairPermits::new(MOUNTS_BYTES, MOUNT_BYTES_MAX),
             view_waits: FairPermits::new(VIEW_WAITS_MAX, 1),
@@ -154,6 +164,8 @@ impl Tenants {
         for permits in [&self.mount_bytes, &self.view_waits, &self.page_streams] {
             permits.set_tenants(&most(|_| None));
         }
+        // A domain is named like its tenant, unless several tenants share it.
+        self.peer_requests.set_tenants(&most(|_| None));
         let own = to_u64(self.limits.tenant_declared_jobs);
         let declared: Vec<_> =
             known.iter().map(|(t, q)| (t.clone(), Some(q.declared_jobs.unwrap_or(own)))).collect();

@@ -4,7 +4,9 @@
 //! calls that wait for a backend that hangs leave room for those to other ones. At one backend, the datasets
 //! that the tenant reads take turns by the weights of their jobs ([`StreamTurns`]).
 
-use super::{NoChunkMemory, Stream, TenantLimit, Tenants, stream_turns::StreamTurns, to_usize};
+use super::{
+    FairPermit, HeldMemory, NoChunkMemory, Stream, TenantLimit, Tenants, stream_turns::StreamTurns, to_usize,
+};
 use fletch_core::{Kind, StoreKey, Tenant};
 use fletch_origin::{Backend, Origin, OriginPace, OriginUri, SharedPermit, SharedPermits};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
@@ -39,6 +41,14 @@ pub struct ColdChunk<'a> {
     pub origin: &'a Origin,
     /// For which dataset it is read.
     pub stream: Stream,
+}
+
+/// What a fetch of a chunk from an origin holds. Dropping it gives all back.
+#[derive(Debug)]
+pub struct OriginPermits {
+    _own: OriginPermit,
+    _all: FairPermit,
+    _memory: Option<Arc<HeldMemory>>,
 }
 
 /// Why a tenant may not read a chunk from an origin now.
@@ -225,10 +235,39 @@ impl Tenants {
         chunk: &ColdChunk<'_>,
         fetch: Fetch,
     ) -> Result<Fetch, NoOriginPermit> {
-        let ColdChunk { store, key, len, origin, ref stream } = *chunk;
-        if !store.needs_fetch(key, len) {
+        if !chunk.store.needs_fetch(chunk.key, chunk.len) {
             return Ok(fetch);
         }
+        let memory = self.hold_memory(tenant, chunk.key.hash, chunk.len.into());
+        let permits = self.origin_permits(tenant, chunk, memory).await?;
+        Ok(Arc::new(move |attempt| {
+            let _held = &permits;
+            fetch(attempt)
+        }))
+    }
+
+    /// Waits for a permit for a read that asked another server first, or that another server waits for.
+    ///
+    /// It takes no memory of the tenant. Replies hold that while they wait for other servers, so servers that
+    /// wait for each other would wait for ever.
+    ///
+    /// # Errors
+    /// [`NoOriginPermit`], which is counted.
+    pub async fn bare_origin_permit(
+        &self,
+        tenant: &Tenant,
+        chunk: &ColdChunk<'_>,
+    ) -> Result<OriginPermits, NoOriginPermit> {
+        self.origin_permits(tenant, chunk, std::future::ready(Ok(None))).await
+    }
+
+    async fn origin_permits(
+        &self,
+        tenant: &Tenant,
+        chunk: &ColdChunk<'_>,
+        memory: impl Future<Output = Result<Option<Arc<HeldMemory>>, NoChunkMemory>>,
+    ) -> Result<OriginPermits, NoOriginPermit> {
+        let ColdChunk { len, origin, ref stream, .. } = *chunk;
         let waited = self.limits.io_timeout / 2;
         // First the share: who waits for an origin that hangs holds nothing that readers of others need.
         let permits = self.origin_shares.of(tenant, self.origin_share(tenant));
@@ -247,15 +286,12 @@ impl Tenants {
             return Err(NoOriginPermit::Share { origin, share, waited });
         };
         // Then the memory: who has a permit of all origins waits for nothing else here.
-        let memory = self.hold_memory(tenant, key.hash, len.into()).await?;
+        let memory = memory.await?;
         let Ok(permit) = timeout(waited, self.origin_requests.acquire(tenant, 1)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
             let used = self.origin_requests.of(tenant).used;
             return Err(NoOriginPermit::Requests { origin: origin.uri().clone(), used, waited });
         };
-        Ok(Arc::new(move |attempt| {
-            let _held = (&own, &permit, &memory);
-            fetch(attempt)
-        }))
+        Ok(OriginPermits { _own: own, _all: permit, _memory: memory })
     }
 }

@@ -17,6 +17,7 @@ use std::{ops::Range, sync::Arc};
 const PROBE_BYTES: u64 = 64 << 10;
 
 /// A chunk of a version, with the source and the row that locate it.
+#[derive(Clone)]
 pub struct LocatedChunk {
     /// The chunk's length in bytes.
     pub len: u32,

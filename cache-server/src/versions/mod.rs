@@ -262,7 +262,8 @@ impl Versions {
     }
 
     /// Returns when a read that begins now ends, at whatever homes it asks.
-    fn call_deadline(&self) -> Instant {
+    #[must_use]
+    pub fn call_deadline(&self) -> Instant {
         Instant::now() + self.call_timeout
     }
 

@@ -76,6 +76,24 @@ impl Sources {
         self.dataset_id
     }
 
+    /// Returns whether the chunks belong to plain readers, and not to a sweep.
+    #[must_use]
+    pub fn are_plain(&self) -> bool {
+        self.dataset_id == DatasetId::of(&self.domain, self.dataset())
+    }
+
+    /// Returns the root of the version.
+    #[must_use]
+    pub fn root(&self) -> Root {
+        self.root
+    }
+
+    /// Returns the tenant that registered the dataset to which the bytes are accounted.
+    #[must_use]
+    pub fn registrar(&self) -> &Tenant {
+        &self.owner.tenant
+    }
+
     /// Returns the length of a chunk of this version from memory.
     ///
     /// The outer `None` says that the tables are not in memory: await [`super::Versions::locate`].
@@ -89,8 +107,7 @@ impl Sources {
     /// A sweep keeps no such file, because its policy evicts whole units and would never evict the file.
     #[must_use]
     pub fn single_file_id(&self) -> DatasetId {
-        let own = DatasetId::of(&self.domain, self.dataset());
-        if self.dataset_id == own { own } else { DatasetId::UNCACHED }
+        if self.are_plain() { self.dataset_id } else { DatasetId::UNCACHED }
     }
 
     /// Returns whether the datasets are still registered. If not, the access to the version has ended.

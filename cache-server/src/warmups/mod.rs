@@ -7,14 +7,16 @@
 //! 1. (I6) At most [`RUNNING_MAX`] warm-ups run at once, and [`KNOWN_MAX`] are remembered; the oldest
 //!    finished one is forgotten first. All warm-ups together pin at most [`PINNED_CHUNKS_MAX`] chunks.
 //! 2. (I7) A warm-up belongs to its domain. For other domains it does not exist.
-//! 3. The number of missing chunks comes from a count at the end, not from sums of the run.
+//! 3. The number of missing chunks comes from a count at the end, not from sums of the run. Chunks that other
+//!    servers of the cluster own are missing if these refused them, and are not pinned.
 
 mod run;
 
 use crate::{
     accounting::Accounts,
+    chunk_reads::ChunkReads,
     tenants::Tenants,
-    versions::{Source, Sources, Versions},
+    versions::{Source, Sources},
 };
 use fletch_api::{Amount, Code, Problem, Warmup, WarmupState};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey, Tenant};
@@ -43,8 +45,8 @@ pub struct WarmupContext {
     pub store: Arc<Store>,
     /// The datasets' shares of the disk.
     pub shares: Arc<Shares>,
-    /// Where the chunks come from.
-    pub versions: Arc<Versions>,
+    /// Keeps and checks chunks, here or at their owners.
+    pub reads: Arc<ChunkReads>,
     /// Counts what the warm-ups read.
     pub accounts: Arc<Accounts>,
     /// Whose permits the fetches take. While readers hold permits, warm-ups fetch less.
@@ -119,6 +121,8 @@ struct WarmupRecord {
     present: Count,
     fetched: Count,
     refused: Count,
+    /// The part of `refused` that other servers of the cluster refused.
+    refused_elsewhere: Count,
     failed: Count,
     damaged: Count,
     missing: Count,
@@ -282,6 +286,7 @@ impl Warmups {
             present: Count::default(),
             fetched: Count::default(),
             refused: Count::default(),
+            refused_elsewhere: Count::default(),
             failed: Count::default(),
             damaged: Count::default(),
             missing: Count::default(),

@@ -9,8 +9,9 @@
 
 use super::{Pins, WarmupRecord, WarmupRequest, Warmups, unix_ns};
 use crate::accounting::WARMUP;
+use crate::chunk_reads::{Asker, ChunkRead, Kept, OwnersSilent, PeersOverloaded};
 use crate::tenants::NoOriginPermit;
-use crate::versions::{ChunkFetch, LocatedChunk, VersionError};
+use crate::versions::{LocatedChunk, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
 use fletch_core::StoreKey;
 use fletch_settings::ByteSize;
@@ -34,6 +35,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 /// The outcome of one chunk.
 enum ChunkOutcome {
     Warmed(Warmed),
+    /// Another server of the cluster owns the chunk.
+    Elsewhere(Warmed),
     Checked(ChunkCheck),
     Failed(ReadError),
 }
@@ -216,26 +219,29 @@ impl Warmups {
         row: ChunkRow,
     ) -> (ChunkRow, ChunkOutcome) {
         let sources = &request.sources;
-        let key = StoreKey { domain: record.domain.clone(), hash: row.chunk };
-        if record.check {
-            let found = self.context.store.check_chunk(&key, row.len).await;
-            return (row, ChunkOutcome::Checked(found));
-        }
         let located = LocatedChunk::from_row(&request.source, part, row.clone());
         let of = (&record.domain, &request.tenant);
         let costs = self.context.accounts.costs.of_server(of, sources.dataset(), WARMUP);
+        let read = ChunkRead {
+            asker: Asker::Client,
+            tenant: &request.tenant,
+            costs: &costs,
+            sources,
+            hash: row.chunk,
+            located: &located,
+            dataset: sources.dataset_id(),
+            part: None,
+        };
+        if record.check {
+            let found = self.context.reads.check(&read).await;
+            return (row, ChunkOutcome::Checked(found));
+        }
         let mut tries = 0;
         loop {
-            let fetch = ChunkFetch::fetch(&self.context.versions, (sources, &costs), row.chunk, &located);
-            let (store, tenants) = (&self.context.store, &self.context.tenants);
-            let chunk = located.cold(store, &key, sources);
-            let permitted = tenants.with_origin_permit(&request.tenant, &chunk, fetch).await;
-            let warmed = match permitted {
-                Ok(fetch) => store.warm_to_disk(&key, row.len, sources.dataset_id(), fetch).await,
-                Err(e) => Err(e.into()),
-            };
+            let warmed = self.context.reads.keep(&read).await;
             match warmed {
-                Ok(warmed) => return (row, ChunkOutcome::Warmed(warmed)),
+                Ok(Kept::Here(warmed)) => return (row, ChunkOutcome::Warmed(warmed)),
+                Ok(Kept::Elsewhere(warmed)) => return (row, ChunkOutcome::Elsewhere(warmed)),
                 Err(e) if is_overloaded(&e) && tries < TRIES_MAX => {
                     tries += 1;
                     sleep(RETRY_INTERVAL).await;
@@ -256,6 +262,7 @@ impl Warmups {
         let bytes = u64::from(row.len);
         let [fetched, refused, failed] = &self.totals;
         record.looked_at.add(bytes);
+        let is_here = !matches!(outcome, ChunkOutcome::Elsewhere(_));
         match outcome {
             ChunkOutcome::Failed(e) => {
                 record.failed.add(bytes);
@@ -269,15 +276,20 @@ impl Warmups {
                 *failures += 1;
                 return if *failures >= FAILURES_MAX { Err(EndedEarly::Failed) } else { Ok(()) };
             }
-            ChunkOutcome::Warmed(Warmed::Already) => record.present.add(bytes),
-            ChunkOutcome::Warmed(Warmed::Fetched) => {
-                record.fetched.add(bytes);
-                fetched.add(bytes);
-            }
-            ChunkOutcome::Warmed(Warmed::Refused) => {
-                record.refused.add(bytes);
-                refused.add(bytes);
-            }
+            ChunkOutcome::Warmed(warmed) | ChunkOutcome::Elsewhere(warmed) => match warmed {
+                Warmed::Already => record.present.add(bytes),
+                Warmed::Fetched => {
+                    record.fetched.add(bytes);
+                    fetched.add(bytes);
+                }
+                Warmed::Refused => {
+                    if !is_here {
+                        record.refused_elsewhere.add(bytes);
+                    }
+                    record.refused.add(bytes);
+                    refused.add(bytes);
+                }
+            },
             ChunkOutcome::Checked(ChunkCheck::Whole) => record.present.add(bytes),
             ChunkOutcome::Checked(ChunkCheck::Missing | ChunkCheck::Unread) => record.missing.add(bytes),
             ChunkOutcome::Checked(ChunkCheck::Damaged) => {
@@ -286,14 +298,14 @@ impl Warmups {
             }
         }
         *failures = 0;
-        // Pin the chunk at once, so that later chunks cannot evict it.
-        if !record.check {
+        // Pin the chunk at once, so that later chunks cannot evict it. Another server pins nothing.
+        if !record.check && is_here {
             pins.pin(row.chunk);
         }
         Ok(())
     }
 
-    /// Counts the chunks that are not on disk, and pins those that are.
+    /// Counts the chunks of this server that are not on its disk, and pins those that are.
     async fn count_missing(
         &self,
         record: &WarmupRecord,
@@ -301,11 +313,14 @@ impl Warmups {
         pins: &mut Pins,
     ) -> Result<Amount, EndedEarly> {
         let pinned: std::collections::HashSet<_> = pins.hashes.iter().copied().collect();
-        let mut missing = Amount::default();
+        let mut missing = record.refused_elsewhere.get();
         for part in 0..Self::parts(request) {
             let rows = self.rows(record, request, part).await?;
             for row in rows.iter() {
                 let key = StoreKey { domain: record.domain.clone(), hash: row.chunk };
+                if self.context.reads.is_elsewhere(Asker::Client, &request.sources, row.chunk) {
+                    continue;
+                }
                 if !self.context.store.is_kept(&key, row.len) {
                     missing.chunks += 1;
                     missing.bytes += u64::from(row.len);
@@ -321,7 +336,7 @@ impl Warmups {
 fn is_overloaded(e: &ReadError) -> bool {
     match e {
         ReadError::Overloaded { .. } => true,
-        ReadError::Fetch(f) => f.source.is::<NoOriginPermit>(),
+        ReadError::Fetch(f) => f.source.is::<NoOriginPermit>() || f.source.is::<PeersOverloaded>(),
         _ => false,
     }
 }
@@ -330,6 +345,9 @@ fn problem_of(e: &ReadError) -> (Code, &'static str) {
     match e {
         ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
             Some(v) => (v.code(), v.hint()),
+            None if f.source.is::<OwnersSilent>() => {
+                (Code::NotReady, "look at `fletch cluster status`, then start the warm-up again")
+            }
             None => f
                 .source
                 .downcast_ref::<NoOriginPermit>()

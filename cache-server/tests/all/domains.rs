@@ -452,7 +452,7 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
             _ => 0,
         };
         assert_eq!(count("Code::NotFound"), uses, "{name}");
-        for of_a_version in ["chunks.rs", "files.rs", "batch.rs", "tables.rs"] {
+        for of_a_version in ["chunks.rs", "files.rs", "batch.rs", "tables.rs", "peers.rs"] {
             if name == of_a_version {
                 let handlers = count("parse_param(&root)?");
                 assert!(handlers > 0, "{name}: no handler reads a root");

@@ -32,6 +32,8 @@ pub enum ByteTier {
     Flight,
     /// The origin.
     Origin,
+    /// Another server of the cluster.
+    Peer,
 }
 
 impl ByteResult {
@@ -56,6 +58,7 @@ impl ByteTier {
             ByteTier::Disk => "disk",
             ByteTier::Flight => "flight",
             ByteTier::Origin => "origin",
+            ByteTier::Peer => "peer",
         }
     }
 }

@@ -10,6 +10,12 @@ pub const DATASET: &str = "fletch-dataset";
 pub const VIEW: &str = "fletch-view";
 /// The component that sends the request: `mount`, `loader`, `cli` or `peer`. Other values count as `other`.
 pub const COMPONENT: &str = "fletch-component";
+/// The domain for which another server of the cluster asks. Only routes of peers have it.
+pub const DOMAIN: &str = "fletch-domain";
+/// As what the bytes of a reply to a peer count: `hit`, `miss` or `bypass`.
+pub const RESULT: &str = "fletch-result";
+/// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL.
+pub const OWNER: &str = "fletch-owner";
 /// How the cache handled the request (RFC 9211).
 pub const CACHE_STATUS: &str = "cache-status";
 /// The root of the version that a tag named at the time of the answer.

@@ -123,6 +123,8 @@ codes! {
     PreconditionFailed = "precondition_failed", Invalid, Some(412), "a precondition does not hold";
     /// The request names another host than this server.
     Misdirected = "misdirected", Invalid, Some(421), "the request is for another host";
+    /// Another server of the cluster owns the chunk. Only routes of peers answer so.
+    WrongServer = "wrong_server", Invalid, Some(421), "another server owns the chunk";
     /// A web page of another site sent the request.
     CrossSite = "cross_site", Invalid, Some(403), "a web page of another site sent the request";
     /// The body is not of a type that the route takes.

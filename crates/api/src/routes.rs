@@ -72,6 +72,12 @@ pub const MOUNT: &str = "/v1/mounts/{id}";
 pub const CLUSTER: &str = "/v1/cluster";
 /// POST: takes a member out of the ring of the cluster.
 pub const MEMBER_DRAIN: &str = "/v1/cluster/members/{id}/drain";
+/// GET: a chunk, for another server of the cluster.
+pub const PEER_CHUNK: &str = "/v1/peers/versions/{root}/chunks/{hash}";
+/// GET: a file that lies in a chunk with others, for another server of the cluster.
+pub const PEER_FILE: &str = "/v1/peers/versions/{root}/files/{ordinal}";
+/// What the routes for other servers of the cluster begin with.
+pub const PEERS: &str = "/v1/peers/";
 /// GET: the server's version, formats and limits.
 pub const INFO: &str = "/v1/info";
 /// GET: the origins of registered datasets, and whether they work.
@@ -111,6 +117,18 @@ pub const METRICS: &str = "/metrics";
 #[must_use]
 pub fn chunk(root: Root, hash: Hash) -> String {
     format!("/v1/versions/{root}/chunks/{hash}")
+}
+
+/// Returns the path of a chunk for another server of the cluster.
+#[must_use]
+pub fn peer_chunk(root: Root, hash: Hash) -> String {
+    format!("/v1/peers/versions/{root}/chunks/{hash}")
+}
+
+/// Returns the path of a file for another server of the cluster.
+#[must_use]
+pub fn peer_file(root: Root, ordinal: u64) -> String {
+    format!("/v1/peers/versions/{root}/files/{ordinal}")
 }
 
 /// Returns the path of a manifest.
@@ -253,6 +271,9 @@ mod tests {
         };
         assert_eq!(chunk(root, h), fill(CHUNK));
         assert_eq!(manifest(root), fill(MANIFEST));
+        assert_eq!(peer_chunk(root, h), fill(PEER_CHUNK));
+        assert_eq!(peer_file(root, 7), fill(PEER_FILE).replace("{ordinal}", "7"));
+        assert!([PEER_CHUNK, PEER_FILE].iter().all(|route| route.starts_with(PEERS)));
         assert_eq!(entries(root), fill(ENTRIES));
         assert_eq!(layout(root, lay), fill(LAYOUT));
         assert_eq!(placement(root, lay), fill(PLACEMENT));

@@ -37,5 +37,5 @@ pub use client::{Client, ClientStats};
 pub use config::{ClientConfig, FirstAnswer};
 pub use endpoint::{BadEndpoint, Endpoint};
 pub use error::ClientError;
-pub use tls::TlsOptions;
+pub use tls::{HttpClient, Settings, TlsFault, TlsOptions};
 pub use token::TokenSource;

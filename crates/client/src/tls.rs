@@ -131,10 +131,10 @@ fn root_cause(e: &dyn StdError) -> String {
 }
 
 /// Returns the settings of a reqwest client without the files of TLS.
-type Settings = Box<dyn Fn() -> ClientBuilder + Send + Sync>;
+pub type Settings = Box<dyn Fn() -> ClientBuilder + Send + Sync>;
 
 /// A reqwest client that is made anew when its files change.
-pub(crate) struct HttpClient {
+pub struct HttpClient {
     files: TlsOptions,
     settings: Settings,
     current: RwLock<reqwest::Client>,
@@ -145,6 +145,12 @@ pub(crate) struct HttpClient {
     due_ms: AtomicU64,
     /// Whether the files are being read.
     reading: AtomicBool,
+}
+
+impl fmt::Debug for HttpClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpClient").field("files", &self.files).finish_non_exhaustive()
+    }
 }
 
 impl HttpClient {
@@ -166,12 +172,12 @@ impl HttpClient {
         }))
     }
 
-    /// Returns the client in use.
+    /// Returns the client in use. Call [`HttpClient::refresh`] before.
     pub fn current(&self) -> reqwest::Client {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the files again if it is time, or at once with `now`.
+    /// Reads the files again if they were last read a second ago, or at once with `now`.
     pub async fn refresh(self: &Arc<Self>, now: bool) {
         if self.files.is_empty() {
             return;
@@ -249,7 +255,7 @@ const ADVICE_OTHER: &str = "check the server's URL and its certificate";
 
 impl TlsFault {
     /// Returns what a failed request says of TLS, if TLS is at fault. `server` is the address that was asked.
-    pub(crate) fn of(server: &str, e: &reqwest::Error) -> Option<Self> {
+    pub fn of(server: &str, e: &reqwest::Error) -> Option<Self> {
         let mut next: Option<&(dyn StdError + 'static)> = Some(e);
         while let Some(error) = next {
             if let Some(tls) = error.downcast_ref::<rustls::Error>() {

@@ -42,7 +42,7 @@ pub use copies::Copies;
 pub use dataset_id::DatasetId;
 pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;
-pub use outcome::{FetchError, Hit, ReadError, Tier};
+pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
 pub use read::{Fetch, Store, StoreLimits};
 pub use shares::{ReaderKind, Shares, Split, TenantQuota, apply_quotas};

@@ -72,6 +72,50 @@ pub enum Tier {
     Origin,
     /// This read fetched the chunk, and the disk tier does not keep it.
     Bypass,
+    /// This read fetched the chunk from another server. The store never says so: only its caller knows.
+    Peer(AtPeer),
+}
+
+/// What another server did for a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtPeer {
+    /// It had the chunk.
+    Hit,
+    /// It fetched the chunk and keeps it.
+    Miss,
+    /// It fetched the chunk and does not keep it.
+    Bypass,
+}
+
+impl AtPeer {
+    /// Returns the word of a header.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AtPeer::Hit => "hit",
+            AtPeer::Miss => "miss",
+            AtPeer::Bypass => "bypass",
+        }
+    }
+
+    /// Returns what a word of a header says.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        [AtPeer::Hit, AtPeer::Miss, AtPeer::Bypass].into_iter().find(|at| at.as_str() == word)
+    }
+}
+
+impl Tier {
+    /// Returns what a server that read a chunk from this tier did for the server that asked it.
+    #[must_use]
+    pub fn at_peer(self) -> AtPeer {
+        match self {
+            Tier::Memory | Tier::Disk | Tier::Flight => AtPeer::Hit,
+            Tier::Origin => AtPeer::Miss,
+            Tier::Bypass => AtPeer::Bypass,
+            Tier::Peer(at) => at,
+        }
+    }
 }
 
 /// A chunk, and the tier that it came from.

@@ -138,7 +138,7 @@ impl ReadCounters {
             Tier::Memory => &self.bytes_memory,
             Tier::Disk => &self.bytes_disk,
             Tier::Flight => &self.bytes_joined,
-            Tier::Origin | Tier::Bypass => &self.bytes_fetched,
+            Tier::Origin | Tier::Bypass | Tier::Peer(_) => &self.bytes_fetched,
         };
         of_tier.fetch_add(bytes.len() as u64, Relaxed);
     }

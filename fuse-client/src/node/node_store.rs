@@ -278,7 +278,7 @@ impl NodeStore {
             Tier::Memory => &self.sent.memory,
             Tier::Disk => &self.sent.disk,
             Tier::Flight => &self.sent.flight,
-            Tier::Origin | Tier::Bypass => &self.sent.server,
+            Tier::Origin | Tier::Bypass | Tier::Peer(_) => &self.sent.server,
         };
         counter.fetch_add(bytes, Relaxed);
     }

@@ -108,9 +108,13 @@ impl Ring {
     /// Returns the placement of chunks on the members.
     #[must_use]
     pub fn placement(&self) -> Placement {
-        Placement::new(
-            self.members.iter().map(|m| Member { id: m.id.to_string(), weight: f64::from(m.weight) }),
-        )
+        placement_of(&self.members)
+    }
+
+    /// Returns the placement of chunks before the last change of ownership.
+    #[must_use]
+    pub fn placement_before(&self) -> Placement {
+        placement_of(&self.before)
     }
 
     /// Returns the ring with a member in it. `starts`: the member has just started, which ends its drain.
@@ -157,6 +161,10 @@ impl Ring {
         }
         (next != *self).then_some(next)
     }
+}
+
+fn placement_of(members: &[RingMember]) -> Placement {
+    Placement::new(members.iter().map(|m| Member { id: m.id.to_string(), weight: f64::from(m.weight) }))
 }
 
 #[cfg(test)]

@@ -14,14 +14,15 @@ pub struct View {
     ring: Ring,
     up: BTreeSet<MemberId>,
     placement: Placement,
+    placement_before: Placement,
 }
 
 impl View {
     /// Returns a view. `number` grows with every change of the ring.
     #[must_use]
     pub fn new(number: u64, ring: Ring, up: BTreeSet<MemberId>) -> Self {
-        let placement = ring.placement();
-        View { number, ring, up, placement }
+        let (placement, placement_before) = (ring.placement(), ring.placement_before());
+        View { number, ring, up, placement, placement_before }
     }
 
     /// Returns the number of the ring's revision.
@@ -53,14 +54,27 @@ impl View {
         self.ring.members().iter().map(|m| &m.id).filter(|id| !self.is_up(id))
     }
 
-    /// Returns the member that serves a chunk: the first of the chunk's ranking that is up.
-    #[must_use]
-    pub fn owner(&self, key: &StoreKey) -> Option<&RingMember> {
+    /// Returns the members that serve a chunk, best first: those of the chunk's ranking that are up.
+    pub fn serving(&self, key: &StoreKey) -> impl Iterator<Item = &RingMember> {
         let ranked = self.placement.owners(key, self.ring.members().len());
-        ranked.into_iter().find_map(|m| {
+        ranked.into_iter().filter_map(|m| {
             let id = MemberId::new(&m.id).ok()?;
             self.ring.get(&id).filter(|_| self.is_up(&id))
         })
+    }
+
+    /// Returns the member that serves a chunk: the first of the chunk's ranking that is up.
+    #[must_use]
+    pub fn owner(&self, key: &StoreKey) -> Option<&RingMember> {
+        self.serving(key).next()
+    }
+
+    /// Returns the member that owned a chunk before the last change of the ring, if it is up. It may be the
+    /// owner of now, and may be outside of the ring.
+    #[must_use]
+    pub fn former_owner(&self, key: &StoreKey) -> Option<MemberId> {
+        let former = self.placement_before.owner(key)?;
+        MemberId::new(&former.id).ok().filter(|id| self.is_up(id))
     }
 }
 
@@ -107,6 +121,26 @@ mod tests {
                 prop_assert_eq!(old.is_none(), weights.iter().all(|w| *w == 0));
             }
             prop_assert_eq!(after.silent().collect::<Vec<_>>(), vec![&down]);
+        }
+
+        /// After a member joined, a chunk that moved had its former owner among the others.
+        #[test]
+        fn the_former_owner_is_that_of_the_view_before(
+            weights in proptest::collection::vec(1u32..5, 2..7),
+            keys in proptest::collection::vec(any::<u64>(), 1..40),
+        ) {
+            let all: BTreeSet<MemberId> = (0..weights.len()).map(id).collect();
+            let before = View::new(7, ring(&weights[1..]), all.clone());
+            let after = View::new(8, ring(&weights), all.clone());
+            let last = id(weights.len() - 1);
+            let previous = View::new(8, ring(&weights[..weights.len() - 1]), all);
+            for k in keys {
+                let owner = after.owner(&key(k)).map(|m| m.id.clone());
+                let former = after.former_owner(&key(k));
+                prop_assert_eq!(&former, &previous.owner(&key(k)).map(|m| m.id.clone()));
+                prop_assert!(former == owner || owner == Some(last.clone()));
+            }
+            prop_assert_eq!(before.serving(&key(0)).count(), weights.len() - 1);
         }
     }
 }

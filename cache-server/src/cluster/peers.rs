@@ -1,0 +1,581 @@
+//! Asks other members for chunks: the client side of the routes below `/v1/peers/`.
+//!
+//! I1. A member that refused a connection or did not answer in time rests for 2, 4 … 10 s. Nobody asks it
+//!     meanwhile. An answer, whatever its status, ends that.
+//! I2. A token goes over TLS, or to a loopback address, or nowhere, unless `cluster.insecure_peers` is set.
+//! I3. An answer has at most as many bytes as the chunk. The bytes are not verified here: the store does it.
+//! I4. A call ends by its deadline, and when the member leaves the view.
+
+use super::{ClusterError, settings::PeerConfig, view::ClusterView};
+use bytes::Bytes;
+use fletch_api::{Code, Problem, headers};
+use fletch_client::{HttpClient, TlsFault};
+use fletch_core::{Domain, MemberId};
+use fletch_store::AtPeer;
+use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, header};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant as Deadline, timeout_at},
+};
+use url::{Host, Url};
+
+/// The longest time until a connection to a member is open.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an idle connection is kept. A server closes idle ones later (`limits.idle_timeout`).
+const POOL_IDLE: Duration = Duration::from_secs(10);
+/// How long a connection may have no acknowledged bytes. Then the network between the servers is cut.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+/// The longest body of a problem that is read.
+const PROBLEM_BYTES_MAX: usize = 16 << 10;
+/// The shortest and the longest rest of a member that failed.
+const REST: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
+/// How long the asker waits after a 429, unless the answer says more.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+/// How soon the file with the token is read again after a member refused the token.
+const TOKEN_READ_AGAIN: Duration = Duration::from_secs(1);
+
+/// A member, and the URL by which other servers reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// Its name.
+    pub id: MemberId,
+    /// Its URL.
+    pub url: String,
+}
+
+/// What is asked of a member.
+#[derive(Debug, Clone)]
+pub struct PeerRequest {
+    /// The path, from `routes::peer_chunk` or `routes::peer_file`.
+    pub path: String,
+    /// The domain that the bytes belong to.
+    pub domain: Domain,
+    /// The dataset through which the reader reads.
+    pub dataset: String,
+    /// The label of the reader's job, for logs.
+    pub job: Arc<str>,
+    /// The number of bytes.
+    pub len: u32,
+    /// Whether the member is only to keep the bytes, and to send none of them.
+    pub only_keep: bool,
+    /// Whether the member is to answer only with what it has.
+    pub only_if_cached: bool,
+}
+
+/// What a member answered.
+#[derive(Debug)]
+pub enum PeerAnswer {
+    /// The bytes, which are not verified, and what the member did for them.
+    Bytes(Bytes, AtPeer),
+    /// The member does not have them, or does not know the version.
+    Absent,
+    /// The member is not the owner by its view, which has this number, and names the owner.
+    WrongServer(u64, Option<PeerAddress>),
+    /// The member is at a limit.
+    Overloaded(Duration),
+    /// The member did not answer, or answered with an error.
+    Failed,
+}
+
+impl PeerAnswer {
+    fn word(&self) -> &'static str {
+        match self {
+            PeerAnswer::Bytes(_, at) => at.as_str(),
+            PeerAnswer::Absent => "absent",
+            PeerAnswer::WrongServer(..) => "wrong_server",
+            PeerAnswer::Overloaded(_) => "overloaded",
+            PeerAnswer::Failed => "failed",
+        }
+    }
+}
+
+/// Why a call to a member failed.
+#[derive(Debug, thiserror::Error)]
+enum CallError {
+    #[error("{0}")]
+    Http(#[from] reqwest::Error),
+    #[error("{0}")]
+    Tls(TlsFault),
+    #[error("it did not answer in time")]
+    Late,
+    #[error("it left the view of the cluster")]
+    Left,
+    #[error("its answer has more than the {0} bytes of the chunk")]
+    TooLong(u32),
+    #[error("its answer does not say what the bytes count as")]
+    NoResult,
+    #[error("it answered {0}")]
+    Status(StatusCode),
+    #[error(
+        "its URL {0} is not safe for a token: give it an https:// URL (cluster.peer_url), or set \
+         cluster.insecure_peers"
+    )]
+    Insecure(String),
+}
+
+impl CallError {
+    /// Whether the member is to rest.
+    fn is_silence(&self) -> bool {
+        !matches!(self, CallError::TooLong(_) | CallError::NoResult | CallError::Status(_) | CallError::Left)
+    }
+}
+
+/// When a member may be asked again.
+#[derive(Debug, Default)]
+struct Rest {
+    last: Duration,
+    until: Option<Instant>,
+}
+
+/// What this server knows of a member.
+#[derive(Debug, Default)]
+struct PeerState {
+    rest: Mutex<Rest>,
+    answers: Mutex<BTreeMap<&'static str, u64>>,
+    wrong_bytes: AtomicU64,
+}
+
+/// Numbers of one member for metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStats {
+    /// The member.
+    pub id: MemberId,
+    /// Its answers, by their kind.
+    pub answers: Vec<(&'static str, u64)>,
+    /// Answers whose bytes did not hash to the chunk's name.
+    pub wrong_bytes: u64,
+}
+
+/// The token, and when it was read.
+#[derive(Debug)]
+struct Token {
+    value: header::HeaderValue,
+    read: Instant,
+}
+
+/// The other members, as this server asks them.
+#[derive(Debug)]
+pub struct Peers {
+    client: Arc<HttpClient>,
+    token_file: Option<PathBuf>,
+    token: Mutex<Option<Token>>,
+    allows_insecure: bool,
+    views: watch::Receiver<Arc<ClusterView>>,
+    members: Mutex<BTreeMap<MemberId, Arc<PeerState>>>,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
+    foreign_fills: AtomicU64,
+    fetched: AtomicU64,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the settings of the client for all members. It keeps connections by their address.
+fn settings() -> ClientBuilder {
+    Client::builder()
+        .http1_only()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(POOL_IDLE)
+        .tcp_keepalive(KEEPALIVE)
+        .tcp_user_timeout(KEEPALIVE)
+        .tcp_nodelay(true)
+}
+
+/// Whether a token may go to a URL: over TLS, or to this machine.
+#[must_use]
+pub fn is_safe(url: &str) -> bool {
+    let Ok(url) = Url::parse(url) else { return false };
+    let is_own_machine = match url.host() {
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost",
+        None => false,
+    };
+    url.scheme() == "https" || is_own_machine
+}
+
+fn read_token(path: &std::path::Path) -> Result<Token, ClusterError> {
+    let file = |error| ClusterError::File { path: path.to_owned(), error };
+    let text = std::fs::read_to_string(path).map_err(file)?;
+    let mut value = header::HeaderValue::from_str(&format!("Bearer {}", text.trim()))
+        .map_err(|e| file(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
+    value.set_sensitive(true);
+    Ok(Token { value, read: Instant::now() })
+}
+
+impl Peers {
+    /// Makes the client side. Reads the token and the certificates. Blocking.
+    ///
+    /// # Errors
+    /// [`ClusterError::File`] and [`ClusterError::Peers`].
+    pub fn new(config: &PeerConfig, views: watch::Receiver<Arc<ClusterView>>) -> Result<Self, ClusterError> {
+        let token = config.token_file.as_deref().map(read_token).transpose()?;
+        let client = HttpClient::new(config.tls.clone(), Box::new(settings));
+        let client = client.map_err(|e| ClusterError::Peers(e.to_string()))?;
+        Ok(Peers {
+            client,
+            token_file: config.token_file.clone(),
+            token: Mutex::new(token),
+            allows_insecure: config.allows_insecure,
+            views,
+            members: Mutex::default(),
+            received_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            foreign_fills: AtomicU64::new(0),
+            fetched: AtomicU64::new(0),
+        })
+    }
+
+    fn state(&self, id: &MemberId) -> Arc<PeerState> {
+        Arc::clone(lock(&self.members).entry(id.clone()).or_default())
+    }
+
+    /// Whether a member may be asked now.
+    #[must_use]
+    pub fn may_ask(&self, id: &MemberId) -> bool {
+        let Some(state) = lock(&self.members).get(id).cloned() else { return true };
+        lock(&state.rest).until.is_none_or(|until| until <= Instant::now())
+    }
+
+    /// Asks a member. The call ends by `until`.
+    pub async fn ask(&self, to: &PeerAddress, request: &PeerRequest, until: Deadline) -> PeerAnswer {
+        let state = self.state(&to.id);
+        let answer = match self.call(to, request, until).await {
+            Ok(answer) => {
+                *lock(&state.rest) = Rest::default();
+                answer
+            }
+            Err(error) => {
+                let chunk = &*request.path;
+                tracing::debug!(peer = %to.id, %error, chunk, job = &*request.job, "a peer did not serve");
+                if error.is_silence() {
+                    self.rest(&to.id, &state, &error);
+                }
+                PeerAnswer::Failed
+            }
+        };
+        *lock(&state.answers).entry(answer.word()).or_default() += 1;
+        if let (PeerAnswer::Bytes(bytes, _), false) = (&answer, request.only_keep) {
+            self.received_bytes.fetch_add(bytes.len() as u64, Relaxed);
+            self.fetched.fetch_add(1, Relaxed);
+        }
+        answer
+    }
+
+    fn rest(&self, id: &MemberId, state: &PeerState, error: &CallError) {
+        let mut rest = lock(&state.rest);
+        if rest.until.is_some_and(|until| until > Instant::now()) {
+            return;
+        }
+        rest.last = (rest.last * 2).clamp(REST.0, REST.1);
+        rest.until = Some(Instant::now() + rest.last);
+        tracing::warn!(peer = %id, %error, rests = ?rest.last, "a peer does not answer; others are asked");
+    }
+
+    async fn call(
+        &self,
+        to: &PeerAddress,
+        request: &PeerRequest,
+        until: Deadline,
+    ) -> Result<PeerAnswer, CallError> {
+        let sent = async {
+            let response = self.send(to, request).await?;
+            if response.status() == StatusCode::UNAUTHORIZED && self.read_token_again().await {
+                return self.send(to, request).await;
+            }
+            Ok(response)
+        };
+        let answered = async { self.read(sent.await?, request).await };
+        let mut views = self.views.clone();
+        let left = async {
+            // A member outside of the view was named by another one, which knows better.
+            let is_known = views.borrow().core.is_up(&to.id);
+            if !is_known || views.wait_for(|view| !view.core.is_up(&to.id)).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            answered = timeout_at(until, answered) => answered.unwrap_or(Err(CallError::Late)),
+            () = left => Err(CallError::Left),
+        }
+    }
+
+    async fn send(&self, to: &PeerAddress, request: &PeerRequest) -> Result<Response, CallError> {
+        let view = self.views.borrow().core.number();
+        let method = if request.only_keep { Method::HEAD } else { Method::GET };
+        self.client.refresh(false).await;
+        let mut call = self
+            .client
+            .current()
+            .request(method, format!("{}{}", to.url, request.path))
+            .header(headers::DOMAIN, request.domain.as_str())
+            .header(headers::DATASET, &request.dataset)
+            .header(headers::JOB, &*request.job)
+            .header(headers::COMPONENT, "peer")
+            .header(headers::VIEW, view);
+        if request.only_if_cached {
+            call = call.header(header::CACHE_CONTROL, "only-if-cached");
+        }
+        let token = lock(&self.token).as_ref().map(|token| token.value.clone());
+        if let Some(token) = token {
+            if !self.allows_insecure && !is_safe(&to.url) {
+                return Err(CallError::Insecure(to.url.clone()));
+            }
+            call = call.header(header::AUTHORIZATION, token);
+        }
+        call.send().await.map_err(|e| match TlsFault::of(&to.url, &e) {
+            Some(fault) => CallError::Tls(fault),
+            None => CallError::Http(e),
+        })
+    }
+
+    /// Reads the file with the token again, if that was not done a moment ago. Returns whether it changed.
+    async fn read_token_again(&self) -> bool {
+        let Some(path) = self.token_file.clone() else { return false };
+        if lock(&self.token).as_ref().is_some_and(|token| token.read.elapsed() < TOKEN_READ_AGAIN) {
+            return false;
+        }
+        match tokio::task::spawn_blocking(move || read_token(&path)).await {
+            Ok(Ok(new)) => {
+                let mut token = lock(&self.token);
+                let changed = token.as_ref().is_none_or(|old| old.value != new.value);
+                *token = Some(new);
+                changed
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the token for peers stays as it is");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    async fn read(&self, response: Response, request: &PeerRequest) -> Result<PeerAnswer, CallError> {
+        let head = response.headers();
+        let text = |name: &str| head.get(name).and_then(|v| v.to_str().ok());
+        let status = response.status();
+        let retry_after = text(header::RETRY_AFTER.as_str()).and_then(|s| s.parse().ok());
+        match status {
+            StatusCode::OK => {
+                let at = text(headers::RESULT).and_then(AtPeer::from_word).ok_or(CallError::NoResult)?;
+                Ok(PeerAnswer::Bytes(body(response, request.len).await?, at))
+            }
+            StatusCode::NOT_FOUND => Ok(PeerAnswer::Absent),
+            StatusCode::TOO_MANY_REQUESTS => {
+                Ok(PeerAnswer::Overloaded(retry_after.map_or(RETRY_AFTER, Duration::from_secs)))
+            }
+            StatusCode::MISDIRECTED_REQUEST => {
+                let view = text(headers::VIEW).and_then(|v| v.parse().ok()).unwrap_or(0);
+                let owner = text(headers::OWNER).and_then(address);
+                // The answer to a HEAD has no problem in it.
+                let is_wrong_server = owner.is_some() || problem(response).await == Some(Code::WrongServer);
+                match is_wrong_server {
+                    true => Ok(PeerAnswer::WrongServer(view, owner)),
+                    false => Err(CallError::Status(status)),
+                }
+            }
+            _ => Err(CallError::Status(status)),
+        }
+    }
+
+    /// Notes that bytes of a member did not hash to the chunk's name.
+    pub fn blame(&self, id: &MemberId, chunk: &str) {
+        self.state(id).wrong_bytes.fetch_add(1, Relaxed);
+        tracing::warn!(peer = %id, chunk, "a peer returned wrong bytes, which nobody got; check that server");
+    }
+
+    /// Counts bytes that were sent to a member.
+    pub fn add_sent(&self, n: u64) {
+        self.sent_bytes.fetch_add(n, Relaxed);
+    }
+
+    /// Counts a chunk that this server fetched for a member, although it does not own it.
+    pub fn add_foreign_fill(&self) {
+        self.foreign_fills.fetch_add(1, Relaxed);
+    }
+
+    /// Returns bytes received, bytes sent, fills of chunks that others own, and answers with bytes.
+    #[must_use]
+    pub fn sums(&self) -> [u64; 4] {
+        [&self.received_bytes, &self.sent_bytes, &self.foreign_fills, &self.fetched].map(|n| n.load(Relaxed))
+    }
+
+    /// Returns numbers of each member that was asked.
+    #[must_use]
+    pub fn stats(&self) -> Vec<PeerStats> {
+        let members = lock(&self.members);
+        let stats = |(id, state): (&MemberId, &Arc<PeerState>)| PeerStats {
+            id: id.clone(),
+            answers: lock(&state.answers).iter().map(|(word, n)| (*word, *n)).collect(),
+            wrong_bytes: state.wrong_bytes.load(Relaxed),
+        };
+        members.iter().map(stats).collect()
+    }
+}
+
+/// Reads a body of at most `len` bytes.
+async fn body(mut response: Response, len: u32) -> Result<Bytes, CallError> {
+    let mut bytes = Vec::with_capacity(len as usize);
+    while let Some(piece) = response.chunk().await? {
+        if bytes.len() + piece.len() > len as usize {
+            return Err(CallError::TooLong(len));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes.into())
+}
+
+/// Returns the code of a problem.
+async fn problem(mut response: Response) -> Option<Code> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = response.chunk().await.ok()? {
+        bytes.extend_from_slice(&piece);
+        if bytes.len() > PROBLEM_BYTES_MAX {
+            return None;
+        }
+    }
+    serde_json::from_slice::<Problem>(&bytes).ok().map(|problem| problem.code)
+}
+
+/// Parses the header `Fletch-Owner`.
+fn address(text: &str) -> Option<PeerAddress> {
+    let (id, url) = text.split_once(' ')?;
+    Url::parse(url).ok()?;
+    Some(PeerAddress { id: MemberId::new(id).ok()?, url: url.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_testkit::scripted::{self, ScriptedServer};
+
+    fn peers(config: &PeerConfig) -> Peers {
+        let id = MemberId::new("a").expect("a name");
+        let view = Arc::new(ClusterView::single(id, "http://127.0.0.1:1".into()));
+        Peers::new(config, watch::Sender::new(view).subscribe()).expect("a client")
+    }
+
+    fn open() -> PeerConfig {
+        PeerConfig::default()
+    }
+
+    fn to(url: &str) -> PeerAddress {
+        PeerAddress { id: MemberId::new("b").expect("a name"), url: url.to_owned() }
+    }
+
+    fn request(len: u32) -> PeerRequest {
+        PeerRequest {
+            path: "/v1/peers/versions/r/chunks/h".into(),
+            domain: Domain::default_domain(),
+            dataset: "d".into(),
+            job: "j".into(),
+            len,
+            only_keep: false,
+            only_if_cached: true,
+        }
+    }
+
+    fn soon() -> Deadline {
+        Deadline::now() + Duration::from_secs(5)
+    }
+
+    #[test]
+    fn i2_a_token_goes_over_tls_or_to_this_machine() {
+        for safe in ["https://srv-1:7380", "http://127.0.0.1:7380", "http://[::1]:7380", "http://localhost:1"]
+        {
+            assert!(is_safe(safe), "{safe}");
+        }
+        for unsafe_url in ["http://10.0.0.1:7380", "http://localhost.example:1", "http://[::2]:1", "nonsense"]
+        {
+            assert!(!is_safe(unsafe_url), "{unsafe_url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_are_told_apart_and_bounded() {
+        let view = ("Fletch-View", "9");
+        let wrong = serde_json::to_vec(&Problem::new(Code::WrongServer, "d", "h")).expect("JSON");
+        let cases: Vec<(Vec<u8>, &str)> = vec![
+            (scripted::answer("200 OK", &[("Fletch-Result", "miss")], b"bytes"), "miss"),
+            (scripted::answer("200 OK", &[("Fletch-Result", "hit")], b"more bytes"), "failed"),
+            (scripted::answer("200 OK", &[], b"bytes"), "failed"),
+            (scripted::answer("404 Not Found", &[], b""), "absent"),
+            (scripted::answer("429 Too Many", &[("Retry-After", "3")], b""), "overloaded"),
+            (scripted::answer("503 Unavailable", &[], b""), "failed"),
+            (scripted::answer("421 Misdirected", &[view], b"{}"), "failed"),
+            (
+                scripted::answer("421 Misdirected", &[view, ("Fletch-Owner", "c http://10.0.0.3:1")], &wrong),
+                "wrong_server",
+            ),
+        ];
+        for (answer, word) in cases {
+            let server = ScriptedServer::start(move |_| answer.clone());
+            let peers = peers(&open());
+            let got = peers.ask(&to(&server.endpoint()), &request(5), soon()).await;
+            assert_eq!(got.word(), word, "{got:?}");
+            assert!(peers.may_ask(&to("").id), "whoever answers need not rest");
+            match got {
+                PeerAnswer::WrongServer(view, owner) => {
+                    let owner = owner.expect("named");
+                    assert_eq!((view, owner.id.as_str(), &*owner.url), (9, "c", "http://10.0.0.3:1"));
+                }
+                PeerAnswer::Overloaded(wait) => assert_eq!(wait, Duration::from_secs(3)),
+                _ => {}
+            }
+            let head = server.heads().concat().to_lowercase();
+            assert!(head.contains("fletch-domain: default") && head.contains("only-if-cached"), "{head}");
+            assert_eq!(peers.stats()[0].answers, [(word, 1)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn i1_a_silent_member_rests_and_longer_each_time() {
+        let peers = peers(&open());
+        // Nobody listens on this port of the loopback interface.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}", free.local_addr().expect("an address"));
+        drop(free);
+        let state = peers.state(&to(&url).id);
+        for seconds in [2, 4, 8, 10, 10] {
+            assert!(matches!(peers.ask(&to(&url), &request(5), soon()).await, PeerAnswer::Failed));
+            assert!(!peers.may_ask(&to(&url).id));
+            let mut rest = lock(&state.rest);
+            assert_eq!(rest.last, Duration::from_secs(seconds));
+            rest.until = Some(Instant::now());
+        }
+        let server = ScriptedServer::start(|_| scripted::answer("404 Not Found", &[], b""));
+        peers.ask(&to(&server.endpoint()), &request(5), soon()).await;
+        assert_eq!(lock(&state.rest).last, Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn i2_no_token_goes_to_an_unsafe_url_and_a_new_one_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("token");
+        std::fs::write(&file, "old\n").expect("write");
+        let peers = peers(&PeerConfig { token_file: Some(file.clone()), ..PeerConfig::default() });
+        let unsafe_url = to("http://192.0.2.1:7380");
+        assert!(matches!(peers.ask(&unsafe_url, &request(5), soon()).await, PeerAnswer::Failed));
+        lock(&peers.token).as_mut().expect("a token").read = Instant::now() - 2 * TOKEN_READ_AGAIN;
+        std::fs::write(&file, "new\n").expect("write");
+        let server = ScriptedServer::start(|head| match scripted::header(head, "authorization") {
+            Some("Bearer new") => scripted::answer("404 Not Found", &[], b""),
+            _ => scripted::answer("401 Unauthorized", &[], b""),
+        });
+        assert!(matches!(peers.ask(&to(&server.endpoint()), &request(5), soon()).await, PeerAnswer::Absent));
+        assert!(!format!("{peers:?}").contains("new"), "nothing shows a token");
+    }
+}

@@ -1,0 +1,305 @@
+//! `GET /v1/peers/versions/{root}/…`: chunks and files for other servers of the cluster.
+//!
+//! The server reads from memory, a flight, disk and the origin, and asks no other server (I1 of
+//! `chunk_reads`). Access is decided for the domain that the other server names, as for a client of that
+//! domain: foreign, absent and unregistered are one answer (I7). Bytes are counted where the client is, so no
+//! account has those that are sent here (I8).
+
+use super::{
+    access::access,
+    admission::named_dataset,
+    chunk_read::{Payer, has_chunk, read_located_chunk},
+    entry_read::{Span, spans},
+    error::{ApiError, ApiResult},
+    request::{TwoPaths, parse_param},
+    response_body::{Piece, body_of_piece, respond},
+};
+use crate::{
+    accounting::{JobCosts, PEERS},
+    auth::{Principal, Role},
+    chunk_reads::{Asker, ChunkRead, Kept},
+    server::Server,
+    tenants::FairPermit,
+    versions::{AskTables, LocatedChunk, Sources},
+};
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, Path, State},
+    http::{HeaderMap, HeaderValue, Method, Response, header, request::Parts},
+    response::IntoResponse as _,
+};
+use bytes::Bytes;
+use fletch_api::{Code, Problem, headers};
+use fletch_core::{DatasetName, Domain, Hash, Kind, Root, StoreKey, Tenant};
+use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, ReaderKind, Tier, Warmed};
+use futures::FutureExt as _;
+use std::{sync::Arc, time::Duration};
+
+/// How long a chunk that is to be kept waits until its dataset has a share of the disk.
+const SHARE_WITHIN: Duration = Duration::from_secs(2);
+const SHARE_POLL: Duration = Duration::from_millis(10);
+
+/// A request of another server, with its permit. Whether the domain has the version is not decided yet.
+pub struct PeerRead {
+    domain: Domain,
+    /// The tenant that is named like the domain: its permits and searches are those of the domain's peers.
+    tenant: Tenant,
+    dataset: Option<DatasetName>,
+    view: u64,
+    only_if_cached: bool,
+    permit: FairPermit,
+}
+
+fn required<T: std::str::FromStr<Err: std::fmt::Display>>(h: &HeaderMap, name: &str) -> ApiResult<T> {
+    let text = h.get(name).and_then(|v| v.to_str().ok());
+    let text = text.ok_or_else(|| ApiError::bad_request(format!("the header {name} is missing")))?;
+    parse_param(text)
+}
+
+impl FromRequestParts<Arc<Server>> for PeerRead {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> ApiResult<Self> {
+        if server.cluster.peers().is_none() {
+            return Err(ApiError::not_found());
+        }
+        let h = &parts.headers;
+        let domain: Domain = required(h, headers::DOMAIN)?;
+        let tenant: Tenant = parse_param(domain.as_str())?;
+        let (view, dataset) = (required(h, headers::VIEW)?, named_dataset(h)?);
+        let only_if_cached = h.get(header::CACHE_CONTROL).is_some_and(|v| v.as_bytes() == b"only-if-cached");
+        let permit = server.tenants.peer_requests.try_acquire(&tenant, 1).map_err(|_| {
+            let detail = "as many requests of other servers for this domain are running as may at once";
+            ApiError::new(Code::Overloaded, detail, "wait and send the request again")
+        })?;
+        Ok(PeerRead { domain, tenant, dataset, view, only_if_cached, permit })
+    }
+}
+
+/// Decides whether the domain of a request may read the root. Notes the dataset as read, which gives it a
+/// share of the disk.
+async fn peer_access(asked: &PeerRead, server: &Server, root: Root) -> ApiResult<Arc<Sources>> {
+    let (domain, tenant) = (asked.domain.clone(), asked.tenant.clone());
+    let principal = Principal { domain, tenant, role: Role::Reader };
+    let sources = access(server, &principal, root, asked.dataset.as_ref()).await?;
+    let footprint = sources.first.footprint_max();
+    server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
+    Ok(sources)
+}
+
+/// Who owns the chunk of a request, by the view of this server.
+struct Owner {
+    is_own: bool,
+    /// The value of the header `Fletch-Owner`.
+    name: Option<HeaderValue>,
+    view: u64,
+}
+
+impl PeerRead {
+    /// The fetches take the permits of the tenant that registered the dataset, as those of a sweep do.
+    fn payer(&self, server: &Server, sources: &Sources) -> Payer {
+        let tenant = sources.registrar().clone();
+        let costs = server.accounts.costs.of_server((&self.domain, &tenant), sources.dataset(), PEERS);
+        Payer { asker: Asker::Peer, tenant, costs }
+    }
+
+    fn owner(&self, server: &Server, chunk: Hash) -> Owner {
+        let view = server.cluster.view();
+        let owner = view.core.owner(&StoreKey { domain: self.domain.clone(), hash: chunk });
+        let is_own = owner.is_some_and(|m| m.id == *server.cluster.own_id());
+        let address = owner.and_then(|m| view.address(&m.id));
+        let name = address.and_then(|to| HeaderValue::from_str(&format!("{} {}", to.id, to.url)).ok());
+        Owner { is_own, name, view: view.core.number() }
+    }
+
+    /// Decides whether to serve a chunk, of which this server has something or not. Returns the refusal.
+    ///
+    /// A server that asks by an older view is told who the owner is, unless this server has the bytes. One
+    /// with the same view or a newer one could not reach the owner, or knows better: this server serves it.
+    fn refusal(&self, owner: &Owner, has: bool) -> Option<axum::response::Response> {
+        if has {
+            return None;
+        }
+        if self.only_if_cached {
+            return Some(ApiError::not_found().into_response());
+        }
+        if owner.is_own || owner.view <= self.view {
+            return None;
+        }
+        let detail = format!("this server does not own the chunk by the view {}", owner.view);
+        let hint = "look at the view of the cluster again, or ask the server of the header Fletch-Owner";
+        let mut refusal = ApiError::new(Code::WrongServer, detail, hint).into_response();
+        if let Some(name) = owner.name.clone() {
+            refusal.headers_mut().insert(headers::OWNER, name);
+        }
+        Some(refusal)
+    }
+
+    fn reply(
+        self,
+        server: &Arc<Server>,
+        costs: Arc<JobCosts>,
+        (bytes, tier): (Bytes, Tier),
+        owner: &Owner,
+    ) -> ApiResult {
+        let at = tier.at_peer();
+        if let Some(peers) = server.cluster.peers().filter(|_| !owner.is_own && at != AtPeer::Hit) {
+            peers.add_foreign_fill();
+        }
+        let n = bytes.len() as u64;
+        let head = Response::builder()
+            .header(header::CONTENT_TYPE, "application/octet-stream")
+            .header(header::CONTENT_LENGTH, n)
+            .header(headers::RESULT, at.as_str());
+        respond(head, body_of_piece(server, Piece::Peer(bytes, costs), n, Some(self.permit)))
+    }
+}
+
+/// Reads a chunk for another server of the cluster.
+///
+/// With `Cache-Control: only-if-cached` the server reads nothing from the origin. `HEAD` keeps the chunk on
+/// the server's disk and sends no bytes; with `only-if-cached` it reads and hashes the chunk there.
+#[utoipa::path(
+    get, path = "/v1/peers/versions/{root}/chunks/{hash}", tag = "peers",
+    params(
+        ("root" = String, Path, description = "Root of the version, 64 hex digits"),
+        ("hash" = String, Path, description = "BLAKE3 of the chunk, 64 hex digits"),
+        ("Fletch-Domain" = String, Header, description = "The domain that the bytes belong to"),
+        ("Fletch-View" = u64, Header, description = "Number of the view by which the server was chosen"),
+        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset that the client named"),
+        ("Cache-Control" = Option<String>, Header, description = "`only-if-cached`"),
+    ),
+    responses(
+        (status = 200, description = "The chunk. `Fletch-Result` says what its bytes count as: `hit`, \
+            `miss` or `bypass`", content_type = "application/octet-stream"),
+        (status = 403, description = "The caller is no server of the cluster", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no such version, the version has no such chunk, or the \
+            server does not have it", body = Problem, content_type = "application/problem+json"),
+        (status = 421, description = "Another server owns the chunk by a newer view, and `Fletch-Owner` \
+            names it", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry",
+            body = Problem, content_type = "application/problem+json"),
+        (status = 502, description = "The object changed, is gone or has wrong bytes", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 503, description = "The server cannot reach the origin", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn chunk(
+    State(server): State<Arc<Server>>,
+    path: TwoPaths,
+    asked: PeerRead,
+    method: Method,
+) -> ApiResult {
+    let Path((root, hash)) = path?;
+    let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
+    let sources = peer_access(&asked, &server, root).await?;
+    let located = server.versions.locate(&sources, hash).await?;
+    let owner = asked.owner(&server, hash);
+    if let Some(refusal) = asked.refusal(&owner, has_chunk(&server, &sources, hash, located.len)) {
+        return Ok(refusal);
+    }
+    let payer = asked.payer(&server, &sources);
+    if method == Method::HEAD {
+        let kept = keep(&server, &payer, &sources, (hash, &located), asked.only_if_cached).await?;
+        let head = Response::builder().header(headers::RESULT, kept.as_str());
+        return respond(head, Body::empty());
+    }
+    let hit = if asked.only_if_cached {
+        let key = StoreKey { domain: asked.domain.clone(), hash };
+        let read = server.store.read(key, located.len, DatasetId::UNCACHED, absent()).await;
+        read.map_err(|_| ApiError::not_found())?
+    } else {
+        let dataset = sources.dataset_id();
+        read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?
+    };
+    asked.reply(&server, payer.costs, (hit.chunk.bytes().clone(), hit.tier), &owner)
+}
+
+/// Keeps a chunk on this server's disk, or reads and hashes the one that is there (`only_check`).
+async fn keep(
+    server: &Server,
+    payer: &Payer,
+    sources: &Arc<Sources>,
+    (hash, located): (Hash, &LocatedChunk),
+    only_check: bool,
+) -> ApiResult<AtPeer> {
+    let (asker, tenant, costs, dataset) = (Asker::Peer, &payer.tenant, &payer.costs, sources.dataset_id());
+    let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part: None };
+    if only_check {
+        return match server.chunk_reads.check(&read).await {
+            ChunkCheck::Whole => Ok(AtPeer::Hit),
+            ChunkCheck::Missing | ChunkCheck::Damaged => Err(ApiError::not_found()),
+            ChunkCheck::Unread => Err(ApiError::new(Code::Overloaded, "the disk is busy", "ask again")),
+        };
+    }
+    // The dataset gets a share because it was noted as read. Without one the disk refuses the chunk.
+    if let Some(disk) = server.store.disk() {
+        let shared = async {
+            while !disk.has_share(dataset, 1) {
+                tokio::time::sleep(SHARE_POLL).await;
+            }
+        };
+        tokio::time::timeout(SHARE_WITHIN, shared).await.ok();
+    }
+    Ok(match server.chunk_reads.keep(&read).await? {
+        Kept::Here(Warmed::Already) | Kept::Elsewhere(Warmed::Already) => AtPeer::Hit,
+        Kept::Here(Warmed::Fetched) | Kept::Elsewhere(Warmed::Fetched) => AtPeer::Miss,
+        Kept::Here(Warmed::Refused) | Kept::Elsewhere(Warmed::Refused) => AtPeer::Bypass,
+    })
+}
+
+/// Returns a fetch that has nothing.
+fn absent() -> Fetch {
+    Arc::new(|_| async { Err(FetchError::new(Kind::NotFound, "the chunk is not cached")) }.boxed())
+}
+
+/// Reads a file that lies in a chunk with others, for another server of the cluster.
+///
+/// The owner of the chunk decides whether it fetches the whole chunk, or the file alone.
+#[utoipa::path(
+    get, path = "/v1/peers/versions/{root}/files/{ordinal}", tag = "peers",
+    params(
+        ("root" = String, Path, description = "Root of the version, 64 hex digits"),
+        ("ordinal" = u64, Path, description = "Ordinal of the file's entry"),
+        ("Fletch-Domain" = String, Header, description = "The domain that the bytes belong to"),
+        ("Fletch-View" = u64, Header, description = "Number of the view by which the server was chosen"),
+        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset that the client named"),
+        ("Cache-Control" = Option<String>, Header, description = "`only-if-cached`"),
+    ),
+    responses(
+        (status = 200, description = "The file. `Fletch-Result` says what its bytes count as",
+            content_type = "application/octet-stream"),
+        (status = 400, description = "The entry does not lie in a chunk with others", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 403, description = "The caller is no server of the cluster", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no such version, or the version has no such entry",
+            body = Problem, content_type = "application/problem+json"),
+        (status = 421, description = "Another server owns the chunk by a newer view", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry",
+            body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn file(State(server): State<Arc<Server>>, path: TwoPaths, asked: PeerRead) -> ApiResult {
+    let Path((root, ordinal)) = path?;
+    let (root, ordinal): (Root, u64) = (parse_param(&root)?, parse_param(&ordinal)?);
+    let sources = peer_access(&asked, &server, root).await?;
+    let entry: AskTables<_> =
+        Box::new(move |source| async move { Ok(source.version.entry(ordinal).await?) }.boxed());
+    let (source, found) = server.versions.ask_tables(&sources, None, entry).await?;
+    let found = found.ok_or_else(ApiError::not_found)?;
+    let mut spans = spans(&source, &found, 0..found.entry().size);
+    let (Some(Span::PackedFile(file)), true) = (spans.pop(), spans.is_empty()) else {
+        return Err(ApiError::bad_request("the entry does not lie in a chunk with others"));
+    };
+    let owner = asked.owner(&server, file.chunk().chunk);
+    if let Some(refusal) = asked.refusal(&owner, file.is_here(&server, &sources)) {
+        return Ok(refusal);
+    }
+    let payer = asked.payer(&server, &sources);
+    let read = Span::PackedFile(file).read(&server, &payer, &sources, None).await?;
+    asked.reply(&server, payer.costs, (read.bytes, read.tier), &owner)
+}

@@ -1,0 +1,636 @@
+//! Several servers, a real etcd and one origin: who fetches which chunk, and what remains while parts are
+//! gone.
+//!
+//! Every dataset is registered at each server.
+
+use fletch_api::{Ack, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_client::epochs::Next;
+use fletch_client::{Client, ClientConfig};
+use fletch_core::cluster::{Member, Placement};
+use fletch_core::plan::Tail;
+use fletch_core::{Domain, Hash, StoreKey};
+use fletch_testkit::tls::Authority;
+use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator, Tamper, TamperProxy, Upstream};
+use fletch_tests::bins::{command, run, stdout};
+use fletch_tests::cluster::{ClientTls, ClusterServer, EtcdCluster, agreed};
+use fletch_tests::readers::{Data, Readers};
+use fletch_tests::require::{Need, have};
+use fletch_tests::watch::until;
+use rand::{SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How soon all servers have seen a change that etcd knows.
+const NEWS: Duration = Duration::from_secs(2);
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+/// Bytes of a file, which is a chunk.
+const FILE: u64 = 256 << 10;
+
+/// An origin with a dataset of small files, each a chunk of its own, and its tables.
+struct Origin {
+    data: Data,
+    emulator: OriginEmulator,
+    config: String,
+    tables: String,
+    root: String,
+    _scratch: TempDir,
+}
+
+impl Origin {
+    fn start(seed: u64, files: u64, first_byte: Option<Duration>) -> Self {
+        let data = Data::new(seed, files, FILE);
+        let latency = |median| Latency { median, p99: median * 2 };
+        let config = EmulatorConfig { first_byte: first_byte.map(latency), ..EmulatorConfig::default() };
+        let emulator = OriginEmulator::start(config, Backing::Directory(data.dir.clone()));
+        let scratch = TempDir::with_prefix("fletch-reads-").expect("scratch");
+        let at = |name: &str| scratch.path().join(name).display().to_string();
+        let settings = format!(
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
+             credentials = \"anonymous\"\n",
+            emulator.uri(),
+            emulator.endpoint()
+        );
+        fs::write(at("fletch.toml"), settings).expect("settings");
+        let (config, tables) = (at("fletch.toml"), at("tables"));
+        fs::create_dir(&tables).expect("tables");
+        let mut index = command("fletch");
+        index.args(["index", &emulator.uri(), "--config", &config, "--to", &tables]);
+        let root = stdout(&run(index.args(["--state-dir", &at("state")])));
+        let origin = Origin { data, emulator, config, tables, root, _scratch: scratch };
+        origin.emulator.reset_counts();
+        origin
+    }
+
+    fn server(&self, id: &str, etcd: &EtcdCluster, more: &[&str]) -> ClusterServer {
+        let config = format!("--config={}", self.config);
+        let words: Vec<&str> =
+            [&config, "--cache-free-floor=0"].into_iter().chain(more.iter().copied()).collect();
+        let mut server = ClusterServer::new(id, etcd, &words);
+        server.start();
+        server.register("set", &self.emulator.uri(), &self.tables, None);
+        server
+    }
+
+    /// Returns the reads of objects since the last call: how many, and of how many different objects.
+    fn reads(&self) -> (u64, u64) {
+        let counts = self.emulator.counts();
+        self.emulator.reset_counts();
+        (counts.get, counts.gets.len() as u64)
+    }
+
+    /// Returns the files, `times` times, in a random order.
+    fn shuffled(&self, seed: u64, times: usize) -> Vec<(String, Hash)> {
+        let mut files: Vec<_> = (0..times).flat_map(|_| self.data.files.iter().cloned()).collect();
+        files.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+        files
+    }
+
+    /// Returns the placement of the chunks by the view of a server.
+    fn placement(&self, server: &ClusterServer) -> Placement {
+        let view = server.view();
+        let members = view["members"].as_array().expect("members").iter();
+        Placement::new(members.map(|m| Member {
+            id: m["id"].as_str().expect("id").to_owned(),
+            weight: m["weight"].as_f64().expect("weight"),
+        }))
+    }
+}
+
+fn key(hash: Hash) -> StoreKey {
+    StoreKey { domain: Domain::default_domain(), hash }
+}
+
+fn urls<'a>(servers: &[&'a ClusterServer]) -> Vec<&'a str> {
+    servers.iter().map(|s| &*s.url).collect()
+}
+
+/// Whether a server has a chunk in memory or on disk.
+fn has(server: &ClusterServer, root: &str, hash: Hash) -> bool {
+    let mut c = Command::new("curl");
+    let url = format!("{}/v1/versions/{root}/chunks/{hash}", server.url);
+    let head = run(c.args(["-sS", "-I", "--max-time", "10", &url])).stdout;
+    String::from_utf8_lossy(&head).contains("fletch; hit")
+}
+
+#[test]
+fn cold_readers_cost_one_fetch_a_chunk_and_a_lost_owner_fails_nobody() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let mut etcd = EtcdCluster::start(3);
+    let origin = Origin::start(1, 96, Some(Duration::from_millis(20)));
+    let [a, b, c, mut d] = NAMES.map(|id| origin.server(id, &etcd, &[]));
+    agreed(&[&a, &b, &c, &d], "a:up b:up c:up d:up", NEWS);
+    let (readers, n) = (Readers::new(), origin.data.files.len() as u64);
+    let got = readers.read_through(&urls(&[&a, &b, &c, &d]), &origin.root, &origin.shuffled(1, 8), 64);
+    assert_eq!((got.failed, got.bytes), (0, 8 * origin.data.bytes()));
+    assert_eq!(origin.reads(), (n, n), "one fetch a chunk");
+    // Every chunk lies where it belongs, and nothing lies on a second disk.
+    let on_disk = |s: &ClusterServer| s.metric("fletch_disk_chunks ").unwrap_or(0.0);
+    until("all chunks are on their disks", Duration::from_secs(10), || {
+        [&a, &b, &c, &d].into_iter().map(on_disk).sum::<f64>() >= n as f64
+    });
+    let placement = origin.placement(&a);
+    let by_id = BTreeMap::from([("a", &a), ("b", &b), ("c", &c), ("d", &d)]);
+    let mut owned: BTreeMap<&str, u64> = BTreeMap::new();
+    for (path, hash) in &origin.data.files {
+        let owner = placement.owner(&key(*hash)).expect("an owner").id.clone();
+        let (id, server) = by_id.get_key_value(&*owner).expect("a member");
+        assert!(has(server, &origin.root, *hash), "{path} is not at {id}");
+        *owned.entry(id).or_default() += 1;
+    }
+    for (id, server) in &by_id {
+        assert_eq!(on_disk(server), owned[id] as f64, "{id}: {owned:?}");
+    }
+    // I8: what readers got is counted once, where they are.
+    let all = [&a, &b, &c, &d];
+    let sum = |family: &str| all.iter().map(|s| s.sum(family)).sum::<f64>();
+    assert_eq!(sum("fletch_bytes_total"), got.bytes as f64);
+    assert_eq!(sum("fletch_peer_sent_bytes_total"), sum("fletch_peer_received_bytes_total"));
+    let misses = all.map(|s| {
+        let text = s.text("/metrics");
+        let rows =
+            text.lines().filter(|l| l.starts_with("fletch_bytes_total") && l.contains("result=\"miss\""));
+        rows.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    });
+    assert_eq!(misses.iter().sum::<f64>(), origin.data.bytes() as f64);
+    assert_eq!(sum("fletch_peer_foreign_fills_total"), 0.0);
+    let avoided = sum("fletch_avoided_bytes_total");
+    let expected = got.bytes as f64 - sum("fletch_origin_read_bytes_total");
+    assert!(
+        (avoided / expected - 1.0).abs() < 0.01,
+        "all servers together avoided {avoided}, not {expected}"
+    );
+    let (documents, served) =
+        (fs::read_to_string("../docs/METRICS.md").expect("a document"), a.text("/metrics"));
+    let documented =
+        documents.lines().filter_map(|l| l.strip_prefix("| `fletch_peer_")?.split(['`', '{']).next());
+    for name in documented {
+        assert!(
+            served.contains(&format!("\n# TYPE fletch_peer_{name} ")),
+            "{name} is documented and not served"
+        );
+    }
+
+    // An owner is killed while readers of another dataset are cold.
+    let other = Origin::start(2, 96, Some(Duration::from_millis(20)));
+    drop((a, b, c));
+    d.end();
+    let second = ["--cluster-name=second"];
+    let [a, b, c, mut d] = NAMES.map(|id| other.server(&format!("{id}2"), &etcd, &second));
+    agreed(&[&a, &b, &c, &d], "a2:up b2:up c2:up d2:up", NEWS);
+    let placement = other.placement(&a);
+    let alone = other.data.files.iter().filter(|(_, h)| placement.owner(&key(*h)).expect("one").id == "d2");
+    let alone = alone.count() as u64;
+    let got = std::thread::scope(|s| {
+        let urls = urls(&[&a, &b, &c]);
+        let (files, root) = (other.shuffled(3, 8), &*other.root);
+        let reading = s.spawn(move || readers.read_through(&urls, root, &files, 64));
+        until("a third is read", Duration::from_secs(30), || other.emulator.counts().get >= 32);
+        d.kill();
+        reading.join().expect("readers")
+    });
+    assert_eq!((got.failed, got.bytes), (0, 8 * other.data.bytes()));
+    let (gets, objects) = other.reads();
+    println!("origin: {gets} reads of {objects} objects; the killed server owned {alone}");
+    assert!(gets * 100 <= n * 102 + alone * 100, "{gets} reads of {n} chunks, {alone} at the killed server");
+
+    // Without a majority of etcd, reads go on by the last view.
+    agreed(&[&a, &b, &c], "a2:up b2:up c2:up d2:down", Duration::from_secs(6));
+    let leader = etcd.leader().expect("a leader");
+    etcd.kill(leader);
+    etcd.kill((leader + 1) % 3);
+    let readers = Readers::new();
+    let got = readers.read_through(&urls(&[&a, &b, &c]), &other.root, &other.shuffled(4, 1), 16);
+    assert_eq!((got.failed, got.bytes), (0, other.data.bytes()));
+}
+
+#[test]
+fn disks_of_four_servers_hold_one_dataset() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    // 64 MiB. Each server owns 64 ± 7 of 256 chunks, and its disk has room for 92 of them.
+    let origin = Origin::start(5, 256, None);
+    let mut servers = NAMES.map(|id| origin.server(id, &etcd, &["--cache-size=23MiB"]));
+    let agree = |s: &[ClusterServer; 4]| {
+        let all: Vec<_> = s.iter().collect();
+        agreed(&all, "a:up b:up c:up d:up", NEWS)
+    };
+    let view = agree(&servers);
+    let (readers, n) = (Readers::new(), origin.data.files.len() as u64);
+    for epoch in 1..=3 {
+        let all: Vec<_> = servers.iter().map(|s| &*s.url).collect();
+        let got = readers.read_through(&all, &origin.root, &origin.shuffled(epoch, 1), 16);
+        assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()), "epoch {epoch}");
+        let expected = if epoch == 1 { (n, n) } else { (0, 0) };
+        assert_eq!(origin.reads(), expected, "epoch {epoch}");
+        // So that memory has nothing, and the next epoch reads the disks.
+        for server in &mut servers {
+            server.end();
+            server.start();
+        }
+        assert_eq!(agree(&servers), view, "a restart moves nothing");
+    }
+}
+
+#[test]
+fn a_warm_up_fills_the_disks_of_all_owners() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(15, 64, None);
+    let [a, b] = ["a", "b"].map(|id| origin.server(id, &etcd, &[]));
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    let n = origin.data.files.len() as u64;
+    let warmup = |server: &ClusterServer, more: &[&str]| {
+        let mut c = command("fletch");
+        let out =
+            c.args(["warmup", "set", "--json", "--server", &server.url]).args(more).output().expect("runs");
+        let told = serde_json::from_slice(&out.stdout).unwrap_or(serde_json::Value::Null);
+        assert!(out.status.success(), "{told} {}", String::from_utf8_lossy(&out.stderr));
+        told
+    };
+    let told = warmup(&a, &["--wait"]);
+    assert_eq!((&told["fetched"]["chunks"], &told["missing"]["chunks"]), (&n.into(), &0.into()), "{told}");
+    assert_eq!(origin.reads(), (n, n));
+    let chunks = [&a, &b].map(|s| s.metric("fletch_disk_chunks ").unwrap_or(0.0));
+    assert!(chunks.iter().sum::<f64>() == n as f64 && chunks.iter().all(|c| *c > 0.0), "{chunks:?}");
+    // From the other server: all is there, and is read where it lies.
+    let told = warmup(&b, &["--wait"]);
+    assert_eq!(told["present"]["chunks"], n, "{told}");
+    let told = warmup(&b, &["--check"]);
+    assert_eq!((&told["present"]["chunks"], &told["missing"]["chunks"]), (&n.into(), &0.into()), "{told}");
+    assert_eq!(origin.reads(), (0, 0));
+    assert_eq!(a.sum("fletch_peer_sent_bytes_total") + b.sum("fletch_peer_sent_bytes_total"), 0.0);
+}
+
+/// Reads an epoch of a new job through a server, and returns how many entries it delivered.
+fn epoch(server: &ClusterServer, order: OrderKind) -> u64 {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    runtime.block_on(async {
+        let config = ClientConfig::new(server.url.parse().expect("a URL"), "loader");
+        let ask = StartJob {
+            name: format!("job-{}", order.as_str()).parse().expect("name"),
+            dataset: Some("set".parse().expect("name")),
+            version: None,
+            root: None,
+            layout: None,
+            seed: Some(3),
+            order,
+            buckets: None,
+            replay: None,
+            plan: PlanSpec::default(),
+            world: WorldSpec { ranks: 1, batch: 8, tail: Tail::Drop },
+            visitation: Visitation::ExactlyOnce,
+        };
+        let job = Client::new(config).expect("client").declare(&ask).await.expect("declared");
+        let mut reader = job.reader(0, 0, 0).prefetch(true).patience(Duration::from_secs(30));
+        let mut entries = 0;
+        loop {
+            match reader.next(8).await.expect("a lease") {
+                Next::Batch(b) => {
+                    let ack = Ack { lease: b.token.lease, upto: b.token.entries, batches: Vec::new() };
+                    job.ack(0, 0, &[ack]).await.expect("acknowledged");
+                    job.held().release(0, 0, b.token.lease);
+                    entries += u64::from(b.token.entries);
+                }
+                Next::Full | Next::Last => tokio::time::sleep(Duration::from_millis(20)).await,
+                Next::Done => return entries,
+            }
+        }
+    })
+}
+
+#[test]
+fn epochs_read_what_other_servers_own() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(17, 64, None);
+    let [a, b] = ["a", "b"].map(|id| origin.server(id, &etcd, &[]));
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    let n = origin.data.files.len() as u64;
+    // What is fetched ahead comes from its owners, which keep it.
+    assert_eq!(epoch(&a, OrderKind::Strict), n);
+    assert_eq!(origin.reads(), (n, n));
+    assert!(a.sum("fletch_peer_received_bytes_total") > 0.0);
+    assert_eq!(epoch(&b, OrderKind::Strict), n);
+    assert_eq!(origin.reads(), (0, 0), "both disks together have all");
+    // A sweep keeps its units on its own server.
+    let received = a.sum("fletch_peer_received_bytes_total");
+    assert_eq!(epoch(&a, OrderKind::Substitute), n);
+    assert_eq!(a.sum("fletch_peer_received_bytes_total"), received);
+}
+
+/// Returns the chunks of a pack that was written below a directory.
+fn chunks_below(dir: &Path) -> Vec<Hash> {
+    let mut found = Vec::new();
+    for part in fs::read_dir(dir.join("fletch/chunks")).expect("chunks") {
+        for chunk in fs::read_dir(part.expect("entry").path()).expect("chunks") {
+            let name = chunk.expect("entry").file_name();
+            found.push(name.to_string_lossy().parse().expect("a hash"));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn servers_whose_readers_wait_for_each_other_all_go_on() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let data = Data::new(7, 120, 3 << 20);
+    let scratch = TempDir::with_prefix("fletch-crossed-").expect("scratch");
+    let tables = scratch.path().join("pack");
+    let mut pack = command("fletch");
+    pack.arg("pack").arg(&data.dir).arg("--to").arg(&tables).args(["--chunk-size", "16MiB"]);
+    let root = stdout(&run(pack.arg("--state-dir").arg(scratch.path().join("state"))));
+    let chunks = chunks_below(&tables);
+    // Each server needs more of the other one than its memory holds.
+    assert!(chunks.len() >= 20, "{} chunks", chunks.len());
+    // 128 MiB is the least memory of a server in a cluster. Nothing is kept on a disk.
+    let [a, b] = ["a", "b"].map(|id| {
+        let more = ["--cache-size=0", "--cluster-weight=100", "--io-timeout=60s"];
+        let mut server = ClusterServer::new(id, &etcd, &more);
+        server.start();
+        server.register("set", &data.dir.display().to_string(), &tables.display().to_string(), None);
+        server
+    });
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    // 200 readers: a chunk each, through the server that does not own it.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    let http = reqwest::Client::builder().timeout(Duration::from_secs(90)).build().expect("client");
+    let placement = {
+        let member = |id: &str| Member { id: id.to_owned(), weight: 100.0 };
+        Placement::new([member("a"), member("b")])
+    };
+    runtime.block_on(async {
+        let mut all = tokio::task::JoinSet::new();
+        for i in 0..200 {
+            let hash = chunks[i % chunks.len()];
+            let owner = placement.owner(&key(hash)).expect("one").id.clone();
+            let server = if owner == "a" { &b } else { &a };
+            let url = format!("{}/v1/versions/{root}/chunks/{hash}", server.url);
+            let http = http.clone();
+            all.spawn(async move {
+                let answer = http.get(&url).send().await.expect("an answer");
+                let status = answer.status().as_u16();
+                let body = answer.bytes().await.expect("a body");
+                assert!(status == 200, "{status}: {}", String::from_utf8_lossy(&body));
+                assert_eq!(Hash::of(&body), hash, "I1");
+            });
+        }
+        while let Some(done) = all.join_next().await {
+            done.expect("a reader");
+        }
+    });
+    for server in [&a, &b] {
+        for series in ["fletch_deadline_total ", "fletch_overloaded_total "] {
+            assert_eq!(server.metric(series), Some(0.0), "{series}");
+        }
+        assert!(server.sum("fletch_peer_received_bytes_total") > 0.0);
+    }
+    // A file of a pack that another server owns comes alone.
+    let before = a.sum("fletch_peer_received_bytes_total") + b.sum("fletch_peer_received_bytes_total");
+    let readers = Readers::new();
+    let got = readers.read_through(&urls(&[&a, &b]), &root, &data.files, 4);
+    assert_eq!((got.failed, got.bytes), (0, data.bytes()));
+    let after = a.sum("fletch_peer_received_bytes_total") + b.sum("fletch_peer_received_bytes_total");
+    assert!(after - before <= data.bytes() as f64, "{} of {}", after - before, data.bytes());
+}
+
+#[test]
+fn an_owner_that_lies_delivers_no_wrong_byte() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(9, 48, None);
+    let a = origin.server("a", &etcd, &[]);
+    // What other servers get of b is changed on its way.
+    let config = format!("--config={}", origin.config);
+    let mut b = ClusterServer::new("b", &etcd, &[&config, "--cache-free-floor=0"]);
+    let address = b.url.trim_start_matches("http://").parse().expect("an address");
+    let liar = TamperProxy::start(Upstream::Tcp(address));
+    liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
+    b.add(format!("--cluster-peer-url={}", liar.endpoint()));
+    b.start();
+    b.register("set", &origin.emulator.uri(), &origin.tables, None);
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    let readers = Readers::new();
+    let got = readers.read_through(&[&a.url], &origin.root, &origin.shuffled(1, 1), 8);
+    assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
+    let blamed = a.metric("fletch_peer_wrong_bytes_total{peer=\"b\"} ").unwrap_or(0.0);
+    assert!(liar.tampered() > 0 && blamed == liar.tampered() as f64, "{blamed} of {}", liar.tampered());
+    assert!(a.log().contains("a peer returned wrong bytes"));
+    // What b keeps is right.
+    let got = readers.read_through(&[&b.url], &origin.root, &origin.shuffled(2, 1), 8);
+    assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
+}
+
+#[test]
+fn servers_with_tls_show_each_other_their_certificates() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(17, 36, None);
+    let dir = TempDir::with_prefix("fletch-tls-").expect("dir");
+    let (authority, foreign) = (Authority::new("servers"), Authority::new("others"));
+    let (cert, key) = authority.server(&["127.0.0.1"], 4000).write(dir.path(), "server");
+    let ca = dir.path().join("ca.pem");
+    fs::write(&ca, authority.pem()).expect("a file");
+    let client = |signer: &Authority, name: &str| {
+        let (cert, key) = signer.client(name).write(dir.path(), name);
+        ClientTls { ca: ca.clone(), cert, key }
+    };
+    let (peer, stranger) = (client(&authority, "peer"), client(&foreign, "stranger"));
+    let server = |id: &str, shows: &ClientTls| {
+        let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let words = [
+            flag("config", Path::new(&origin.config)),
+            flag("tls-cert-file", &cert),
+            flag("tls-key-file", &key),
+            flag("tls-client-ca-file", &ca),
+            flag("cluster-peer-ca-file", &shows.ca),
+            flag("cluster-peer-cert-file", &shows.cert),
+            flag("cluster-peer-key-file", &shows.key),
+            "--cache-free-floor=0".to_owned(),
+        ];
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut server = ClusterServer::new(id, &etcd, &words).with_tls(&peer);
+        server.start();
+        server.register("set", &origin.emulator.uri(), &origin.tables, None);
+        server
+    };
+    let (a, b) = (server("a", &peer), server("b", &peer));
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    let all_are_right = |server: &ClusterServer| {
+        origin.data.files.iter().all(|(path, hash)| {
+            server.file(&origin.root, path).is_some_and(|bytes| Hash::of(&bytes) == *hash)
+        })
+    };
+    assert!(all_are_right(&a) && all_are_right(&b));
+    let n = origin.data.files.len() as u64;
+    assert_eq!(origin.reads(), (n, n), "one fetch a chunk");
+    let received = a.sum("fletch_peer_received_bytes_total") + b.sum("fletch_peer_received_bytes_total");
+    assert_eq!(received, origin.data.bytes() as f64, "each chunk went to the server that does not own it");
+    // A server with a certificate of another CA reads, too, but not from the others. They name the reason.
+    let c = server("c", &stranger);
+    agreed(&[&a, &b, &c], "a:up b:up c:up", NEWS);
+    assert!(all_are_right(&c));
+    assert_eq!(c.sum("fletch_peer_received_bytes_total"), 0.0);
+    assert!(c.log().contains("rejects the certificate of this client"), "{}", c.log());
+}
+
+#[test]
+fn a_server_with_an_old_view_costs_no_second_fetch() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(11, 128, None);
+    // A server without news stays up for the others.
+    let more = ["--cluster-member-ttl=40s"];
+    let [a, b, c] = ["a", "b", "c"].map(|id| origin.server(id, &etcd, &more));
+    let old = agreed(&[&a, &b, &c], "a:up b:up c:up", NEWS);
+    let readers = Readers::new();
+    let half: Vec<_> = origin.data.files.iter().take(64).cloned().collect();
+    let got = readers.read_through(&urls(&[&a, &b, &c]), &origin.root, &half, 8);
+    assert_eq!((got.failed, got.bytes), (0, origin.data.bytes() / 2));
+    a.cut_all(true);
+    let d = origin.server("d", &etcd, &more);
+    agreed(&[&b, &c, &d], "a:up b:up c:up d:up", NEWS);
+    assert_eq!(a.view_number(), old);
+    // The old half is cached, the new one is cold, and a quarter of both has moved.
+    let got = readers.read_through(&urls(&[&a, &b, &c, &d]), &origin.root, &origin.shuffled(1, 4), 32);
+    assert_eq!((got.failed, got.bytes), (0, 4 * origin.data.bytes()));
+    assert_eq!(a.view_number(), old, "its news was withheld all the time");
+    let (gets, objects) = origin.reads();
+    println!("origin: {gets} reads of {objects} objects");
+    assert!(gets * 100 <= 110 * origin.data.files.len() as u64, "{gets} reads");
+    let told = |s: &ClusterServer, word: &str| {
+        let text = s.text("/metrics");
+        let rows = text.lines().filter(|l| l.starts_with("fletch_peer_requests_total") && l.contains(word));
+        rows.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    assert!(told(&a, "result=\"wrong_server\"") > 0.0, "{}", a.text("/metrics"));
+    assert!(told(&d, "result=\"hit\"") > 0.0, "d got chunks from their former owners");
+    a.cut_all(false);
+    agreed(&[&a, &b, &c, &d], "a:up b:up c:up d:up", Duration::from_secs(20));
+}
+
+fn made(dir: PathBuf) -> PathBuf {
+    fs::create_dir_all(&dir).expect("mkdir");
+    dir
+}
+
+fn token(home: &Path, file: &Path, name: &str, more: &[&str]) -> PathBuf {
+    let mut c = command("fletch-server");
+    c.args(["token", "new", "--append"]).arg(file).args(more);
+    let at = home.join(format!("{name}.token"));
+    fs::write(&at, stdout(&run(&mut c))).expect("token");
+    at
+}
+
+/// Returns the status and the body of a GET.
+fn get(url: &str, token: &Path, headers: &[&str]) -> (String, Vec<u8>) {
+    let mut c = Command::new("curl");
+    c.args(["-sS", "--max-time", "10", "-w", "%{stderr}%{http_code}"]);
+    let bearer = format!("Authorization: Bearer {}", fs::read_to_string(token).expect("token").trim());
+    c.args(["-H", &bearer]);
+    for header in headers {
+        c.args(["-H", header]);
+    }
+    let out = c.arg(url).output().expect("curl runs");
+    (String::from_utf8_lossy(&out.stderr).into_owned(), out.stdout)
+}
+
+#[test]
+fn a_peer_reads_for_the_domain_that_it_names_and_nothing_else() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let home = TempDir::with_prefix("fletch-peers-").expect("home");
+    let tokens = home.path().join("tokens.toml");
+    let of_a = token(home.path(), &tokens, "a", &["--tenant", "a"]);
+    let of_b = token(home.path(), &tokens, "b", &["--tenant", "b"]);
+    let peer = token(home.path(), &tokens, "peer", &["--role", "peer"]);
+    let data = Data::within(&made(home.path().join("data")), 13, 24, FILE);
+    let tables = made(home.path().join("tables"));
+    let root = fletch_tests::fixture::index(&data.dir, &tables, &[]);
+    let dirs = format!("--local-dirs={}=*:{}=*", data.dir.display(), tables.display());
+    let tokens = format!("--auth-tokens={}", tokens.display());
+    let own = format!("--cluster-peer-token-file={}", peer.display());
+    let servers = ["x", "y"].map(|id| {
+        let mut server = ClusterServer::new(id, &etcd, &[&dirs, &tokens, &own]);
+        server.start();
+        server.register("d", &data.dir.display().to_string(), &tables.display().to_string(), Some(&of_a));
+        server
+    });
+    let both = || servers.iter();
+    until("both are members", Duration::from_secs(5), || {
+        both().all(|s| {
+            let (_, view) = get(&format!("{}/v1/cluster", s.url), &of_a, &[]);
+            String::from_utf8_lossy(&view).matches("\"state\":\"up\"").count() == 2
+        })
+    });
+    // Clients of the domain read through both servers, which ask each other.
+    for (path, hash) in &data.files {
+        for server in both() {
+            let url = format!("{}/v1/versions/{root}/files/{path}", server.url);
+            let (status, body) = get(&url, &of_a, &[]);
+            assert!(status == "200" && Hash::of(&body) == *hash, "{status}");
+            // Foreign and absent are one answer, whatever is cached.
+            let (foreign, told) = get(&url, &of_b, &[]);
+            let absent = url.replace(&root, &"0".repeat(64));
+            assert_eq!((foreign, told), get(&absent, &of_b, &[]));
+        }
+    }
+    let chunk = |root: &str| format!("/v1/peers/versions/{root}/chunks/{}", data.files[0].1);
+    for server in both() {
+        let at = |path: &str| format!("{}{path}", server.url);
+        let ask = |token: &Path, path: &str, domain: &str| {
+            get(&at(path), token, &[&format!("Fletch-Domain: {domain}"), "Fletch-View: 99999999"])
+        };
+        // A peer reads for the domain that it names.
+        let (status, body) = ask(&peer, &chunk(&root), "a");
+        assert!(status == "200" && Hash::of(&body) == data.files[0].1, "{status}");
+        let foreign = ask(&peer, &chunk(&root), "b");
+        let absent = ask(&peer, &chunk(&"0".repeat(64)), "b");
+        assert_eq!((&*foreign.0, &foreign.1), ("404", &absent.1));
+        assert_eq!(ask(&peer, &chunk(&root), "nobody"), foreign);
+        assert_eq!(get(&at(&chunk(&root)), &peer, &[]).0, "400", "without a domain");
+        // Clients are no peers, and peers are no clients.
+        for client in [&of_a, &of_b] {
+            let (status, told) = ask(client, &chunk(&root), "a");
+            assert!(status == "403" && String::from_utf8_lossy(&told).contains("role"), "{status}");
+        }
+        let file = format!("/v1/versions/{root}/files/{}", data.files[0].0);
+        for path in [&*file, "/v1/datasets", "/v1/cluster", "/v1/accounts", "/metrics", "/v1/jobs"] {
+            assert_eq!(get(&at(path), &peer, &[]).0, "403", "{path}");
+        }
+    }
+    // Unregistered: the same answer as absent, at once.
+    for server in both() {
+        let mut c = command("fletch");
+        run(c.args(["unregister", "d", "--server", &server.url, "--token-file"]).arg(&of_a));
+        let ask = |root: &str| {
+            let headers = ["Fletch-Domain: a", "Fletch-View: 99999999"];
+            get(&format!("{}{}", server.url, chunk(root)), &peer, &headers)
+        };
+        assert_eq!((&*ask(&root).0, ask(&root)), ("404", ask(&"0".repeat(64))));
+    }
+}

@@ -242,6 +242,14 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &[],
         &[(vec![], view.core.number())],
     )?;
+    if let Some(revision) = server.catalog.revision() {
+        page.gauge(
+            "fletch_cluster_registrations_revision",
+            "Revision of the cluster's registrations that this server has executed",
+            &[],
+            &[(vec![], revision)],
+        )?;
+    }
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)

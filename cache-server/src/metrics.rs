@@ -274,7 +274,7 @@ fn peers(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &["peer"],
         &rows,
     )?;
-    let [received, sent, foreign_fills, _] = peers.sums();
+    let [received, sent, foreign_fills, _, passed_on] = peers.sums();
     page.counter(
         "fletch_peer_received_bytes_total",
         "Bytes of chunks and files that other servers sent",
@@ -292,6 +292,12 @@ fn peers(page: &Page, server: &Server) -> Result<(), MetricsError> {
         "Chunks and files that this server fetched for another one, although it does not own them",
         &[],
         &[(vec![], foreign_fills)],
+    )?;
+    page.counter(
+        "fletch_peer_passed_on_chunks_total",
+        "Chunks that this server owns and another one keeps, because this server's disk had no room",
+        &[],
+        &[(vec![], passed_on)],
     )
 }
 

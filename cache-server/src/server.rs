@@ -219,6 +219,7 @@ impl Server {
             Arc::clone(&versions),
             Arc::clone(&tenants),
             Arc::clone(&cluster),
+            tasks.clone(),
         );
         let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {

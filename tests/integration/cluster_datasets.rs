@@ -51,6 +51,15 @@ impl Trees {
     }
 }
 
+/// Sends a change once, as no command does: commands wait for etcd. Returns the status and the body.
+fn send(server: &ClusterServer, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut c = Command::new("curl");
+    c.args(["-sS", "--max-time", "15", "-w", "%{stderr}%{http_code}", "-X", method, "-d", body]);
+    let out = run(c.args(["-H", "content-type: application/json"]).arg(format!("{}{path}", server.url)));
+    let status = String::from_utf8_lossy(&out.stderr).parse().unwrap_or(0);
+    (status, String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
 fn unregister(server: &ClusterServer, name: &str) -> Command {
     let mut c = command("fletch");
     c.args(["unregister", name, "--server", &server.url]);
@@ -150,10 +159,10 @@ fn without_etcd_datasets_stay_and_do_not_change() {
     assert!(begun.elapsed() < SILENCE, "{:?}", begun.elapsed());
     assert!(!has(&a, "d") && has(&b, "d"));
     assert_eq!(b.file(&trees.root, "f").expect("a file"), b"one".repeat(500));
-    let refused = trees.register(&b.url, "new", "one").output().expect("fletch runs");
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && told.contains("etcd"), "{told}");
-    assert!(!told.contains("127.0.0.1:2379"), "{told}");
+    let new = serde_json::json!({"name": "new", "uri": trees.at("one"), "tables": trees.at("tables-one")});
+    let (status, told) = send(&b, "POST", "/v1/datasets", &new.to_string());
+    assert!(status == 503 && told.contains("check that etcd can be reached"), "{status} {told}");
+    assert!(!told.contains("127.0.0.1"), "it names no host: {told}");
     // It also starts with what it knew.
     b.kill();
     b.start();
@@ -165,20 +174,17 @@ fn without_etcd_datasets_stay_and_do_not_change() {
     // etcd comes back, and all goes on.
     etcd.kill(0);
     assert!(has(&a, "kept") && has(&b, "kept"));
-    assert_eq!(trees.register(&a.url, "new", "one").output().expect("fletch runs").status.success(), false);
+    assert_eq!(send(&a, "POST", "/v1/datasets", &new.to_string()).0, 503);
     etcd.revive(0);
-    let mut registered = false;
-    until("changes are possible again", BACK, || {
-        registered |= trees.register(&b.url, "new", "one").output().expect("fletch runs").status.success();
-        registered && has(&a, "new")
-    });
+    until("changes are possible again", BACK, || send(&b, "POST", "/v1/datasets", &new.to_string()).0 < 300);
+    until("both know it", NEWS, || has(&a, "new") && has(&b, "new"));
 
     // An etcd that lost its keys ends no access.
     etcd.wipe();
     thread::sleep(Duration::from_secs(2));
     assert!(has(&a, "kept") && has(&b, "new"));
-    let refused = unregister(&a, "kept").output().expect("fletch runs");
-    assert!(!refused.status.success() && has(&a, "kept"));
+    assert_eq!(send(&a, "DELETE", "/v1/datasets/kept", "").0, 503);
+    assert!(has(&a, "kept"));
 }
 
 #[test]

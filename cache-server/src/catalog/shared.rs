@@ -48,8 +48,8 @@ struct Known {
     datasets: BTreeMap<(Domain, DatasetName), (u64, u64)>,
     /// The revision of each tenant's mark.
     tenants: BTreeMap<Tenant, u64>,
-    /// Whether changes may be missing, so that everything must be read.
-    is_stale: bool,
+    /// The revision up to which this server has seen all changes. 0: everything must be read.
+    cursor: u64,
 }
 
 /// The part of a catalog that a cluster shares.
@@ -57,8 +57,8 @@ pub struct Shared {
     of: SharedKeys,
     cluster: Arc<ClusterState>,
     known: Mutex<Known>,
-    /// The revision whose registrations this server has.
-    seen: watch::Sender<u64>,
+    /// The revision of the last change that this server has executed.
+    executed: watch::Sender<u64>,
     sizes: Notify,
     /// Held by whoever executes changes.
     executing: tokio::sync::Mutex<()>,
@@ -66,9 +66,9 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(of: SharedKeys, cluster: Arc<ClusterState>) -> Self {
-        let known = Mutex::new(Known { is_stale: true, ..Known::default() });
-        let (seen, sizes, executing) = (watch::Sender::new(0), Notify::new(), tokio::sync::Mutex::default());
-        Shared { of, cluster, known, seen, sizes, executing }
+        let (executed, sizes) = (watch::Sender::new(0), Notify::new());
+        let (known, executing) = (Mutex::default(), tokio::sync::Mutex::default());
+        Shared { of, cluster, known, executed, sizes, executing }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -77,7 +77,7 @@ impl Shared {
     }
 
     pub fn revision(&self) -> u64 {
-        *self.seen.borrow()
+        *self.executed.borrow()
     }
 
     pub fn sizes_changed(&self) {
@@ -107,8 +107,10 @@ impl Shared {
         if !catalog.local.is_copy_of(&uid) && self.bring(catalog, cluster, &page.keys).await? {
             page = self.of.etcd.read_prefix(&self.of.keys.data()).await?;
         }
-        let mut known = Known { cluster, ..Known::default() };
+        let mut known = Known { cluster, cursor: page.revision, ..Known::default() };
         let mut all = Vec::new();
+        // Every change writes a key that stays: the mark of the tenant.
+        let executed = page.keys.iter().map(|kv| kv.mod_revision).max().unwrap_or(0);
         for kv in &page.keys {
             match parse_key(&self.of.keys, &kv.key) {
                 DataKey::Dataset(domain, name) => {
@@ -125,7 +127,7 @@ impl Shared {
         let local = Arc::clone(&catalog.local);
         let applied = spawn_blocking(move || local.adopt(&uid, all)).await??;
         *self.known() = known;
-        self.seen.send_replace(page.revision);
+        self.executed.send_replace(executed);
         self.take_effect(catalog, &applied);
         Ok(())
     }
@@ -161,8 +163,8 @@ impl Shared {
     /// Executes changes that etcd announces.
     async fn execute(&self, catalog: &Catalog, events: Vec<Event>) -> Result<(), CatalogError> {
         let _one = self.executing.lock().await;
-        let seen = self.revision();
-        let new: Vec<Event> = events.into_iter().filter(|e| e.kv.mod_revision > seen).collect();
+        let cursor = self.known().cursor;
+        let new: Vec<Event> = events.into_iter().filter(|e| e.kv.mod_revision > cursor).collect();
         let Some(revision) = new.iter().map(|e| e.kv.mod_revision).max() else { return Ok(()) };
         if new.iter().any(Event::is_delete) {
             self.check_cluster().await?;
@@ -189,6 +191,7 @@ impl Shared {
         let applied = spawn_blocking(move || local.apply(changes)).await??;
         {
             let mut known = self.known();
+            known.cursor = revision;
             known.tenants.extend(tenants);
             for (key, now) in noted {
                 match now {
@@ -197,7 +200,7 @@ impl Shared {
                 }
             }
         }
-        self.seen.send_replace(revision);
+        self.executed.send_replace(revision);
         self.take_effect(catalog, &applied);
         Ok(())
     }
@@ -233,16 +236,19 @@ impl Shared {
     async fn follow(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let (_, now) = self.check_cluster().await?;
         // An etcd that went back in time was restored from a backup.
-        if self.known().is_stale || now < self.revision() {
+        let cursor = self.known().cursor;
+        if cursor == 0 || now < cursor {
             self.load(catalog).await?;
         }
         let ended = self.watch(catalog).await;
-        self.known().is_stale |= ended.is_err();
+        if ended.is_err() {
+            self.known().cursor = 0;
+        }
         ended
     }
 
     async fn watch(&self, catalog: &Catalog) -> Result<(), CatalogError> {
-        let (prefix, from) = (self.of.keys.data(), self.revision() + 1);
+        let (prefix, from) = (self.of.keys.data(), self.known().cursor + 1);
         let mut watch = self.of.etcd.watch_from(&prefix, from).await?;
         while let Some(events) = watch.next().await? {
             self.execute(catalog, events).await?;
@@ -252,10 +258,10 @@ impl Shared {
 
     /// Says in etcd what this server has executed.
     async fn tell(&self) {
-        let mut seen = self.seen.subscribe();
+        let mut executed = self.executed.subscribe();
         let mut told = 0;
         loop {
-            let revision = *seen.borrow_and_update();
+            let revision = *executed.borrow_and_update();
             if revision != told {
                 let key = self.of.keys.seen(self.cluster.own_id());
                 let put = Op::Put { key, value: to_text(&SeenRecord { revision }), lease: 0 };
@@ -265,7 +271,7 @@ impl Shared {
                 }
                 told = revision;
             }
-            if seen.changed().await.is_err() {
+            if executed.changed().await.is_err() {
                 return;
             }
         }
@@ -313,9 +319,9 @@ impl Shared {
 
     /// Waits until this server has executed a revision.
     async fn catch_up(&self, catalog: &Catalog, revision: u64) -> Result<(), CatalogError> {
-        let mut seen = self.seen.subscribe();
-        let is_seen = timeout(OWN_NEWS_WITHIN, seen.wait_for(|seen| *seen >= revision)).await.is_ok();
-        if is_seen { Ok(()) } else { self.load(catalog).await }
+        let mut executed = self.executed.subscribe();
+        let is_done = timeout(OWN_NEWS_WITHIN, executed.wait_for(|done| *done >= revision)).await.is_ok();
+        if is_done { Ok(()) } else { self.load(catalog).await }
     }
 
     fn known_of(&self, domain: &Domain, name: &DatasetName) -> u64 {

@@ -22,7 +22,7 @@ mod view;
 
 pub use etcd::{EtcdError, Event, KeyValue, Op};
 pub use member::{DrainError, SharedKeys};
-pub use peers::{PeerAddress, PeerAnswer, PeerRequest, Peers, is_safe};
+pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, is_safe};
 pub use records::{ClusterRecord, Keys, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use view::ClusterView;

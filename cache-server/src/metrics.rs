@@ -242,6 +242,14 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &[],
         &[(vec![], view.core.number())],
     )?;
+    if let Some(revision) = server.catalog.revision() {
+        page.gauge(
+            "fletch_cluster_registrations_revision",
+            "Revision of the cluster's registrations that this server has executed",
+            &[],
+            &[(vec![], revision)],
+        )?;
+    }
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)
@@ -266,7 +274,7 @@ fn peers(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &["peer"],
         &rows,
     )?;
-    let [received, sent, foreign_fills, _] = peers.sums();
+    let [received, sent, foreign_fills, _, passed_on] = peers.sums();
     page.counter(
         "fletch_peer_received_bytes_total",
         "Bytes of chunks and files that other servers sent",
@@ -284,6 +292,12 @@ fn peers(page: &Page, server: &Server) -> Result<(), MetricsError> {
         "Chunks and files that this server fetched for another one, although it does not own them",
         &[],
         &[(vec![], foreign_fills)],
+    )?;
+    page.counter(
+        "fletch_peer_passed_on_chunks_total",
+        "Chunks that this server owns and another one keeps, because this server's disk had no room",
+        &[],
+        &[(vec![], passed_on)],
     )
 }
 

@@ -8,6 +8,7 @@ use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     allocation::{Allocator, Limits as AllocationLimits, TenantShare},
     auth::{AllowedHosts, Auth, Quota},
+    catalog::{Catalog, Effects},
     chunk_reads::{ChunkReads, READ_ATTEMPTS},
     cluster::ClusterState,
     config::{CacheConfig, Config, LocalDir},
@@ -143,6 +144,8 @@ pub struct Server {
     pub read_ahead: Arc<ReadAhead>,
     /// The tasks that outlive a request.
     pub tasks: TaskTracker,
+    /// Registers and unregisters datasets.
+    pub catalog: Catalog,
     /// The server's part of its cluster.
     pub cluster: Arc<ClusterState>,
     /// Reads chunks, from this server's cache, other servers and origins.
@@ -216,6 +219,7 @@ impl Server {
             Arc::clone(&versions),
             Arc::clone(&tenants),
             Arc::clone(&cluster),
+            tasks.clone(),
         );
         let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
@@ -270,6 +274,14 @@ impl Server {
         })?;
         let prometheus = config.prometheus.clone().map(Prometheus::new).transpose();
         let prometheus = prometheus.map_err(|e| StartError::Prometheus(e.to_string()))?;
+        let access_changes = watch::Sender::new(());
+        let (changes, of) = (access_changes.clone(), Arc::clone(&versions));
+        let effects: Effects = Box::new(move |applied| {
+            applied.domains.iter().for_each(|domain| of.forget_unknown(domain));
+            if applied.has_ended {
+                changes.send_replace(());
+            }
+        });
         let request_memory = RequestMemory::new(limits.request_memory_bytes());
         let table = TableLimits {
             tcp: limits.connections,
@@ -290,7 +302,8 @@ impl Server {
             mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
             publish,
             registry,
-            access_changes: watch::Sender::new(()),
+            catalog: Catalog::new(Arc::clone(&registrations), &cluster, effects),
+            access_changes,
             origins,
             credentials,
             versions,

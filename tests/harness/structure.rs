@@ -100,7 +100,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["sweep", "prefetch"],
     &["chunk_reads"],
     &["versions"],
-    &["tenants", "credentials"],
+    &["tenants", "credentials", "catalog"],
     &["config"],
     &["accounting", "state", "auth", "connections", "cluster", "tls"],
     &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation", "dashboard"],

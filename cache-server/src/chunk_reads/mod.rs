@@ -2,20 +2,23 @@
 //!
 //! ```text
 //! this server owns the chunk, or is alone   [its former owner, if it has it] ─▶ the origin    keeps it
+//!   its disk has no room for it             those that may have taken it ─▶ the origin        offers it
 //! another member owns it                    the owner ─▶ the next one ─▶ the origin           keeps nothing
 //! ```
 //! I1. A read for another server asks no owner: one hop at most. For [`RING_NEWS`] after a change of the ring
-//!     it may ask the former owner, which answers only with what it has.
+//!     it may ask the former owner, and at any time the members that take what its own disk has no room for.
+//!     They answer only with what they have.
 //! I2. Reads that wait for another server hold a bounded part of the memory: those of clients one part, those
 //!     of other servers another one. So servers whose readers wait for each other all go on (ADR 65).
 //! I3. A server that is alone reads as if this room did not exist.
 //! I4. Sweeps read as on a server that is alone, and keep their chunks on their own server.
 
+mod pass_on;
 mod peer_fetch;
 
 use crate::{
     accounting::JobCosts,
-    cluster::{ClusterState, ClusterView, PeerAddress, Peers},
+    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerRequest, Peers},
     tenants::{FairPermit, FairPermits, TenantLimit, Tenants},
     versions::{ATTEMPTS, ChunkFetch, LocatedChunk, Sources, Versions},
 };
@@ -23,12 +26,14 @@ use fletch_api::routes;
 use fletch_core::{Hash, Kind, StoreKey, Tenant};
 use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed};
 use futures::future::BoxFuture;
+use pass_on::PassedOn;
 pub use peer_fetch::PeersOverloaded;
 use peer_fetch::{PeerFetch, Place, Places};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use tokio_util::task::TaskTracker;
 
 /// How long after a change of the ring a chunk's former owner is asked first.
 pub const RING_NEWS: Duration = Duration::from_secs(600);
@@ -87,6 +92,18 @@ impl ChunkRead<'_> {
         StoreKey { domain: self.sources.domain.clone(), hash }
     }
 
+    fn request(&self, call: PeerCall) -> PeerRequest {
+        PeerRequest {
+            path: self.path(),
+            domain: self.sources.domain.clone(),
+            dataset: self.sources.dataset().to_string(),
+            job: Arc::clone(&self.costs.label),
+            len: self.located.len,
+            call,
+            only_if_cached: false,
+        }
+    }
+
     fn path(&self) -> String {
         let root = self.sources.root();
         match self.part {
@@ -98,10 +115,8 @@ impl ChunkRead<'_> {
 
 /// Whom a fetch asks before the origin.
 enum Route {
-    /// Nobody.
-    Origin,
-    /// The former owner, if it is not this server. This server keeps the chunk.
-    FormerOwner(PeerAddress),
+    /// Nobody, or those that may have the chunk. This server keeps it.
+    Own,
     /// The owner, and the next member of the ranking. This server keeps nothing.
     Owners(Vec<PeerAddress>),
 }
@@ -143,6 +158,8 @@ pub struct ChunkReads {
     tenants: Arc<Tenants>,
     cluster: Arc<ClusterState>,
     ring: Mutex<RingSeen>,
+    passed_on: PassedOn,
+    tasks: TaskTracker,
 }
 
 impl ChunkReads {
@@ -153,9 +170,10 @@ impl ChunkReads {
         versions: Arc<Versions>,
         tenants: Arc<Tenants>,
         cluster: Arc<ClusterState>,
+        tasks: TaskTracker,
     ) -> Arc<Self> {
         let ring = Mutex::new(RingSeen { number: 0, since: Instant::now() });
-        Arc::new(ChunkReads { store, versions, tenants, cluster, ring })
+        Arc::new(ChunkReads { store, versions, tenants, cluster, ring, passed_on: PassedOn::new(), tasks })
     }
 
     /// Whether a client's read of a chunk of a version goes to another server.
@@ -194,7 +212,7 @@ impl ChunkReads {
 
     fn route(&self, read: &ChunkRead<'_>) -> Route {
         let Some(peers) = self.cluster.peers().filter(|_| read.sources.are_plain()) else {
-            return Route::Origin;
+            return Route::Own;
         };
         let (view, key) = (self.cluster.view(), read.placed());
         if read.asker == Asker::Client {
@@ -203,7 +221,22 @@ impl ChunkReads {
                 return Route::Owners(owners);
             }
         }
-        self.former_owner(peers, &view, &key).map_or(Route::Origin, Route::FormerOwner)
+        Route::Own
+    }
+
+    /// Returns the members that may have a chunk of this server, which does not have it.
+    fn holders(&self, read: &ChunkRead<'_>) -> Vec<PeerAddress> {
+        let Some(peers) = self.cluster.peers().filter(|_| read.sources.are_plain()) else {
+            return Vec::new();
+        };
+        let view = self.cluster.view();
+        let mut holders = self.takers(peers, &view, read);
+        if let Some(former) = self.former_owner(peers, &view, &read.placed())
+            && !holders.contains(&former)
+        {
+            holders.push(former);
+        }
+        holders
     }
 
     /// Reads a chunk, or a file that is read alone.
@@ -215,7 +248,12 @@ impl ChunkReads {
         let Prepared { fetch, asked, keeps } = self.prepare(read, &key).await?;
         let dataset = if keeps { read.dataset } else { DatasetId::UNCACHED };
         let hit = self.store.read(key, len, dataset, fetch).await?;
-        let tier = match (hit.tier, asked.and_then(|asked| asked.served())) {
+        let served = asked.and_then(|asked| asked.served());
+        let is_refused = hit.tier == Tier::Bypass && keeps && dataset != DatasetId::UNCACHED;
+        if is_refused && served.is_none() && read.part.is_none() && read.sources.are_plain() {
+            self.pass_on(read, hit.chunk.clone());
+        }
+        let tier = match (hit.tier, served) {
             // Only a read that led its flight used its own fetch.
             (Tier::Origin | Tier::Bypass, Some(at)) => Tier::Peer(at),
             (Tier::Origin, None) if !keeps => Tier::Bypass,
@@ -272,12 +310,13 @@ impl ChunkReads {
         let is_cold = || self.store.needs_fetch(key, read.located.len);
         let (places, keeps): (Places, _) = match self.route(read) {
             Route::Owners(owners) => (owners.into_iter().map(Place::owner).collect(), false),
-            Route::FormerOwner(former) if is_cold() => ([Place::former_owner(former)].into(), true),
-            Route::Origin | Route::FormerOwner(_) => {
-                let fetch = self.permitted(read, key, from_origin).await?;
-                return Ok(Prepared { fetch, asked: None, keeps: true });
-            }
+            Route::Own if is_cold() => (self.holders(read).into_iter().map(Place::holder).collect(), true),
+            Route::Own => (Places::new(), true),
         };
+        if places.is_empty() {
+            let fetch = self.permitted(read, key, from_origin).await?;
+            return Ok(Prepared { fetch, asked: None, keeps });
+        }
         // Whoever joins a flight, or reads the disk, waits for nobody himself.
         let waits = if is_cold() { Some(self.hold_wait(read).await?) } else { None };
         let asked = PeerFetch::new(self, read, places, waits, from_origin);

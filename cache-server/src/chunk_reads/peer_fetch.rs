@@ -5,7 +5,7 @@
 
 use super::{Asker, ChunkRead, ChunkReads};
 use crate::{
-    cluster::{PeerAddress, PeerAnswer, PeerRequest},
+    cluster::{PeerAddress, PeerAnswer, PeerCall, PeerRequest},
     tenants::{FairPermit, OriginPermits},
     versions::{LocatedChunk, Sources},
 };
@@ -52,8 +52,9 @@ impl Place {
         Place { to, only_if_cached: false }
     }
 
-    /// A member that may still have the chunk.
-    pub fn former_owner(to: PeerAddress) -> Self {
+    /// A member that may have the chunk, although it does not own it: its former owner, or the one to which
+    /// it was passed on.
+    pub fn holder(to: PeerAddress) -> Self {
         Place { to, only_if_cached: true }
     }
 }
@@ -93,15 +94,7 @@ impl PeerFetch {
         waits: Option<FairPermit>,
         from_origin: Fetch,
     ) -> Arc<Self> {
-        let request = PeerRequest {
-            path: read.path(),
-            domain: read.sources.domain.clone(),
-            dataset: read.sources.dataset().to_string(),
-            job: Arc::clone(&read.costs.label),
-            len: read.located.len,
-            only_keep: false,
-            only_if_cached: false,
-        };
+        let request = read.request(PeerCall::Get);
         let state =
             State { places, deadline: None, waits, served: None, looked_again: false, origin_permits: None };
         Arc::new(PeerFetch {
@@ -160,7 +153,7 @@ impl PeerFetch {
         let deadline = self.reads.versions.call_deadline();
         while let Some(mut place) = self.with(|s| s.places.pop_front()) {
             place.only_if_cached = only_if_cached;
-            let request = PeerRequest { only_keep: true, only_if_cached, ..self.request.clone() };
+            let request = PeerRequest { call: PeerCall::Keep, only_if_cached, ..self.request.clone() };
             if let Some((_, at)) = self.ask(&place, &request, deadline).await? {
                 return Ok(Some(at));
             }

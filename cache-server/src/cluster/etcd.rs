@@ -26,6 +26,8 @@ use url::Url;
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest answer.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// The most keys of one answer.
+const PAGE_KEYS: u32 = 1000;
 /// After this time without news a watch is opened anew: the connection may be dead.
 const WATCH_IDLE: Duration = Duration::from_secs(30);
 /// The numbers by which gRPC says that an endpoint cannot serve now: it stops, is late, full or away.
@@ -73,6 +75,35 @@ pub enum Op {
     Read { key: String, is_prefix: bool },
     /// Writes a key, under a lease unless it is 0.
     Put { key: String, value: Vec<u8>, lease: i64 },
+    /// Deletes a key.
+    Delete { key: String },
+}
+
+/// All keys of a prefix at one revision.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// The revision.
+    pub revision: u64,
+    /// The keys, in their order.
+    pub keys: Vec<KeyValue>,
+}
+
+/// A change of a key.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Event {
+    /// `DELETE`, or nothing for a write.
+    #[serde(rename = "type", default)]
+    kind: String,
+    /// The key with its new value, which a deleted key does not have.
+    #[serde(default)]
+    pub kv: KeyValue,
+}
+
+impl Event {
+    /// Whether the key was deleted.
+    pub fn is_delete(&self) -> bool {
+        self.kind == "DELETE"
+    }
 }
 
 /// The outcome of a transaction.
@@ -135,7 +166,23 @@ struct Header {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Range {
+    header: Header,
     kvs: Vec<KeyValue>,
+    more: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Watched {
+    result: WatchResult,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct WatchResult {
+    events: Vec<Event>,
+    canceled: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -250,6 +297,7 @@ impl Etcd {
                 Op::Read { key, .. } => {
                     json!({"request_range": {"key": base64(key), "range_end": range_end(key)}})
                 }
+                Op::Delete { key } => json!({"request_delete_range": {"key": base64(key)}}),
                 Op::Put { key, value, lease } => json!({"request_put":
                     {"key": base64(key), "value": base64(value), "lease": lease.to_string()}}),
             })
@@ -259,6 +307,29 @@ impl Etcd {
             self.call("/v3/kv/txn", &json!({"compare": compare, "success": success}), is_read).await?;
         let reads = txn.responses.into_iter().filter_map(|part| part.response_range.map(|range| range.kvs));
         Ok(Outcome { revision: txn.header.revision, succeeded: txn.succeeded, reads: reads.collect() })
+    }
+
+    /// Reads all keys that begin with a text, in pages of one revision.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn read_prefix(&self, prefix: &str) -> Result<Page, EtcdError> {
+        let mut all = Page::default();
+        let mut from = base64(prefix);
+        loop {
+            let body = json!({"key": from, "range_end": range_end(prefix), "limit": PAGE_KEYS.to_string(),
+                "revision": all.revision.to_string()});
+            let page: Range = self.call("/v3/kv/range", &body, true).await?;
+            if all.revision == 0 {
+                all.revision = page.header.revision;
+            }
+            all.keys.extend(page.kvs);
+            match all.keys.last() {
+                // The next key is the last one and a zero byte.
+                Some(last) if page.more => from = base64([&last.key[..], &[0]].concat()),
+                _ => return Ok(all),
+            }
+        }
     }
 
     /// Gets a lease. A lease that nobody keeps alive ends after `ttl`.
@@ -293,59 +364,54 @@ impl Etcd {
         }
     }
 
-    /// Watches keys and prefixes until the stream ends. Calls `news` at its start, and at each change.
+    /// Begins to watch keys and prefixes.
     ///
     /// # Errors
     /// [`EtcdError`]. The caller watches again.
-    pub async fn watch(&self, keys: &[(String, bool)], news: impl Fn()) -> Result<(), EtcdError> {
-        let requests: Vec<String> =
-            keys.iter()
-                .map(|(key, is_prefix)| match is_prefix {
-                    false => json!({"create_request": {"key": base64(key)}}).to_string(),
-                    true => json!({"create_request": {"key": base64(key), "range_end": range_end(key)}})
-                        .to_string(),
-                })
-                .collect();
+    pub async fn watch(&self, keys: &[(String, bool)]) -> Result<Watch<'_>, EtcdError> {
+        let requests = keys.iter().map(|(key, is_prefix)| match is_prefix {
+            false => json!({"key": base64(key)}),
+            true => json!({"key": base64(key), "range_end": range_end(key)}),
+        });
+        self.open_watch(requests).await
+    }
+
+    /// Begins to watch a prefix from a revision on. The events of a revision come at once, and revisions in
+    /// their order. The watch fails if etcd has no longer the events of the revision.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn watch_from(&self, prefix: &str, revision: u64) -> Result<Watch<'_>, EtcdError> {
+        let request = json!({"key": base64(prefix), "range_end": range_end(prefix),
+            "start_revision": revision.to_string()});
+        self.open_watch([request].into_iter()).await
+    }
+
+    async fn open_watch(&self, requests: impl Iterator<Item = Value>) -> Result<Watch<'_>, EtcdError> {
+        let requests: String = requests.map(|r| json!({"create_request": r}).to_string()).collect();
         let at = self.current.load(Relaxed);
-        let failed = |why: String| {
-            self.leave(at);
-            EtcdError::Unreachable(why)
-        };
         // The head asks etcd to end the watch at an endpoint that has lost its leader.
         let request = self.request(at, "/v3/watch").header("Grpc-Metadata-hasleader", "true");
-        let sent = tokio::time::timeout(CALL_TIMEOUT, request.body(requests.concat()).send()).await;
-        let mut response = match sent {
-            Err(_) => return Err(failed(format!("{} does not answer", self.endpoint(at)))),
-            Ok(Err(e)) => return Err(failed(text_of(&e))),
-            Ok(Ok(response)) => response,
-        };
-        if response.status() == StatusCode::UNAUTHORIZED {
-            self.log_in(at).await?;
-        }
-        if response.status() != StatusCode::OK {
-            return Err(failed(format!("{} answers {}", self.endpoint(at), response.status())));
-        }
-        let mut pending = Vec::new();
-        loop {
-            let piece = match tokio::time::timeout(WATCH_IDLE, response.chunk()).await {
-                Err(_) => return Ok(()),
-                Ok(Err(e)) => return Err(failed(text_of(&e))),
-                Ok(Ok(None)) => return Err(failed("the watch ended".to_owned())),
-                Ok(Ok(Some(piece))) => piece,
-            };
-            pending.extend_from_slice(&piece);
-            if pending.len() > ANSWER_BYTES_MAX {
-                return Err(EtcdError::Protocol("an event is too long".to_owned()));
+        let sent = tokio::time::timeout(CALL_TIMEOUT, request.body(requests).send()).await;
+        let why = match sent {
+            Err(_) => format!("{} does not answer", self.endpoint(at)),
+            Ok(Err(e)) => text_of(&e),
+            Ok(Ok(response)) if response.status() == StatusCode::OK => {
+                return Ok(Watch { etcd: self, at, response, pending: Vec::new() });
             }
-            while let Some(end) = pending.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = pending.drain(..=end).collect();
-                let Ok(event) = serde_json::from_slice::<Value>(&line) else { continue };
-                if event.get("error").is_some() || event["result"]["canceled"] == true {
-                    return Err(failed(format!("the watch was cancelled: {event}")));
+            Ok(Ok(response)) => {
+                if response.status() == StatusCode::UNAUTHORIZED {
+                    self.log_in(at).await?;
                 }
-                news();
+                format!("{} answers {}", self.endpoint(at), response.status())
             }
-        }
+        };
+        Err(self.failed_watch(at, why))
+    }
+
+    fn failed_watch(&self, at: usize, why: String) -> EtcdError {
+        self.leave(at);
+        EtcdError::Unreachable(why)
     }
 
     fn endpoint(&self, at: usize) -> &Url {
@@ -452,6 +518,49 @@ impl Etcd {
             return Ok(Attempt::Failed { why: error.message, was_sent: true });
         }
         Err(EtcdError::Rejected { code: error.code, message: error.message })
+    }
+}
+
+/// A running watch. Dropping it ends it.
+pub struct Watch<'a> {
+    etcd: &'a Etcd,
+    at: usize,
+    response: Response,
+    pending: Vec<u8>,
+}
+
+impl Watch<'_> {
+    /// Waits for changes. Returns none when the watch begins, and `None` when it should be opened anew,
+    /// because it was silent for long.
+    ///
+    /// # Errors
+    /// [`EtcdError`]: the watch has ended.
+    pub async fn next(&mut self) -> Result<Option<Vec<Event>>, EtcdError> {
+        loop {
+            if let Some(end) = self.pending.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.pending.drain(..=end).collect();
+                let news: Watched =
+                    serde_json::from_slice(&line).map_err(|e| EtcdError::Protocol(e.to_string()))?;
+                if news.error.is_some() || news.result.canceled {
+                    let line = String::from_utf8_lossy(&line);
+                    return Err(self.failed(format!("the watch was cancelled: {}", line.trim())));
+                }
+                return Ok(Some(news.result.events));
+            }
+            if self.pending.len() > ANSWER_BYTES_MAX {
+                return Err(EtcdError::Protocol("an event is too long".to_owned()));
+            }
+            match tokio::time::timeout(WATCH_IDLE, self.response.chunk()).await {
+                Err(_) => return Ok(None),
+                Ok(Err(e)) => return Err(self.failed(text_of(&e))),
+                Ok(Ok(None)) => return Err(self.failed("the watch ended".to_owned())),
+                Ok(Ok(Some(piece))) => self.pending.extend_from_slice(&piece),
+            }
+        }
+    }
+
+    fn failed(&self, why: String) -> EtcdError {
+        self.etcd.failed_watch(self.at, why)
     }
 }
 

@@ -50,6 +50,17 @@ enum RoundError {
     Contended,
 }
 
+/// What the members of a cluster share by etcd, beside the view.
+#[derive(Clone)]
+pub struct SharedKeys {
+    /// The client.
+    pub etcd: Arc<Etcd>,
+    /// The keys of the cluster.
+    pub keys: Keys,
+    /// How long a silent member counts as up.
+    pub member_ttl: Duration,
+}
+
 /// Why a member was not drained.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
@@ -86,7 +97,7 @@ struct Session {
 
 /// A member of a cluster that etcd coordinates.
 pub struct EtcdMember {
-    etcd: Etcd,
+    etcd: Arc<Etcd>,
     keys: Keys,
     dir: PathBuf,
     member_ttl: Duration,
@@ -117,7 +128,7 @@ impl EtcdMember {
         dir: &Path,
         own_url: &str,
     ) -> Result<(Self, watch::Receiver<Arc<ClusterView>>), ClusterError> {
-        let etcd = Etcd::new(config)?;
+        let etcd = Arc::new(Etcd::new(config)?);
         let identity = Identity::open(dir, &config.cluster, id)?;
         let record = MemberRecord {
             incarnation: identity.incarnation.clone(),
@@ -174,6 +185,16 @@ impl EtcdMember {
         Some(NotReady { what, failure: contact.failure.clone() })
     }
 
+    pub fn shared_keys(&self) -> SharedKeys {
+        let (etcd, keys, member_ttl) = (Arc::clone(&self.etcd), self.keys.clone(), self.member_ttl);
+        SharedKeys { etcd, keys, member_ttl }
+    }
+
+    /// Returns the uid of the cluster that this server has joined.
+    pub fn uid(&self) -> Option<String> {
+        lock(&self.own).uid.clone()
+    }
+
     pub fn stats(&self) -> ClusterStats {
         let is_coordinator_up = lock(&self.contact).is_up;
         ClusterStats { is_coordinator_up, failed_calls: self.etcd.failed() }
@@ -207,7 +228,7 @@ impl EtcdMember {
         let watch = async {
             let keys = [(self.keys.ring(), false), (self.keys.members(), true)];
             loop {
-                let ended = self.etcd.watch(&keys, || self.news.notify_one()).await;
+                let ended = self.watch(&keys).await;
                 self.news.notify_one();
                 if let Err(error) = ended {
                     tracing::debug!(%error, "the watch of the cluster is opened again");
@@ -225,6 +246,15 @@ impl EtcdMember {
                 "etcd did not answer at the stop; the other servers see it after cluster.member_ttl"
             );
         }
+    }
+
+    /// Wakes the task that reads at each change, until the watch ends.
+    async fn watch(&self, keys: &[(String, bool)]) -> Result<(), EtcdError> {
+        let mut watch = self.etcd.watch(keys).await?;
+        while watch.next().await?.is_some() {
+            self.news.notify_one();
+        }
+        Ok(())
     }
 
     /// Renews the lease if that is due, writes what is due, and publishes the view.

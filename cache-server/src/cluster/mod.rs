@@ -20,8 +20,10 @@ mod settings;
 mod steps;
 mod view;
 
-pub use member::DrainError;
-pub use peers::{PeerAddress, PeerAnswer, PeerRequest, Peers, is_safe};
+pub use etcd::{EtcdError, Event, KeyValue, Op};
+pub use member::{DrainError, SharedKeys};
+pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, is_safe};
+pub use records::{ClusterRecord, Keys, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use view::ClusterView;
 
@@ -139,6 +141,25 @@ impl ClusterState {
     #[must_use]
     pub fn peers(&self) -> Option<&Peers> {
         self.peers.as_ref()
+    }
+
+    /// Returns what the members share by etcd, or `None` for a server that is alone.
+    #[must_use]
+    pub fn shared_keys(&self) -> Option<SharedKeys> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => Some(member.shared_keys()),
+        }
+    }
+
+    /// Returns the uid of the cluster that this server has joined. `None` before that, and for a server that
+    /// is alone.
+    #[must_use]
+    pub fn uid(&self) -> Option<String> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => member.uid(),
+        }
     }
 
     /// Returns the URL by which clients reach this server.

@@ -52,6 +52,17 @@ pub struct PeerAddress {
     pub url: String,
 }
 
+/// What a member is to do with the bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerCall {
+    /// Send them.
+    Get,
+    /// Keep them, and send none.
+    Keep,
+    /// Keep these, if it has room.
+    Offer(Bytes),
+}
+
 /// What is asked of a member.
 #[derive(Debug, Clone)]
 pub struct PeerRequest {
@@ -65,8 +76,8 @@ pub struct PeerRequest {
     pub job: Arc<str>,
     /// The number of bytes.
     pub len: u32,
-    /// Whether the member is only to keep the bytes, and to send none of them.
-    pub only_keep: bool,
+    /// What the member is to do.
+    pub call: PeerCall,
     /// Whether the member is to answer only with what it has.
     pub only_if_cached: bool,
 }
@@ -174,6 +185,7 @@ pub struct Peers {
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     foreign_fills: AtomicU64,
+    passed_on: AtomicU64,
     fetched: AtomicU64,
 }
 
@@ -235,6 +247,7 @@ impl Peers {
             received_bytes: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
             foreign_fills: AtomicU64::new(0),
+            passed_on: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
         })
     }
@@ -268,7 +281,7 @@ impl Peers {
             }
         };
         *lock(&state.answers).entry(answer.word()).or_default() += 1;
-        if let (PeerAnswer::Bytes(bytes, _), false) = (&answer, request.only_keep) {
+        if let (PeerAnswer::Bytes(bytes, _), true) = (&answer, request.call == PeerCall::Get) {
             self.received_bytes.fetch_add(bytes.len() as u64, Relaxed);
             self.fetched.fetch_add(1, Relaxed);
         }
@@ -315,7 +328,11 @@ impl Peers {
 
     async fn send(&self, to: &PeerAddress, request: &PeerRequest) -> Result<Response, CallError> {
         let view = self.views.borrow().core.number();
-        let method = if request.only_keep { Method::HEAD } else { Method::GET };
+        let method = match request.call {
+            PeerCall::Get => Method::GET,
+            PeerCall::Keep => Method::HEAD,
+            PeerCall::Offer(_) => Method::PUT,
+        };
         self.client.refresh(false).await;
         let mut call = self
             .client
@@ -326,6 +343,9 @@ impl Peers {
             .header(headers::JOB, &*request.job)
             .header(headers::COMPONENT, "peer")
             .header(headers::VIEW, view);
+        if let PeerCall::Offer(bytes) = &request.call {
+            call = call.body(bytes.clone());
+        }
         if request.only_if_cached {
             call = call.header(header::CACHE_CONTROL, "only-if-cached");
         }
@@ -407,10 +427,17 @@ impl Peers {
         self.foreign_fills.fetch_add(1, Relaxed);
     }
 
-    /// Returns bytes received, bytes sent, fills of chunks that others own, and answers with bytes.
+    /// Counts a chunk of this server that another one keeps.
+    pub fn add_passed_on(&self) {
+        self.passed_on.fetch_add(1, Relaxed);
+    }
+
+    /// Returns bytes received, bytes sent, fills of chunks that others own, answers with bytes, and chunks
+    /// that were passed on.
     #[must_use]
-    pub fn sums(&self) -> [u64; 4] {
-        [&self.received_bytes, &self.sent_bytes, &self.foreign_fills, &self.fetched].map(|n| n.load(Relaxed))
+    pub fn sums(&self) -> [u64; 5] {
+        [&self.received_bytes, &self.sent_bytes, &self.foreign_fills, &self.fetched, &self.passed_on]
+            .map(|n| n.load(Relaxed))
     }
 
     /// Returns numbers of each member that was asked.
@@ -483,7 +510,7 @@ mod tests {
             dataset: "d".into(),
             job: "j".into(),
             len,
-            only_keep: false,
+            call: PeerCall::Get,
             only_if_cached: true,
         }
     }

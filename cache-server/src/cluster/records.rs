@@ -4,6 +4,9 @@
 //! /fletch/NAME/cluster      {format, uid}                  written once, by the first server
 //! /fletch/NAME/ring         {format, members, before, drained}   its revision is the number of the view
 //! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
+//! /fletch/NAME/data/datasets/DOMAIN/DATASET   {format, tenant, uri, …, bytes}
+//! /fletch/NAME/data/tenants/TENANT            {format}         written with every change of its datasets
+//! /fletch/NAME/seen/ID      {format, revision}             the change of `data` that the member executed last
 //! ```
 //! A record with another format is an error, because an older server would misread it.
 
@@ -40,6 +43,20 @@ impl Keys {
     /// Returns the prefix of the keys of all members.
     pub fn members(&self) -> String {
         format!("{}members/", self.prefix)
+    }
+
+    /// Returns the prefix of everything that all members execute.
+    pub fn data(&self) -> String {
+        format!("{}data/", self.prefix)
+    }
+
+    /// Returns the prefix of the keys that say what members have executed.
+    pub fn all_seen(&self) -> String {
+        format!("{}seen/", self.prefix)
+    }
+
+    pub fn seen(&self, id: &MemberId) -> String {
+        format!("{}{id}", self.all_seen())
     }
 }
 

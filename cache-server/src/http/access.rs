@@ -22,10 +22,7 @@ use fletch_api::Problem;
 use fletch_core::{DatasetName, Root};
 use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
-use tokio::{
-    task::spawn_blocking,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
 /// The longest time for which the server holds a reply back.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -60,8 +57,7 @@ pub async fn within_quota(server: &Server, source: &Source) -> ApiResult<()> {
         return Ok(());
     }
     let quota = server.auth.quota(&handle.tenant).registered;
-    let registrations = Arc::clone(&server.registrations);
-    Ok(spawn_blocking(move || registrations.record_size(&handle, bytes, quota)).await??)
+    Ok(server.catalog.record_size(handle, bytes, quota).await?)
 }
 
 /// Query of [`get`].

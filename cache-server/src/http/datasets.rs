@@ -19,8 +19,10 @@ use axum::{
     http::StatusCode,
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion, Tags};
-use fletch_core::{DatasetName, Domain, Root, TagName};
+use fletch_api::{
+    Code, Dataset, Datasets, Problem, RegisterDataset, RegisteredDataset, ResolvedVersion, Tags, Unconfirmed,
+};
+use fletch_core::{DatasetName, Domain, MemberId, Root, TagName};
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -50,9 +52,9 @@ pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Js
 #[utoipa::path(
     post, path = "/v1/datasets", tag = "datasets", request_body = RegisterDataset,
     responses(
-        (status = 201, description = "The dataset is registered", body = Dataset),
+        (status = 201, description = "The dataset is registered", body = RegisteredDataset),
         (status = 200, description = "The same dataset was registered before, or this one replaced it",
-            body = Dataset),
+            body = RegisteredDataset),
         (status = 400, description = "The name or a URI is not valid", body = Problem,
             content_type = "application/problem+json"),
         (status = 403,
@@ -97,20 +99,15 @@ pub async fn register(
         Some(_) => server.versions.bytes_of_latest(&entry).await?,
         None => 0,
     };
-    let registrations = Arc::clone(&server.registrations);
-    let register = move || registrations.register(entry, bytes, quota, replace);
-    let (entry, change) = spawn_blocking(register).await??;
-    if change == RegisterChange::Replaced {
-        server.access_changes.send_replace(());
-    }
-    if change != RegisterChange::Unchanged {
-        server.versions.forget_unknown(&entry.domain);
-        let Dataset { name, uri, tables, .. } = &entry.dataset;
-        let replaced = change == RegisterChange::Replaced;
+    let done = server.catalog.register(entry, bytes, quota, replace).await?;
+    if done.change != RegisterChange::Unchanged {
+        let Dataset { name, uri, tables, .. } = &done.dataset;
+        let replaced = done.change == RegisterChange::Replaced;
         tracing::info!(dataset = %name, %uri, %tables, replaced, "a dataset was registered");
     }
-    let status = if change == RegisterChange::New { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(entry.dataset.clone())).into_response())
+    let status = if done.change == RegisterChange::New { StatusCode::CREATED } else { StatusCode::OK };
+    let unconfirmed = unconfirmed(&done.unconfirmed);
+    Ok((status, Json(RegisteredDataset { dataset: done.dataset, unconfirmed })).into_response())
 }
 
 /// Returns a dataset.
@@ -136,10 +133,15 @@ pub async fn get(
 ///
 /// The dataset's objects and tables stay at their origin. When the reply arrives, the server rejects new
 /// requests for the dataset, and running replies end at their next chunk.
+///
+/// In a cluster the reply waits until all members reject requests, at most for `cluster.member_ttl`. It names
+/// those that did not confirm it.
 #[utoipa::path(
     delete, path = "/v1/datasets/{name}", tag = "datasets",
     params(("name" = String, Path, description = "Name of the dataset")),
     responses(
+        (status = 200, description = "The dataset is unregistered, but not all members confirmed it",
+            body = Unconfirmed),
         (status = 204, description = "The dataset is unregistered"),
         (status = 404, description = "The domain has no dataset of that name", body = Problem,
             content_type = "application/problem+json"),
@@ -149,17 +151,20 @@ pub async fn unregister(
     State(server): State<Arc<Server>>,
     WriteAccess(principal): WriteAccess,
     path: OnePath,
-) -> ApiResult<StatusCode> {
+) -> ApiResult {
     let Path(name) = path?;
     let name = find_dataset(&server, &principal.domain, &name)?.dataset.name.clone();
-    let (registrations, of) = (Arc::clone(&server.registrations), name.clone());
-    let existed = spawn_blocking(move || registrations.unregister(&principal.domain, &of)).await??;
-    if !existed {
-        return Err(ApiError::not_found());
-    }
-    server.access_changes.send_replace(());
+    let members = server.catalog.unregister(&principal.domain, &name).await?;
+    let members = members.ok_or_else(ApiError::not_found)?;
     tracing::info!(dataset = %name, "a dataset was unregistered");
-    Ok(StatusCode::NO_CONTENT)
+    if members.is_empty() {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    Ok(Json(unconfirmed(&members)).into_response())
+}
+
+fn unconfirmed(members: &[MemberId]) -> Unconfirmed {
+    Unconfirmed { unconfirmed: members.iter().map(MemberId::to_string).collect() }
 }
 
 /// Lists the tags of a dataset.

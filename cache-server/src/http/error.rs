@@ -3,6 +3,7 @@
 use crate::{
     accounting::TooManyJobs,
     auth::Unauthenticated,
+    catalog::CatalogError,
     chunk_reads::PeersOverloaded,
     epochs::JobError,
     state::RegisterError,
@@ -148,6 +149,28 @@ impl From<RegisterError> for ApiError {
             RegisterError::Io { .. } => (Code::Internal, "check the disk of --state-dir"),
         };
         ApiError::new(code, e.to_string(), hint)
+    }
+}
+
+impl From<CatalogError> for ApiError {
+    fn from(e: CatalogError) -> Self {
+        let hint = "check that etcd can be reached, and send the request again; reads go on meanwhile";
+        match e {
+            CatalogError::Register(e) => e.into(),
+            CatalogError::Stopped(e) => e.into(),
+            CatalogError::Etcd(ref why) => {
+                // Its text names hosts.
+                tracing::warn!(error = %why, "a change of the cluster's datasets failed");
+                ApiError::new(Code::NotReady, e.to_string(), hint)
+            }
+            CatalogError::NoCluster | CatalogError::Contended => {
+                ApiError::new(Code::NotReady, e.to_string(), hint)
+            }
+            CatalogError::Record(..) => {
+                let hint = "a newer server wrote it: bring this server to the same version";
+                ApiError::new(Code::NotReady, e.to_string(), hint)
+            }
+        }
     }
 }
 

@@ -93,7 +93,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(mounts::announce, mounts::forget))
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::drain))
-        .routes(documented!(peers::chunk))
+        .routes(documented!(peers::chunk, peers::offer))
         .routes(documented!(peers::file))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))

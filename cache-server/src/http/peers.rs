@@ -11,7 +11,7 @@ use super::{
     chunk_read::{Payer, has_chunk, read_located_chunk},
     entry_read::{Span, spans},
     error::{ApiError, ApiResult},
-    request::{TwoPaths, parse_param},
+    request::{TwoPaths, parse_param, read_body},
     response_body::{Piece, body_of_piece, respond},
 };
 use crate::{
@@ -234,7 +234,72 @@ async fn keep(
             ChunkCheck::Unread => Err(ApiError::new(Code::Overloaded, "the disk is busy", "ask again")),
         };
     }
-    // The dataset gets a share because it was noted as read. Without one the disk refuses the chunk.
+    wait_for_share(server, dataset).await;
+    let (Kept::Here(kept) | Kept::Elsewhere(kept)) = server.chunk_reads.keep(&read).await?;
+    Ok(result_of(kept))
+}
+
+/// Takes a chunk that another server owns and has no room for.
+///
+/// The server keeps it if its dataset has room here, and displaces nothing. `Fletch-Result` is `bypass` if it
+/// does not keep it.
+#[utoipa::path(
+    put, path = "/v1/peers/versions/{root}/chunks/{hash}", tag = "peers",
+    params(
+        ("root" = String, Path, description = "Root of the version, 64 hex digits"),
+        ("hash" = String, Path, description = "BLAKE3 of the chunk, 64 hex digits"),
+        ("Fletch-Domain" = String, Header, description = "The domain that the bytes belong to"),
+        ("Fletch-View" = u64, Header, description = "Number of the view by which the server was chosen"),
+        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset that the client named"),
+    ),
+    responses(
+        (status = 200, description = "`Fletch-Result` says whether the server has the chunk now"),
+        (status = 400, description = "The body is not the chunk", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 403, description = "The caller is no server of the cluster", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no such version, or the version has no such chunk",
+            body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "The server is at a limit", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 504, description = "The other server sent the chunk too slowly", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn offer(
+    State(server): State<Arc<Server>>,
+    path: TwoPaths,
+    asked: PeerRead,
+    body: Body,
+) -> ApiResult {
+    let Path((root, hash)) = path?;
+    let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
+    let sources = peer_access(&asked, &server, root).await?;
+    let len = server.versions.locate(&sources, hash).await?.len;
+    let hint = "send the chunk as the version has it";
+    let received = read_body(&server, &asked.tenant, body, len as usize, hint).await?;
+    let bytes = received.bytes.clone();
+    if bytes.len() != len as usize || Hash::of(&bytes) != hash {
+        return Err(ApiError::bad_request(format!("the body is not the chunk {hash} of {len} bytes")));
+    }
+    let (key, dataset) = (StoreKey { domain: asked.domain.clone(), hash }, sources.dataset_id());
+    wait_for_share(&server, dataset).await;
+    let offered: Fetch = Arc::new(move |_| std::future::ready(Ok(bytes.clone())).boxed());
+    let kept = server.store.warm_to_disk(&key, len, dataset, offered).await?;
+    let head = Response::builder().header(headers::RESULT, result_of(kept).as_str());
+    respond(head, Body::empty())
+}
+
+fn result_of(kept: Warmed) -> AtPeer {
+    match kept {
+        Warmed::Already => AtPeer::Hit,
+        Warmed::Fetched => AtPeer::Miss,
+        Warmed::Refused => AtPeer::Bypass,
+    }
+}
+
+/// Waits until a dataset that was just noted as read has a share. Without one the disk refuses its chunks.
+async fn wait_for_share(server: &Server, dataset: DatasetId) {
     if let Some(disk) = server.store.disk() {
         let shared = async {
             while !disk.has_share(dataset, 1) {
@@ -243,11 +308,6 @@ async fn keep(
         };
         tokio::time::timeout(SHARE_WITHIN, shared).await.ok();
     }
-    Ok(match server.chunk_reads.keep(&read).await? {
-        Kept::Here(Warmed::Already) | Kept::Elsewhere(Warmed::Already) => AtPeer::Hit,
-        Kept::Here(Warmed::Fetched) | Kept::Elsewhere(Warmed::Fetched) => AtPeer::Miss,
-        Kept::Here(Warmed::Refused) | Kept::Elsewhere(Warmed::Refused) => AtPeer::Bypass,
-    })
 }
 
 /// Returns a fetch that has nothing.

@@ -5,7 +5,8 @@ mod registrations;
 
 use private::make_private;
 pub use registrations::{
-    RegisterChange, RegisterError, Registration, RegistrationHandle, Registrations, replay,
+    Applied, Change, Planned, RegisterChange, RegisterError, Registration, RegistrationHandle, Registrations,
+    replay,
 };
 
 use nix::fcntl::{Flock, FlockArg};

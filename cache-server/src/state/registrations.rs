@@ -7,13 +7,15 @@
 //! 3. When an unregistration or a replacement is confirmed, access through the registration ends. The holder
 //!    of a [`RegistrationHandle`] checks [`RegistrationHandle::is_registered`] before each read.
 //! 4. Records of unknown kinds are skipped, because a newer server wrote them.
+//! 5. In a cluster the log is a copy, which says of which cluster. The coordinator decides, and this room
+//!    executes: [`Registrations::apply`] and [`Registrations::adopt`].
 
 use super::{StateDir, StateError};
 use fletch_api::Dataset;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, record};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{File, OpenOptions},
     io::{self, Write as _},
     ops::Deref,
@@ -28,6 +30,7 @@ const REGISTER: u8 = 1;
 const UNREGISTER: u8 = 2;
 const SIZED: u8 = 3;
 const TAGGED: u8 = 4;
+const COPY_OF: u8 = 5;
 
 /// The most layouts that are recorded for one dataset. A record takes about 250 bytes of the log.
 const TAGGED_MAX: usize = 1_000;
@@ -60,6 +63,39 @@ struct TagRecord {
     name: DatasetName,
     root: Root,
     layout: LayoutId,
+}
+
+/// The record of the cluster whose registrations the log is a copy of.
+#[derive(Debug, Serialize, Deserialize)]
+struct CopyRecord {
+    uid: String,
+}
+
+/// A change that the coordinator of a cluster made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A dataset is registered, and its largest known version has so many content bytes.
+    Registered(Registration, u64),
+    /// A name of a domain is free.
+    Unregistered(Domain, DatasetName),
+}
+
+/// What changes had for effects.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Whether access through some registration ended.
+    pub has_ended: bool,
+    /// Domains with a dataset that is new or changed.
+    pub domains: BTreeSet<Domain>,
+}
+
+/// What a registration would do.
+#[derive(Debug, Clone)]
+pub enum Planned {
+    /// The dataset is registered already.
+    Unchanged(Arc<RegistrationHandle>),
+    /// It would take a free name, or replace what has the name.
+    Changed(RegisterChange),
 }
 
 /// A handle to a registration, which says whether it is still registered.
@@ -182,6 +218,8 @@ pub type Table = BTreeMap<(Domain, DatasetName), Arc<RegistrationHandle>>;
 #[derive(Debug)]
 struct Inner {
     table: Table,
+    /// The cluster whose registrations these are.
+    copy_of: Option<String>,
     log: File,
     /// The length of the log, up to its last complete record.
     len: u64,
@@ -208,7 +246,7 @@ impl Registrations {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(e) => return Err(failed(e)),
         };
-        let (table, len) = replay(&path, &bytes)?;
+        let (table, copy_of, len) = replay_all(&path, &bytes)?;
         let log = OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
         if len < bytes.len() {
             tracing::warn!(
@@ -217,7 +255,7 @@ impl Registrations {
             );
         }
         log.set_len(len as u64).map_err(failed)?;
-        let mut inner = Inner { table, log, len: len as u64 };
+        let mut inner = Inner { table, copy_of, log, len: len as u64 };
         if len == 0 {
             inner.append(&record::file_header()).map_err(failed)?;
         }
@@ -324,13 +362,42 @@ impl Registrations {
         replace: bool,
     ) -> Result<(Arc<RegistrationHandle>, RegisterChange), RegisterError> {
         let mut inner = self.lock();
-        let key = (registration.domain.clone(), registration.dataset.name.clone());
-        let old = inner.table.get(&key).cloned();
-        match &old {
+        match self.plan_in(&inner, &registration, bytes, quota, replace)? {
+            Planned::Unchanged(handle) => Ok((handle, RegisterChange::Unchanged)),
+            Planned::Changed(change) => {
+                Ok((self.put(&mut inner, registration, bytes, quota.is_some())?, change))
+            }
+        }
+    }
+
+    /// Returns what [`Registrations::register`] would do now.
+    ///
+    /// # Errors
+    /// [`RegisterError`], without [`RegisterError::Io`].
+    pub fn plan(
+        &self,
+        registration: &Registration,
+        bytes: u64,
+        quota: Option<u64>,
+        replace: bool,
+    ) -> Result<Planned, RegisterError> {
+        self.plan_in(&self.lock(), registration, bytes, quota, replace)
+    }
+
+    fn plan_in(
+        &self,
+        inner: &Inner,
+        registration: &Registration,
+        bytes: u64,
+        quota: Option<u64>,
+        replace: bool,
+    ) -> Result<Planned, RegisterError> {
+        let old = inner.table.get(&key_of(registration));
+        match old {
             Some(old) => {
                 let (a, b) = (&old.dataset, &registration.dataset);
                 if a.uri == b.uri && a.tables == b.tables {
-                    return Ok((Arc::clone(old), RegisterChange::Unchanged));
+                    return Ok(Planned::Unchanged(Arc::clone(old)));
                 }
                 if a.uri != b.uri && !replace {
                     let (name, uri, asked) = (a.name.clone(), a.uri.clone(), b.uri.clone());
@@ -341,25 +408,100 @@ impl Registrations {
             None => {}
         }
         // The bytes of the replaced registration are free again.
-        let freed = old.as_ref().filter(|old| old.tenant == registration.tenant).map_or(0, |old| old.bytes());
+        let freed = old.filter(|old| old.tenant == registration.tenant).map_or(0, |old| old.bytes());
         match old {
             Some(_) if bytes <= freed => {}
-            _ => inner.check_quota(&registration, bytes.saturating_sub(freed), quota)?,
+            _ => inner.check_quota(registration, bytes.saturating_sub(freed), quota)?,
         }
-        self.write(&mut inner, REGISTER, &registration)?;
-        if bytes > 0 && quota.is_some() {
+        Ok(Planned::Changed(if old.is_some() { RegisterChange::Replaced } else { RegisterChange::New }))
+    }
+
+    /// Records a registration in place of the one with the same name, through which access ends.
+    fn put(
+        &self,
+        inner: &mut Inner,
+        registration: Registration,
+        bytes: u64,
+        keeps_bytes: bool,
+    ) -> Result<Arc<RegistrationHandle>, RegisterError> {
+        let key = key_of(&registration);
+        self.write(inner, REGISTER, &registration)?;
+        if bytes > 0 && keeps_bytes {
             let (domain, name) = key.clone();
-            self.write(&mut inner, SIZED, &SizeRecord { domain, name, bytes })?;
+            self.write(inner, SIZED, &SizeRecord { domain, name, bytes })?;
         }
         let handle = RegistrationHandle::new(registration, bytes);
-        let replaced = inner.table.insert(key, Arc::clone(&handle));
-        Ok(match replaced {
-            Some(gone) => {
-                gone.ended.store(true, Ordering::Release);
-                (handle, RegisterChange::Replaced)
+        if let Some(gone) = inner.table.insert(key, Arc::clone(&handle)) {
+            gone.ended.store(true, Ordering::Release);
+        }
+        Ok(handle)
+    }
+
+    /// Executes changes of the coordinator, in their order. Blocking.
+    ///
+    /// # Errors
+    /// [`RegisterError::Io`]: the first changes are executed. Executing all again is safe.
+    pub fn apply(&self, changes: Vec<Change>) -> Result<Applied, RegisterError> {
+        let mut inner = self.lock();
+        let mut applied = Applied::default();
+        for change in changes {
+            self.apply_one(&mut inner, change, &mut applied)?;
+        }
+        Ok(applied)
+    }
+
+    fn apply_one(
+        &self,
+        inner: &mut Inner,
+        change: Change,
+        applied: &mut Applied,
+    ) -> Result<(), RegisterError> {
+        match change {
+            Change::Registered(new, bytes) => {
+                let old = inner.table.get(&key_of(&new)).cloned();
+                if let Some(old) = old.filter(|old| is_same(old, &new)) {
+                    if bytes > old.bytes() {
+                        let (domain, name) = key_of(&new);
+                        self.write(inner, SIZED, &SizeRecord { domain, name, bytes })?;
+                        old.bytes.fetch_max(bytes, Ordering::Relaxed);
+                    }
+                    return Ok(());
+                }
+                applied.domains.insert(new.domain.clone());
+                applied.has_ended |= inner.table.contains_key(&key_of(&new));
+                self.put(inner, new, bytes, true)?;
             }
-            None => (handle, RegisterChange::New),
-        })
+            Change::Unregistered(domain, name) => {
+                applied.has_ended |= self.remove(inner, &domain, &name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes these the only registrations: those of the cluster with this uid. Blocking.
+    ///
+    /// # Errors
+    /// [`RegisterError::Io`]: a part is executed. Executing all again is safe.
+    pub fn adopt(&self, uid: &str, all: Vec<(Registration, u64)>) -> Result<Applied, RegisterError> {
+        let mut inner = self.lock();
+        let mut applied = Applied::default();
+        let kept: BTreeSet<_> = all.iter().map(|(r, _)| key_of(r)).collect();
+        let gone: Vec<_> = inner.table.keys().filter(|key| !kept.contains(key)).cloned().collect();
+        let gone = gone.into_iter().map(|(domain, name)| Change::Unregistered(domain, name));
+        for change in gone.chain(all.into_iter().map(|(r, bytes)| Change::Registered(r, bytes))) {
+            self.apply_one(&mut inner, change, &mut applied)?;
+        }
+        if inner.copy_of.as_deref() != Some(uid) {
+            self.write(&mut inner, COPY_OF, &CopyRecord { uid: uid.to_owned() })?;
+            inner.copy_of = Some(uid.to_owned());
+        }
+        Ok(applied)
+    }
+
+    /// Returns whether these are registrations of the cluster with this uid.
+    #[must_use]
+    pub fn is_copy_of(&self, uid: &str) -> bool {
+        self.lock().copy_of.as_deref() == Some(uid)
     }
 
     /// Unregisters a dataset. Returns `false` if the domain has none of that name. Blocking.
@@ -367,12 +509,15 @@ impl Registrations {
     /// # Errors
     /// [`RegisterError::Io`].
     pub fn unregister(&self, domain: &Domain, name: &DatasetName) -> Result<bool, RegisterError> {
-        let mut inner = self.lock();
+        self.remove(&mut self.lock(), domain, name)
+    }
+
+    fn remove(&self, inner: &mut Inner, domain: &Domain, name: &DatasetName) -> Result<bool, RegisterError> {
         let key = (domain.clone(), name.clone());
         if !inner.table.contains_key(&key) {
             return Ok(false);
         }
-        self.write(&mut inner, UNREGISTER, &UnregisterRecord { domain: domain.clone(), name: name.clone() })?;
+        self.write(inner, UNREGISTER, &UnregisterRecord { domain: domain.clone(), name: name.clone() })?;
         if let Some(gone) = inner.table.remove(&key) {
             gone.ended.store(true, Ordering::Release);
         }
@@ -386,6 +531,15 @@ impl Registrations {
         record::append(&mut bytes, kind, &payload);
         inner.append(&bytes).map_err(failed)
     }
+}
+
+fn key_of(r: &Registration) -> (Domain, DatasetName) {
+    (r.domain.clone(), r.dataset.name.clone())
+}
+
+/// Whether access through one registration is access through the other.
+fn is_same(a: &Registration, b: &Registration) -> bool {
+    (&a.tenant, &a.dataset.uri, &a.dataset.tables) == (&b.tenant, &b.dataset.uri, &b.dataset.tables)
 }
 
 impl Inner {
@@ -429,9 +583,14 @@ impl Inner {
 /// # Errors
 /// [`StateError::Damaged`].
 pub fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
+    replay_all(path, bytes).map(|(table, _, len)| (table, len))
+}
+
+/// Replays a log. Returns the table, the cluster that it is a copy of, and the length of the valid prefix.
+fn replay_all(path: &Path, bytes: &[u8]) -> Result<(Table, Option<String>, usize), StateError> {
     let damaged = |why: String| StateError::Damaged { path: path.to_owned(), why };
     let (records, len) = record::read(bytes).map_err(|e| damaged(e.to_string()))?;
-    let mut table = Table::new();
+    let (mut table, mut copy_of) = (Table::new(), None);
     for (i, r) in records.iter().enumerate() {
         let unreadable = |e: serde_json::Error| damaged(format!("record {i} cannot be parsed: {e}"));
         match r.kind {
@@ -455,12 +614,16 @@ pub fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
                     of.tagged().push((t.root, t.layout));
                 }
             }
+            COPY_OF => {
+                let copy: CopyRecord = serde_json::from_slice(r.payload).map_err(unreadable)?;
+                copy_of = Some(copy.uid);
+            }
             kind => {
                 tracing::info!(file = %path.display(), kind, "skipped a record that a newer server wrote")
             }
         }
     }
-    Ok((table, len))
+    Ok((table, copy_of, len))
 }
 
 #[cfg(test)]
@@ -581,6 +744,48 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let _first = StateDir::open(dir.path()).expect("free");
         assert!(matches!(StateDir::open(dir.path()), Err(StateError::InUse(_))));
+    }
+
+    #[test]
+    fn changes_of_a_coordinator_are_executed_and_survive_a_restart() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let r = open(dir.path()).expect("new");
+        let (own, _) = r.register(entry("own", "file:///x"), 0, None, false).expect("new");
+        assert!(!r.is_copy_of("u1"));
+        let all = vec![(entry("a", "file:///x"), 5), (entry("b", "file:///x"), 0)];
+        let applied = r.adopt("u1", all.clone()).expect("adopted");
+        assert_eq!((applied.has_ended, applied.domains.len()), (true, 1));
+        assert!(!own.is_registered() && r.is_copy_of("u1") && !r.is_copy_of("u2"));
+        assert_eq!(r.adopt("u1", all).expect("again"), Applied::default());
+        let domain = Domain::default_domain();
+        let a = r.get(&domain, &entry("a", "").dataset.name).expect("registered");
+        // A larger version is no other registration. Another URI is.
+        assert_eq!(
+            r.apply(vec![Change::Registered(entry("a", "file:///x"), 9)]).expect("larger"),
+            Applied::default()
+        );
+        assert_eq!((a.bytes(), a.is_registered()), (9, true));
+        let changes = vec![
+            Change::Registered(entry("a", "file:///y"), 9),
+            Change::Unregistered(domain.clone(), entry("b", "").dataset.name),
+            Change::Unregistered(domain, entry("never", "").dataset.name),
+            // The limit of datasets is the business of whoever registers.
+            Change::Registered(entry("c", "file:///x"), 0),
+            Change::Registered(entry("d", "file:///x"), 0),
+            Change::Registered(entry("e", "file:///x"), 0),
+        ];
+        assert!(r.apply(changes).expect("applied").has_ended && !a.is_registered());
+        drop(r);
+        let r = open(dir.path()).expect("again");
+        assert!(r.is_copy_of("u1"));
+        assert_eq!(
+            (names(&r), r.charged_bytes(&Tenant::default_tenant())),
+            (["a", "c", "d", "e"].map(str::to_owned).to_vec(), 9)
+        );
+        let told = r.plan(&entry("f", "file:///x"), 0, None, false).expect_err("full").to_string();
+        assert!(told.contains("the limit"), "{told}");
+        let planned = r.plan(&entry("a", "file:///z"), 0, None, true).expect("may be replaced");
+        assert!(matches!(planned, Planned::Changed(RegisterChange::Replaced)));
     }
 
     #[test]

@@ -18,6 +18,25 @@ pub struct Dataset {
     pub registered_ns: u64,
 }
 
+/// A dataset after its registration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RegisteredDataset {
+    /// The dataset.
+    #[serde(flatten)]
+    pub dataset: Dataset,
+    /// What replaced another registration may still be served by these members of a cluster.
+    #[serde(flatten)]
+    pub unconfirmed: Unconfirmed,
+}
+
+/// The members of a cluster that did not confirm that access to a dataset ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Unconfirmed {
+    /// Their ids. A member that is cut off from the cluster may serve the dataset until it is back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed: Vec<String>,
+}
+
 /// The datasets of the caller's domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Datasets {

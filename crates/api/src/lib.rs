@@ -31,7 +31,9 @@ pub use allocation::{
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, MemberState, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
-pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion, Tags};
+pub use datasets::{
+    Dataset, Datasets, RegisterDataset, RegisteredDataset, ResolvedVersion, Tags, Unconfirmed,
+};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,

@@ -5,8 +5,8 @@ use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
-    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Tags, Warmup,
-    routes,
+    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, RegisteredDataset, StartWarmup,
+    Tags, Unconfirmed, Warmup, routes,
 };
 use fletch_core::{DatasetName, MemberId, MountId, TagName};
 use http::{Method, StatusCode};
@@ -42,21 +42,25 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn register(&self, dataset: &RegisterDataset) -> Result<Dataset, ClientError> {
+    pub async fn register(&self, dataset: &RegisterDataset) -> Result<RegisteredDataset, ClientError> {
         let want = [StatusCode::OK, StatusCode::CREATED];
         self.send_json(Method::POST, routes::DATASETS, dataset, &want).await
     }
 
-    /// Deletes the registration of a dataset. The dataset's objects and tables stay at the origin.
+    /// Deletes the registration of a dataset. The dataset's objects and tables stay at the origin. Returns the
+    /// servers of a cluster that did not confirm it, and may still serve the dataset.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn unregister(&self, name: &DatasetName) -> Result<(), ClientError> {
+    pub async fn unregister(&self, name: &DatasetName) -> Result<Vec<String>, ClientError> {
         let path = routes::dataset(name);
         let want = [StatusCode::OK, StatusCode::NO_CONTENT];
         let request = || self.request(Method::DELETE, &path);
-        self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
-        Ok(())
+        let body = self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        if body.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(self.parse::<Unconfirmed>(&body)?.unconfirmed)
     }
 
     /// Takes a member out of the ring of the cluster. Returns the view without it.

@@ -396,7 +396,8 @@ impl DiskTier {
     }
 
     /// Whether the tier would keep the chunk now. Does no IO.
-    pub(crate) fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
+    #[must_use]
+    pub fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
         self.engine().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
     }
 

@@ -15,7 +15,7 @@ use crate::run::written;
 use crate::source::listing::NameList;
 use crate::status::span;
 use crate::target::Target;
-use fletch_api::{Code, Dataset, RegisterDataset};
+use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset};
 use fletch_client::ClientError;
 use fletch_core::DatasetName;
 use fletch_core::manifest::LayoutKind;
@@ -305,8 +305,9 @@ fn register(
         replace: false,
         check: true,
     };
-    let registered: Result<Dataset, ClientError> = ctx.rt.block_on(connected.client.register(&request));
-    registered.map_err(|e| {
+    let registered: Result<RegisteredDataset, ClientError> =
+        ctx.rt.block_on(connected.client.register(&request));
+    registered.map(|registered| registered.dataset).map_err(|e| {
         let refused = e.code() == Some(Code::UriNotAllowed);
         let failure = Failure::from(e);
         if refused && !connected.server.is_own() {

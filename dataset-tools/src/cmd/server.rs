@@ -3,7 +3,7 @@
 use super::{Context, absent};
 use crate::failure::Failure;
 use crate::run::written;
-use fletch_api::{Code, Dataset, RegisterDataset};
+use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset, Unconfirmed};
 use fletch_core::DatasetName;
 use serde::Serialize;
 use std::io;
@@ -45,7 +45,8 @@ pub fn register(
                 refused = refused.or(Some(e));
             }
             Err(e) => return Err(e.into()),
-            Ok(dataset) => {
+            Ok(RegisteredDataset { dataset, unconfirmed: Unconfirmed { unconfirmed } }) => {
+                warn_unconfirmed(ctx, &name, &unconfirmed);
                 if let Some(tables) = tables.filter(|_| given.is_none()) {
                     ctx.out.note(format!("its tables are at {tables}, where this account wrote them"));
                 }
@@ -60,6 +61,17 @@ pub fn register(
     Err(absent::not_indexed(source, given.as_deref(), &places, Some(&register)))
 }
 
+/// Names the servers of a cluster that may still serve what was registered as `name`.
+fn warn_unconfirmed(ctx: &Context, name: &DatasetName, servers: &[String]) {
+    if !servers.is_empty() {
+        let servers = servers.join(", ");
+        ctx.out.warn(format!(
+            "{servers} did not confirm it, and may serve what was {name} until in touch with the cluster \
+             again; `fletch cluster status` shows the servers"
+        ));
+    }
+}
+
 fn row(w: &mut dyn io::Write, d: &Dataset) -> io::Result<()> {
     write!(w, "{}\t{}", d.name, d.uri)?;
     if d.tables == d.uri { writeln!(w) } else { writeln!(w, "\ttables {}", d.tables) }
@@ -69,10 +81,13 @@ pub fn unregister(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Unregistered<'a> {
         name: &'a DatasetName,
+        #[serde(skip_serializing_if = "<[String]>::is_empty")]
+        unconfirmed: &'a [String],
     }
     let client = ctx.client()?;
-    ctx.rt.block_on(client.unregister(name))?;
-    ctx.out.result(&Unregistered { name }, |w| writeln!(w, "{name}"))
+    let unconfirmed = &*ctx.rt.block_on(client.unregister(name))?;
+    warn_unconfirmed(ctx, name, unconfirmed);
+    ctx.out.result(&Unregistered { name, unconfirmed }, |w| writeln!(w, "{name}"))
 }
 
 pub fn datasets(ctx: &Context) -> Result<(), Failure> {

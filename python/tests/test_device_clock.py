@@ -72,7 +72,15 @@ class Acks:
 
     def drop_lease(self, token: Any) -> None: ...
 
-    def ack(self, token: Any, times: Any, report: Any, within: Any = None, in_loop: bool = False) -> Any:
+    def ack(
+        self,
+        token: Any,
+        times: Any,
+        report: Any,
+        within: Any = None,
+        in_loop: bool = False,
+        received_ns: int | None = None,
+    ) -> Any:
         self.times.append(times)
         self.in_loop.append(in_loop)
         return {}

@@ -140,6 +140,7 @@ impl JobWindow {
                 lane: (of.rank << 16) | (of.worker & 0xffff),
                 ended,
                 waited: duration(batch.waited_ns),
+                received: batch.received_ns.map(|ns| (duration(ns) - blocked(times.held)).max(0.0)),
                 prepared: duration(batch.prepared_ns),
                 stepped: duration(batch.stepped_ns),
                 device: batch.device_ns.map(duration),

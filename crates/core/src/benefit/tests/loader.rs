@@ -116,6 +116,8 @@ impl Observed {
 #[derive(Debug, Clone, Copy, Default)]
 struct Batch {
     lane: usize,
+    /// How long its lane waited for it.
+    received: f64,
     prepared: f64,
     origin: f64,
     disk: f64,
@@ -128,6 +130,8 @@ struct Lane {
     is_receiving: bool,
     coming: Batch,
     received: VecDeque<Batch>,
+    /// Since when it could prepare a batch, if it had one.
+    waits_since: Option<f64>,
     preparing: Option<Batch>,
 }
 
@@ -208,6 +212,7 @@ impl Simulation {
         let from_disk = self.disk_free;
         self.lanes[lane].coming = Batch {
             lane,
+            received: 0.0,
             prepared: 0.0,
             origin: if from_origin >= from_disk { from_origin - start } else { 0.0 },
             disk: if from_disk > from_origin { from_disk - start } else { 0.0 },
@@ -224,10 +229,13 @@ impl Simulation {
         }
         let rank = lane / self.job.workers;
         let has_room = self.ranks[rank].out < self.job.workers * self.job.prefetch;
-        if self.lanes[lane].preparing.is_none()
-            && has_room
+        if self.lanes[lane].preparing.is_none() && has_room {
+            self.lanes[lane].waits_since.get_or_insert(now);
+        }
+        if self.lanes[lane].waits_since.is_some()
             && let Some(mut batch) = self.lanes[lane].received.pop_front()
         {
+            batch.received = self.lanes[lane].waits_since.take().map_or(0.0, |since| now - since);
             let busy = 1.0 + self.lanes.iter().filter(|l| l.preparing.is_some()).count() as f64;
             let spread = self.job.jitter;
             let crowded = (busy / self.job.cores).max(1.0);
@@ -245,6 +253,7 @@ impl Simulation {
         if self.job.workers == 0 {
             let Some(mut batch) = self.lanes[rank].received.pop_front() else { return };
             let spread = self.job.jitter;
+            batch.received = now - since;
             batch.prepared = self.job.preparation * self.jitter(spread);
             self.ranks[rank].waits_since = None;
             self.receive(rank, now);
@@ -300,6 +309,7 @@ impl Simulation {
                 lane: u32::try_from(batch.lane).expect("few"),
                 ended: end,
                 waited: got - since,
+                received: Some(batch.received),
                 prepared: batch.prepared,
                 stepped: end - got,
                 device: self.job.device_times.then_some(device),

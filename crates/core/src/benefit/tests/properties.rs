@@ -22,6 +22,7 @@ fn batch(step: u64, ended: f64) -> BatchObservation {
         lane: 0,
         ended,
         waited: 0.0,
+        received: None,
         prepared: 0.0,
         stepped: 0.1,
         device: None,
@@ -60,8 +61,9 @@ fn observations() -> impl Strategy<Value = Vec<BatchObservation>> {
         (0u64..40, 0u32..3, 0u32..5, 0.0..1e6f64),
         (seconds(), seconds(), seconds(), proptest::option::of(seconds())),
         (seconds(), seconds(), seconds(), 0.0..=1.0f64),
+        proptest::option::of(seconds()),
     );
-    let made = one.prop_map(|((step, rank, lane, ended), (waited, prepared, stepped, device), rest)| {
+    let made = one.prop_map(|((step, rank, lane, ended), (waited, prepared, stepped, device), rest, received)| {
         let (origin, disk, queue, hit_part) = rest;
         BatchObservation {
             step,
@@ -69,6 +71,7 @@ fn observations() -> impl Strategy<Value = Vec<BatchObservation>> {
             lane,
             ended,
             waited,
+            received,
             prepared,
             stepped,
             device,

@@ -134,6 +134,9 @@ fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
     for what_if in &estimate.what_if {
         write!(w, "; with {} {:.2} x the speed", percent(what_if.cached), what_if.rate / estimate.rate)?;
     }
+    if estimate.slows_with_cache() {
+        write!(w, ", because the server's disk is slower than the origin")?;
+    }
     writeln!(w)
 }
 

@@ -279,7 +279,10 @@ impl Requester {
             entries: u32::try_from(samples.len()).unwrap_or(u32::MAX),
             ttl_ms: grant.ttl_ms,
         };
-        Ok(Answer { next: Next::Batch(LeaseBatch { token, samples, received: Duration::ZERO }), hold: Some(hold) })
+        Ok(Answer {
+            next: Next::Batch(LeaseBatch { token, samples, received: Duration::ZERO }),
+            hold: Some(hold),
+        })
     }
 
     /// Fetches the bytes that `refs` locate and appends the samples in order, up to the first that fails.

@@ -229,8 +229,6 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     let from = steps.span.0.max(window.since);
     let link = service(window.link, from, steps.span.1);
     let disk = service(window.disk, from, steps.span.1);
-    // Nobody but the receiver knows how long its request waits for a server that is short of processors.
-    let blocked = [sum(|b| b.origin), sum(|b| b.disk), sum(|b| b.queue) + sum(unexplained)];
     let unpaused = steps.elapsed / (steps.span.1 - steps.span.0);
     // A job waits for its link at the end of one epoch, and not at the beginning of the next. So a window
     // over both has parts in which the link is full.
@@ -239,6 +237,13 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
         let begins = from + part * f64::from(i);
         service(window.link, begins, begins + part).busy > FULL
     };
+    let link_was_full = (0..PARTS).any(is_full);
+    // Nobody but the receiver knows how long its request waits for a server that is short of processors. At
+    // the begin of an epoch, a job that waits for its origin gets what was fetched before, and waits for the
+    // server, until it has caught up.
+    let (from_origin, from_server) =
+        if link_was_full { (sum(unexplained), 0.0) } else { (0.0, sum(unexplained)) };
+    let blocked = [sum(|b| b.origin) + from_origin, sum(|b| b.disk), sum(|b| b.queue) + from_server];
     let part_of_lanes = |seconds: f64| seconds / lanes / steps.elapsed;
     let received: Option<f64> = window.batches.iter().map(|b| b.received).sum();
     let lanes_had_time = match received.map(part_of_lanes) {
@@ -251,7 +256,7 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     let is_fed = link.busy < BUSY * unpaused.max(UNPAUSED_LEAST)
         && disk.busy < BUSY
         && lanes_had_time
-        && !(0..PARTS).any(is_full);
+        && !link_was_full;
     let model = match (in_loop, steps.device) {
         // No step is shorter than what the loop does in it.
         (false, _) if steps.prepare() => preparation.min(rate(all, steps.host)),

@@ -63,24 +63,25 @@ fn observations() -> impl Strategy<Value = Vec<BatchObservation>> {
         (seconds(), seconds(), seconds(), 0.0..=1.0f64),
         proptest::option::of(seconds()),
     );
-    let made = one.prop_map(|((step, rank, lane, ended), (waited, prepared, stepped, device), rest, received)| {
-        let (origin, disk, queue, hit_part) = rest;
-        BatchObservation {
-            step,
-            rank,
-            lane,
-            ended,
-            waited,
-            received,
-            prepared,
-            stepped,
-            device,
-            origin,
-            disk,
-            queue,
-            hit_part,
-        }
-    });
+    let made =
+        one.prop_map(|((step, rank, lane, ended), (waited, prepared, stepped, device), rest, received)| {
+            let (origin, disk, queue, hit_part) = rest;
+            BatchObservation {
+                step,
+                rank,
+                lane,
+                ended,
+                waited,
+                received,
+                prepared,
+                stepped,
+                device,
+                origin,
+                disk,
+                queue,
+                hit_part,
+            }
+        });
     proptest::collection::vec(made, 0..200)
 }
 
@@ -102,6 +103,13 @@ proptest! {
                 prop_assert!(number.is_finite() && number >= 0.0, "{:?}", e);
             }
             prop_assert!((p.compute + p.preparation + p.fetch - 1.0).abs() < 1e-6, "{:?}", e);
+            let mut before = e.rate;
+            for cached in [0.2, 0.5, 0.8, 1.0] {
+                let rate = e.rate_with_more(cached);
+                let is_disk = e.disk_rate.is_some_and(|disk| disk / cached <= rate * (1.0 + 1e-9));
+                prop_assert!(rate >= before * (1.0 - 1e-9) || is_disk, "{} of {:?}", cached, e);
+                before = rate;
+            }
             for cached in [0.0, 0.5, 1.0] {
                 prop_assert!(e.rate_at(cached) >= 0.0 && e.rate_at(cached).is_finite(), "{:?}", e);
             }

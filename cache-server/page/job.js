@@ -185,7 +185,7 @@ function benefit(job) {
             `${percent(estimate.preparation)} it prepares, ${percent(estimate.fetch)} it waits for data. ` +
             `${percent(estimate.cached)} of its bytes come from the cache` +
             (more.length ? `; ${more.join(", ")} the speed` : "") +
-            (slowsWithCache(estimate) ? ", because the server's disk is slower than the origin." : "."),
+            (slowsWithCache(estimate) ? ", because the server's disk is the limit then." : "."),
     );
 }
 

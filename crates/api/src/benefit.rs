@@ -70,7 +70,7 @@ pub struct BenefitEstimate {
 }
 
 impl BenefitEstimate {
-    /// Returns whether more cache makes the job slower. Only a disk that is slower than the origin does that.
+    /// Returns whether more cache makes the job slower. Only a disk that becomes the limit does that.
     #[must_use]
     pub fn slows_with_cache(&self) -> bool {
         let rates = || std::iter::once(self.rate).chain(self.what_if.iter().map(|w| w.rate));

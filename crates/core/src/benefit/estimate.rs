@@ -241,8 +241,9 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     // Nobody but the receiver knows how long its request waits for a server that is short of processors. At
     // the begin of an epoch, a job that waits for its origin gets what was fetched before, and waits for the
     // server, until it has caught up.
+    let has_missed = sum(|b| 1.0 - b.hit_part) > STALL * batches;
     let (from_origin, from_server) =
-        if link_was_full { (sum(unexplained), 0.0) } else { (0.0, sum(unexplained)) };
+        if link_was_full && has_missed { (sum(unexplained), 0.0) } else { (0.0, sum(unexplained)) };
     let blocked = [sum(|b| b.origin) + from_origin, sum(|b| b.disk), sum(|b| b.queue) + from_server];
     let part_of_lanes = |seconds: f64| seconds / lanes / steps.elapsed;
     let received: Option<f64> = window.batches.iter().map(|b| b.received).sum();

@@ -12,7 +12,8 @@
 //!   (`predictions.rs`).
 //!
 //! `--chunks`, `--passes`, `--rounds` and `--arms` are those of `contest`; `--compute` is that of
-//! `predictions`, and `--tiers` of `verdicts`: whose bottlenecks are played. Ends with status 1 where a case misses its targets.
+//! `predictions`, and `--tiers` of `verdicts`: whose bottlenecks are played. Ends with status 1 where a case
+//! misses its targets.
 
 mod contest;
 mod predictions;

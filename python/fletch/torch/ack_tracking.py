@@ -221,7 +221,9 @@ class AckTracker:
         times = (tracked.waited_ns + own_ns, prepared_ns, stepped_ns, tracked.device_ns)
         in_loop, received_ns = tracked.in_loop, tracked.batch.received_ns
         if within <= 0:
-            self.wait_for_server(lambda report: self.job.ack(token, times, report, None, in_loop, received_ns))
+            self.wait_for_server(
+                lambda report: self.job.ack(token, times, report, None, in_loop, received_ns)
+            )
             self._note_answer()
             return True
         begun = time.monotonic()

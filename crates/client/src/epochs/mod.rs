@@ -1,7 +1,7 @@
 //! Epochs over HTTP: declares jobs, receives leases, acknowledges them, checks receipts (`docs/EPOCHS.md`).
 //!
 //! ```text
-//! Client::declare ─► JobHandle ─► reader(epoch, rank, worker) ─► next(want) ─► LeaseBatch { token, samples, … }
+//! Client::declare ─► JobHandle ─► reader(epoch, rank, worker) ─► next(want) ─► LeaseBatch { token, samples }
 //!                       │                                                        │ consumed
 //!                       └─ ack(epoch, rank, [token.ack()]) ◀─────────────────────┘
 //! ```

@@ -159,6 +159,12 @@ function head(row, job, now) {
     ];
 }
 
+// The same as `slows_with_cache` of the API's types.
+function slowsWithCache(estimate) {
+    const rates = [estimate.rate, ...estimate.what_if.map((w) => w.rate)];
+    return rates.slice(1).some((rate, i) => rate < 0.99 * rates[i]);
+}
+
 function benefit(job) {
     const estimate = job?.benefit?.estimate;
     if (!estimate) {
@@ -178,7 +184,8 @@ function benefit(job) {
             `${percent(estimate.compute)} of its time it computes, ` +
             `${percent(estimate.preparation)} it prepares, ${percent(estimate.fetch)} it waits for data. ` +
             `${percent(estimate.cached)} of its bytes come from the cache` +
-            (more.length ? `; ${more.join(", ")} the speed.` : "."),
+            (more.length ? `; ${more.join(", ")} the speed` : "") +
+            (slowsWithCache(estimate) ? ", because the server's disk is the limit then." : "."),
     );
 }
 

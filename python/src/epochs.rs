@@ -225,11 +225,12 @@ impl Job {
     }
 
     /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped, and the device's
-    /// time of this step or of an earlier one. `in_loop` says that the loop itself prepares batches.
+    /// time of this step or of an earlier one. `in_loop` says that the loop itself prepares batches, and
+    /// `received_ns` how long the process that prepared the batch waited for its lease.
     ///
     /// The ack is durable when this returns. `report` is called as in `Reader.next`. `None` means that the
     /// server did not answer `within` this many seconds.
-    #[pyo3(signature = (token, times, report, within = None, in_loop = false))]
+    #[pyo3(signature = (token, times, report, within = None, in_loop = false, received_ns = None))]
     fn ack<'py>(
         &self,
         py: Python<'py>,
@@ -238,11 +239,13 @@ impl Job {
         report: Bound<'py, PyAny>,
         within: Option<f64>,
         in_loop: bool,
+        received_ns: Option<u64>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (epoch, rank, lease, entries, _) = token;
         let job = self.0.live(py)?;
         let (waited_ns, prepared_ns, stepped_ns, device_ns) = times;
-        let batch = BatchTimes { entries, waited_ns, prepared_ns, stepped_ns, device_ns, in_loop };
+        let batch =
+            BatchTimes { entries, waited_ns, received_ns, prepared_ns, stepped_ns, device_ns, in_loop };
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
         let client = self.0.client.get().live(py)?;
         let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));
@@ -457,7 +460,7 @@ impl Reader {
             || probe(&client),
             |seconds, why| report.call1((seconds, why)).map(drop),
         )?;
-        let LeaseBatch { token: t, samples } = match next {
+        let LeaseBatch { token: t, samples, .. } = match next {
             Next::Batch(batch) => batch,
             Next::Full => return Ok(("full", None)),
             Next::Last => return Ok(("last", None)),

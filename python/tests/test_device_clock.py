@@ -67,14 +67,24 @@ class Acks:
     def __init__(self) -> None:
         self.times: list[tuple[int, int, int, int | None]] = []
         self.in_loop: list[bool] = []
+        self.received: list[int | None] = []
 
     def hold(self, token: Any) -> None: ...
 
     def drop_lease(self, token: Any) -> None: ...
 
-    def ack(self, token: Any, times: Any, report: Any, within: Any = None, in_loop: bool = False) -> Any:
+    def ack(
+        self,
+        token: Any,
+        times: Any,
+        report: Any,
+        within: Any = None,
+        in_loop: bool = False,
+        received_ns: int | None = None,
+    ) -> Any:
         self.times.append(times)
         self.in_loop.append(in_loop)
+        self.received.append(received_ns)
         return {}
 
 
@@ -140,7 +150,7 @@ def test_a_loop_that_prepares_its_batch_says_when_it_steps() -> None:
     device, job = Device(), Acks()
     acks = AckTracker(job, "job", 0, _ROOT, DeviceClock(device.event))  # type: ignore[arg-type]
     acks.begin_step()
-    acks.hand_out(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 7)
+    acks.hand_out(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY, received_ns=5), 7)
     time.sleep(0.05)
     device.now_ms += 50
     acks.begin_step()
@@ -153,6 +163,7 @@ def test_a_loop_that_prepares_its_batch_says_when_it_steps() -> None:
     assert on_device == 3_000_000, "without the time in which the loop decoded"
     step(acks, 2, lambda: None)
     assert job.times[1][1] == 0 and not job.in_loop[1], "the workers prepared this one"
+    assert job.received == [5, None], "as the process says that received the batch"
     assert acks.counts["stepped_ns"] >= prepared, "what the loop did with its batches"
 
 

@@ -1,6 +1,6 @@
 //! `bench-allocation [--cases contest,scan,verdicts,predictions] [--chunks 800] [--link-mib-per-s 10]
 //!                   [--passes 10] [--rounds 1] [--interval 2s] [--arms fletch,equal,lru] [--json FILE]
-//!                   [--compute 0.8,1.5,3]`
+//!                   [--compute 0.8,1.5,3] [--tiers origin,disk,queue]`
 //!
 //! What the server says of running jobs, and how it divides the disk among them. Jobs with emulated
 //! accelerators (absolute deadlines) read packed datasets, each over a link of its own, on a real server.
@@ -12,7 +12,8 @@
 //!   (`predictions.rs`).
 //!
 //! `--chunks`, `--passes`, `--rounds` and `--arms` are those of `contest`; `--compute` is that of
-//! `predictions`. Ends with status 1 where a case misses its targets.
+//! `predictions`, and `--tiers` of `verdicts`: whose bottlenecks are played. Ends with status 1 where a case
+//! misses its targets.
 
 mod contest;
 mod predictions;
@@ -37,6 +38,7 @@ fn judge(what: &str, figure: f64, least: f64) -> bool {
 fn main() {
     usage(include_str!("main.rs"));
     let cases: String = arg("cases", "contest,scan,verdicts,predictions".to_owned());
+    let tiers: String = arg("tiers", "origin,disk,queue".to_owned());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("runtime");
     let mut missed = false;
@@ -45,7 +47,7 @@ fn main() {
         missed |= match case {
             "contest" => contest::run(&runtime),
             "scan" => runtime.block_on(scan::run()),
-            "verdicts" => runtime.block_on(verdicts::run()),
+            "verdicts" => runtime.block_on(verdicts::run(&tiers)),
             "predictions" => runtime.block_on(predictions::run()),
             _ => {
                 eprintln!("--cases: there is no case {case}; see --help");

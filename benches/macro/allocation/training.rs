@@ -135,6 +135,7 @@ impl Training {
                 let times = BatchTimes {
                     entries: u32::try_from(batch.samples.len()).expect("few"),
                     waited_ns: ns(got - asked),
+                    received_ns: Some(ns(batch.received)),
                     prepared_ns: ns(prepared),
                     stepped_ns: ns(got.elapsed()),
                     ..BatchTimes::default()

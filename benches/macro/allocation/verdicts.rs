@@ -35,20 +35,35 @@ const QUEUE_CHUNKS: usize = 64;
 /// The part of a core that a slow server has.
 const FEW_CORES: f64 = 0.1;
 
-/// Returns whether a target is missed.
-pub async fn run() -> bool {
+/// Plays the phases of the tiers that are named in `tiers`, a list with commas. Returns whether a target is
+/// missed.
+pub async fn run(tiers: &str) -> bool {
+    let mut missed = false;
+    for tier in tiers.split(',') {
+        missed |= match tier {
+            "origin" => run_origin().await,
+            "disk" => run_throttled("disk", (DISK_CHUNKS, &DISK_PHASES)).await,
+            "queue" => run_throttled("memory", (QUEUE_CHUNKS, &QUEUE_PHASES)).await,
+            _ => {
+                eprintln!("--tiers: there is no tier {tier}; see --help");
+                std::process::exit(2);
+            }
+        };
+    }
+    missed
+}
+
+/// Follows the verdicts of a job that reads most of its dataset from the origin.
+async fn run_origin() -> bool {
     let rig = Rig::new(&[CHUNKS]);
     let (slow, fast) = (mib_per_s(SLOW), mib_per_s(SLOW * FASTER));
     let origins = rig.origins(&[Some(slow)]);
     // A fifth of the dataset is cached, so that the origin is asked for most samples.
     let server = rig.serve(&origins, (CHUNKS * CHUNK / 5) as u64, &[]);
-    let missed = follow(&server, &PHASES, |phase| {
+    follow(&server, &PHASES, |phase| {
         origins[0].set_bandwidth(Some(if phase == Origin { slow } else { fast } as u64));
     })
-    .await;
-    drop(server);
-    let missed = run_throttled("disk", (DISK_CHUNKS, &DISK_PHASES)).await || missed;
-    run_throttled("memory", (QUEUE_CHUNKS, &QUEUE_PHASES)).await || missed
+    .await
 }
 
 /// Follows the verdicts of a job whose whole dataset is in `tier` of a server in a throttle.

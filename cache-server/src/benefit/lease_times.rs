@@ -18,6 +18,8 @@ pub enum WaitCause {
 pub struct LeaseTimes {
     /// The entries that it brought.
     pub entries: u32,
+    /// Time for which the server held the answer back until the rank acknowledged earlier entries.
+    pub held: Duration,
     /// Bytes of these entries.
     pub bytes: u64,
     /// Bytes of these entries that the server did not read from the origin for this epoch.

@@ -140,6 +140,7 @@ impl JobWindow {
                 lane: (of.rank << 16) | (of.worker & 0xffff),
                 ended,
                 waited: duration(batch.waited_ns),
+                received: batch.received_ns.map(|ns| (duration(ns) - blocked(times.held)).max(0.0)),
                 prepared: duration(batch.prepared_ns),
                 stepped: duration(batch.stepped_ns),
                 device: batch.device_ns.map(duration),
@@ -310,7 +311,10 @@ fn view(estimate: &Estimate, verdict: Verdict, cached: f64, sample_bytes: f64) -
         },
         cached,
         sample_bytes,
-        what_if: parts.into_iter().map(|cached| WhatIf { cached, rate: estimate.rate_at(cached) }).collect(),
+        what_if: parts
+            .into_iter()
+            .map(|cached| WhatIf { cached, rate: estimate.rate_with_more(cached) })
+            .collect(),
     }
 }
 
@@ -384,6 +388,23 @@ mod tests {
         let parts: Vec<f64> = estimate.what_if.iter().map(|w| w.cached).collect();
         assert_eq!(parts, [0.5, 1.0]);
         assert!(estimate.what_if[0].rate > 1.2 * estimate.rate, "{estimate:?}");
+    }
+
+    #[test]
+    fn what_a_worker_waits_for_and_the_server_does_not_see_is_the_servers() {
+        let origin = ServiceLog::default();
+        let verdict = |held: u64| {
+            let window = JobWindow::default();
+            let times = LeaseTimes { entries: 10, bytes: 1000, shared_bytes: 1000, ..LeaseTimes::default() };
+            window.note_lease(0, 1, LeaseTimes { held: Duration::from_millis(held), ..times });
+            // One worker waits 8 ms for its lease, and prepares it in 1 ms. The step takes 2 ms.
+            let times = BatchTimes { received_ns: Some(8 * MS), prepared_ns: MS, ..batch(8, 2) };
+            ack(&window, 0, 1, &vec![times; 50]);
+            benefit(&window, &origin).estimate.expect("an estimate").verdict
+        };
+        assert_eq!(verdict(0), BenefitVerdict::Queue);
+        // The server held the answers back until the job acknowledged earlier ones.
+        assert_ne!(verdict(8), BenefitVerdict::Queue);
     }
 
     #[test]

@@ -10,7 +10,10 @@ use fletch_core::{
     delivery::{Event, Request, Room},
     plan::Item,
 };
-use std::{sync::atomic::Ordering::Relaxed, time::Instant};
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
 
 /// The answer to a lease request.
 #[derive(Debug, Clone)]
@@ -25,6 +28,8 @@ pub struct Granted {
     pub entries: Vec<(u32, Item, DeliveryClass)>,
     /// Entries that the rank may still be granted.
     pub left: u64,
+    /// How long the answer waited for acks that free room.
+    pub held: Duration,
 }
 
 /// One attempt to answer, with the ledger length that has to be durable first.
@@ -40,7 +45,7 @@ impl Epoch {
     /// [`JobError`]; nothing was granted.
     pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<Granted, JobError> {
         Self::check_want(ask)?;
-        let mut acks: &[Ack] = &ask.acks;
+        let (mut acks, mut held): (&[Ack], _) = (&ask.acks, Duration::ZERO);
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -50,7 +55,9 @@ impl Epoch {
             let (answer, upto) = match step {
                 Step::Wait(answer, upto) if Instant::now() < until => {
                     self.ledger.durable(upto).await?;
+                    let begun = Instant::now();
                     if tokio::time::timeout_at(until.into(), changed).await.is_ok() {
+                        held += begun.elapsed();
                         continue;
                     }
                     (answer, upto)
@@ -58,7 +65,7 @@ impl Epoch {
                 Step::Wait(answer, upto) | Step::Answer(answer, upto) => (answer, upto),
             };
             self.ledger.durable(upto).await?;
-            return Ok(answer);
+            return Ok(Granted { held, ..answer });
         }
     }
 
@@ -118,6 +125,7 @@ impl Epoch {
             again: false,
             entries: Vec::new(),
             left: inner.leases.left(ask.rank),
+            held: Duration::ZERO,
         };
         Ok(match room {
             Room::Again(lease) => Step::Answer(self.granted(inner, lease, true), 0),
@@ -170,7 +178,8 @@ impl Epoch {
 
     fn granted(&self, inner: &mut Inner, lease: u64, again: bool) -> Granted {
         let Some(l) = inner.leases.lease(lease) else {
-            return Granted { status: GrantStatus::Full, lease: 0, again, entries: Vec::new(), left: 0 };
+            let (entries, held) = (Vec::new(), Duration::ZERO);
+            return Granted { status: GrantStatus::Full, lease: 0, again, entries, left: 0, held };
         };
         let (entries, rank) = (l.entries.clone(), l.request.rank);
         let known = inner.classes.get(&lease);
@@ -184,7 +193,8 @@ impl Epoch {
             })
             .collect();
         inner.leases.renew_one(rank, lease, self.expires_ms());
-        Granted { status: GrantStatus::Granted, lease, again, entries, left: inner.leases.left(rank) }
+        let (left, held) = (inner.leases.left(rank), Duration::ZERO);
+        Granted { status: GrantStatus::Granted, lease, again, entries, left, held }
     }
 
     fn class_now(&self, item: Item) -> DeliveryClass {

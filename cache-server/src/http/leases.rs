@@ -119,7 +119,7 @@ fn lease_stream(
     request: &LeaseRequest,
     granted: Granted,
 ) -> BoxStream<'static, Result<Piece, BodyError>> {
-    let Granted { status, lease, again, entries, left } = granted;
+    let Granted { status, lease, again, entries, left, held } = granted;
     let from = (request.from as usize).min(entries.len());
     let grant = LeaseGrant {
         status,
@@ -175,7 +175,7 @@ fn lease_stream(
             }
         })
         .buffered(SAMPLES_AT_ONCE);
-    let (times, waited) = (Arc::new(Mutex::new(LeaseTimes::default())), items.boxed());
+    let (times, waited) = (Arc::new(Mutex::new(LeaseTimes { held, ..LeaseTimes::default() })), items.boxed());
     let items = with_times(waited, Arc::clone(&times)).flat_map(|(head, item)| {
         let rest = item.map(|i| item_frames(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
         stream::iter(head.into_iter().map(Ok)).chain(rest)

@@ -69,6 +69,18 @@ pub struct BenefitEstimate {
     pub what_if: Vec<WhatIf>,
 }
 
+impl BenefitEstimate {
+    /// Returns whether more cache makes the job slower. Only a disk that becomes the limit does that.
+    #[must_use]
+    pub fn slows_with_cache(&self) -> bool {
+        let rates = || std::iter::once(self.rate).chain(self.what_if.iter().map(|w| w.rate));
+        rates().zip(rates().skip(1)).any(|(less, more)| more < SLOWER * less)
+    }
+}
+
+/// A predicted rate below this part of the rate with less cache is slower, and not only rounded.
+const SLOWER: f64 = 0.99;
+
 /// What a job waits for most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -81,7 +93,7 @@ pub enum BenefitVerdict {
     Origin,
     /// The server's disk.
     Disk,
-    /// The server itself.
+    /// The server itself, or the network to it.
     Queue,
 }
 

@@ -83,6 +83,10 @@ pub struct BatchTimes {
     /// The time that the training process waited for the batch, in nanoseconds.
     #[serde(default)]
     pub waited_ns: u64,
+    /// The time that the process which prepared the batch waited for its lease, from asking for it until it
+    /// had the last byte, in nanoseconds. Absent if nobody knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_ns: Option<u64>,
     /// The time to prepare the batch (decoding, collating), in nanoseconds.
     #[serde(default)]
     pub prepared_ns: u64,

@@ -134,6 +134,9 @@ fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
     for what_if in &estimate.what_if {
         write!(w, "; with {} {:.2} x the speed", percent(what_if.cached), what_if.rate / estimate.rate)?;
     }
+    if estimate.slows_with_cache() {
+        write!(w, ", because the server's disk is the limit then")?;
+    }
     writeln!(w)
 }
 
@@ -343,12 +346,20 @@ mod tests {
             sample_bytes: 8192.0,
             what_if: vec![WhatIf { cached: 0.6, rate: 87.5 }, WhatIf { cached: 1.0, rate: 200.0 }],
         };
+        let slow_disk = BenefitEstimate {
+            what_if: vec![WhatIf { cached: 0.6, rate: 87.5 }, WhatIf { cached: 1.0, rate: 40.0 }],
+            ..estimate.clone()
+        };
         let waits = JobBenefit { steps: 256, not_measured: None, estimate: Some(estimate), probe: None };
         assert_eq!(
             text(&waits),
             "speed\t50 samples/s, 200 at most, if it never waited\n\
              time\t25 % computing, 0 % preparing batches, 75 % waiting for data: it waits for the origin\n\
              cached\t30 % of its bytes; with 60 % 1.75 x the speed; with 100 % 4.00 x the speed\n"
+        );
+        let slows = text(&JobBenefit { estimate: Some(slow_disk), ..waits });
+        assert!(
+            slows.ends_with("; with 100 % 0.80 x the speed, because the server's disk is the limit then\n")
         );
     }
 }

@@ -219,9 +219,11 @@ class AckTracker:
         # A loop that prepares its batches computes nothing meanwhile, so its time counts, not the workers'.
         prepared_ns = own_ns if own_ns > 0 else tracked.batch.prepared_ns
         times = (tracked.waited_ns + own_ns, prepared_ns, stepped_ns, tracked.device_ns)
-        in_loop = tracked.in_loop
+        in_loop, received_ns = tracked.in_loop, tracked.batch.received_ns
         if within <= 0:
-            self.wait_for_server(lambda report: self.job.ack(token, times, report, None, in_loop))
+            self.wait_for_server(
+                lambda report: self.job.ack(token, times, report, None, in_loop, received_ns)
+            )
             self._note_answer()
             return True
         begun = time.monotonic()
@@ -230,7 +232,8 @@ class AckTracker:
         why = "no answer"
         try:
             most = _SILENT_SECONDS if self._gone_since is None else _RETRY_SECONDS
-            if self.job.ack(token, times, _no_report, min(within, most), in_loop) is not None:
+            within = min(within, most)
+            if self.job.ack(token, times, _no_report, within, in_loop, received_ns) is not None:
                 self._note_answer()
                 return True
         except FletchError as error:

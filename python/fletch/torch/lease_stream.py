@@ -50,6 +50,8 @@ class Batch:
     nbytes: int = 0
     #: Bytes of it that another job, or an earlier epoch, had brought to the server.
     shared: int = 0
+    #: The time in which the worker waited for the lease, until its last byte was there. ``None``: unknown.
+    received_ns: int | None = None
     prepared_ns: int = 0
     stalls: Stalls = field(default_factory=list)
     content: Any = None
@@ -127,7 +129,9 @@ class Receiver:
     ) -> Generator[Batch, None, str]:
         while True:
             next_lease = partial(reader.next, self.size)
+            asked = time.monotonic_ns()
             (status, received), waits = wait_for_server(self.name, self.epoch, next_lease)
+            received_ns = time.monotonic_ns() - asked - sum(end - start for start, end in waits)
             stalls += waits
             if status in ("last", "done"):
                 return str(status)
@@ -149,7 +153,7 @@ class Receiver:
                 raise
             prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)
             shared = sum(one.shared for one in leased)
-            yield Batch(token, deliveries, nbytes, shared, prepared, stalls, collated)
+            yield Batch(token, deliveries, nbytes, shared, received_ns, prepared, stalls, collated)
             stalls = []
 
     def _find_keys(self, leased: list[_native.Leased]) -> list[str | None]:

@@ -9,7 +9,7 @@ use fletch_core::{
         receipt::{Delivery, content},
     },
 };
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
 /// A sample of a lease, with its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +93,8 @@ pub struct LeaseBatch {
     pub token: AckToken,
     /// The samples, in the order of the epoch.
     pub samples: Vec<LeasedSample>,
+    /// How long the caller waited for the lease, until its last byte was there.
+    pub received: Duration,
 }
 
 impl LeaseBatch {

@@ -135,7 +135,8 @@ impl EpochReader {
     /// # Errors
     /// [`ClientError`]: the server rejected the request, or did not answer within the reader's patience.
     pub async fn next(&mut self, want: u32) -> Result<Next, ClientError> {
-        let Answer { next, hold } = match self.take_prefetched().await {
+        let asked = Instant::now();
+        let Answer { mut next, hold } = match self.take_prefetched().await {
             Some(answer) => answer,
             None => self.requester.next(want).await?,
         };
@@ -148,6 +149,9 @@ impl EpochReader {
                     (requester, answer)
                 })));
             }
+        }
+        if let Next::Batch(batch) = &mut next {
+            batch.received = asked.elapsed();
         }
         Ok(next)
     }
@@ -275,7 +279,10 @@ impl Requester {
             entries: u32::try_from(samples.len()).unwrap_or(u32::MAX),
             ttl_ms: grant.ttl_ms,
         };
-        Ok(Answer { next: Next::Batch(LeaseBatch { token, samples }), hold: Some(hold) })
+        Ok(Answer {
+            next: Next::Batch(LeaseBatch { token, samples, received: Duration::ZERO }),
+            hold: Some(hold),
+        })
     }
 
     /// Fetches the bytes that `refs` locate and appends the samples in order, up to the first that fails.

@@ -13,7 +13,7 @@ const STEPS_MIN: usize = 8;
 const PAUSE_SECONDS: f64 = 10.0;
 /// ... if it also takes this many times the upper quartile of steps.
 const PAUSE_QUARTILES: f64 = 20.0;
-/// A link, a disk or the receivers that are busy for less than this part of the time had time left.
+/// A link, a disk or the lanes that are busy for less than this part of the time had time left.
 const BUSY: f64 = 0.85;
 /// The least part of the time without pauses by which the bound for links is scaled.
 const UNPAUSED_LEAST: f64 = 0.5;
@@ -52,7 +52,7 @@ pub enum Verdict {
     Origin,
     /// The server's disk.
     Disk,
-    /// The server's queue.
+    /// The server itself: its queue, its processors, or the network to it.
     Queue,
 }
 
@@ -100,7 +100,7 @@ pub struct Estimate {
     pub verdict: Verdict,
     /// How well computing and fetching overlap: 1 for one after the other, 64 for fully.
     pub overlap: f64,
-    /// The time of a sample in the queue and until the first byte, divided among the receivers, in seconds.
+    /// The time of a sample in the server and until the first byte, divided among the receivers, in seconds.
     pub latency: f64,
     /// The processes that receive batches.
     pub lanes: f64,
@@ -220,7 +220,8 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     let now = all / steps.elapsed;
     let computed = steps.device.unwrap_or(steps.host);
     let compute = rate(all, computed);
-    let preparation = if window.decodes_in_loop {
+    let in_loop = window.decodes_in_loop;
+    let preparation = if in_loop {
         rate(all, steps.decoded)
     } else {
         rate(lanes * window.samples * batches, sum(|b| b.prepared))
@@ -228,8 +229,6 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
     let from = steps.span.0.max(window.since);
     let link = service(window.link, from, steps.span.1);
     let disk = service(window.disk, from, steps.span.1);
-    let blocked = [sum(|b| b.origin), sum(|b| b.disk), sum(|b| b.queue)];
-    let receiving = blocked.iter().sum::<f64>() / lanes / steps.elapsed;
     let unpaused = steps.elapsed / (steps.span.1 - steps.span.0);
     // A job waits for its link at the end of one epoch, and not at the beginning of the next. So a window
     // over both has parts in which the link is full.
@@ -238,12 +237,28 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
         let begins = from + part * f64::from(i);
         service(window.link, begins, begins + part).busy > FULL
     };
+    let link_was_full = (0..PARTS).any(is_full);
+    // Nobody but the receiver knows how long its request waits for a server that is short of processors. At
+    // the begin of an epoch, a job that waits for its origin gets what was fetched before, and waits for the
+    // server, until it has caught up.
+    let has_missed = sum(|b| 1.0 - b.hit_part) > STALL * batches;
+    let (from_origin, from_server) =
+        if link_was_full && has_missed { (sum(unexplained), 0.0) } else { (0.0, sum(unexplained)) };
+    let blocked = [sum(|b| b.origin) + from_origin, sum(|b| b.disk), sum(|b| b.queue) + from_server];
+    let part_of_lanes = |seconds: f64| seconds / lanes / steps.elapsed;
+    let received: Option<f64> = window.batches.iter().map(|b| b.received).sum();
+    let lanes_had_time = match received.map(part_of_lanes) {
+        // A lane that receives one batch after it has prepared another one is never only receiving.
+        Some(received) if received < STALL => true,
+        Some(received) => !in_loop && received + part_of_lanes(sum(|b| b.prepared)) < BUSY,
+        None => part_of_lanes(blocked.iter().sum()) < BUSY,
+    };
     // Whoever serves had time left, and so had those who receive: nothing could have come faster.
     let is_fed = link.busy < BUSY * unpaused.max(UNPAUSED_LEAST)
         && disk.busy < BUSY
-        && receiving < BUSY
-        && !(0..PARTS).any(is_full);
-    let model = match (window.decodes_in_loop, steps.device) {
+        && lanes_had_time
+        && !link_was_full;
+    let model = match (in_loop, steps.device) {
         // No step is shorter than what the loop does in it.
         (false, _) if steps.prepare() => preparation.min(rate(all, steps.host)),
         (false, _) => compute.min(preparation),
@@ -271,13 +286,18 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
         origin_rate: link.rate,
         disk_rate: disk.rate,
         parts,
-        verdict: verdict(&parts, window.decodes_in_loop || steps.prepare(), (link, disk), blocked),
+        verdict: verdict(&parts, in_loop || steps.prepare(), (link, disk), blocked),
         overlap: OVERLAP_MAX,
         latency: (blocked[2] / batches + window.first_byte) / window.samples / lanes,
         lanes,
     };
     out.overlap = overlap(out, sum(|b| b.hit_part) / batches);
     Ok(out)
+}
+
+/// Returns how long the lane of a batch waited for its lease beyond what the server knows of.
+fn unexplained(batch: &BatchObservation) -> f64 {
+    batch.received.map_or(0.0, |received| (received - batch.origin - batch.disk - batch.queue).max(0.0))
 }
 
 /// Divides the time of a sample into computing, waiting for preparation and waiting for data.

@@ -13,6 +13,9 @@ pub struct BatchObservation {
     pub ended: f64,
     /// How long the loop waited for the batch.
     pub waited: f64,
+    /// How long the lane waited for its lease: from asking until the last byte, less what it received while
+    /// it prepared another batch. `None` if nobody knows it.
+    pub received: Option<f64>,
     /// How long the batch was prepared: decoded, transformed and collated.
     pub prepared: f64,
     /// How long the step took, from the batch to the next one being asked for.

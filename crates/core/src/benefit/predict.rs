@@ -10,6 +10,16 @@ pub(super) const OVERLAP_MAX: f64 = 64.0;
 const MISSING_LEAST: f64 = 1e-9;
 
 impl Estimate {
+    /// Returns the rate with a part of the data in the cache that is larger than the present one.
+    ///
+    /// It is below the present rate, or falls with `cached`, only where the disk is the limit.
+    #[must_use]
+    pub fn rate_with_more(&self, cached: f64) -> f64 {
+        let rate = self.rate_at(cached);
+        let disk_limits = self.disk_rate.is_some_and(|disk| disk / cached < self.rate);
+        if disk_limits { rate } else { rate.max(self.rate) }
+    }
+
     /// Returns the rate with the part `cached` (0 to 1) of the data in the cache, in samples a second.
     ///
     /// It is the least of three: what computing, preparing and the origin allow together, what the disk

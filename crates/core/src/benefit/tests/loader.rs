@@ -26,6 +26,8 @@ pub struct Job {
     pub workers: usize,
     /// Batches that a worker may have ready.
     pub prefetch: usize,
+    /// Whether a worker receives a batch only after it has prepared the one before.
+    pub is_serial: bool,
     pub step: f64,
     /// What the loop does in a step before it gives it to the device.
     pub in_step: f64,
@@ -37,6 +39,8 @@ pub struct Job {
     pub origin: f64,
     pub disk: f64,
     pub queue: f64,
+    /// Whether the server's clocks show the time in its queue.
+    pub sees_queue: bool,
     /// The part of the data in the cache.
     pub cached: f64,
     /// Every so many steps, one takes so many times as long.
@@ -64,6 +68,7 @@ impl Default for Job {
             ranks: 1,
             workers: 4,
             prefetch: 2,
+            is_serial: false,
             step: 0.1,
             in_step: 0.0,
             preparation: 0.1,
@@ -72,6 +77,7 @@ impl Default for Job {
             origin: 400.0,
             disk: 8000.0,
             queue: 0.001,
+            sees_queue: true,
             cached: 0.35,
             burst: (1, 1.0),
             ahead: 0,
@@ -116,6 +122,8 @@ impl Observed {
 #[derive(Debug, Clone, Copy, Default)]
 struct Batch {
     lane: usize,
+    /// How long its lane waited for it.
+    received: f64,
     prepared: f64,
     origin: f64,
     disk: f64,
@@ -128,6 +136,8 @@ struct Lane {
     is_receiving: bool,
     coming: Batch,
     received: VecDeque<Batch>,
+    /// Since when it could prepare a batch, if it had one.
+    waits_since: Option<f64>,
     preparing: Option<Batch>,
 }
 
@@ -208,10 +218,11 @@ impl Simulation {
         let from_disk = self.disk_free;
         self.lanes[lane].coming = Batch {
             lane,
+            received: 0.0,
             prepared: 0.0,
             origin: if from_origin >= from_disk { from_origin - start } else { 0.0 },
             disk: if from_disk > from_origin { from_disk - start } else { 0.0 },
-            queue: start - now,
+            queue: if self.job.sees_queue { start - now } else { 0.0 },
             hit_part: hits / BATCH,
         };
         self.at(from_origin.max(from_disk), Event::Received(lane));
@@ -224,10 +235,12 @@ impl Simulation {
         }
         let rank = lane / self.job.workers;
         let has_room = self.ranks[rank].out < self.job.workers * self.job.prefetch;
-        if self.lanes[lane].preparing.is_none()
-            && has_room
-            && let Some(mut batch) = self.lanes[lane].received.pop_front()
-        {
+        let could_prepare = self.lanes[lane].preparing.is_none() && has_room;
+        if could_prepare {
+            self.lanes[lane].waits_since.get_or_insert(now);
+        }
+        if could_prepare && let Some(mut batch) = self.lanes[lane].received.pop_front() {
+            self.lanes[lane].waits_since = None;
             let busy = 1.0 + self.lanes.iter().filter(|l| l.preparing.is_some()).count() as f64;
             let spread = self.job.jitter;
             let crowded = (busy / self.job.cores).max(1.0);
@@ -236,7 +249,9 @@ impl Simulation {
             self.lanes[lane].preparing = Some(batch);
             self.at(now + batch.prepared, Event::Prepared(lane));
         }
-        self.receive(lane, now);
+        if self.lanes[lane].waits_since.is_some() || !self.job.is_serial {
+            self.receive(lane, now);
+        }
     }
 
     /// A rank that waits takes a batch. When all ranks have one, they step.
@@ -245,6 +260,7 @@ impl Simulation {
         if self.job.workers == 0 {
             let Some(mut batch) = self.lanes[rank].received.pop_front() else { return };
             let spread = self.job.jitter;
+            batch.received = now - since;
             batch.prepared = self.job.preparation * self.jitter(spread);
             self.ranks[rank].waits_since = None;
             self.receive(rank, now);
@@ -300,6 +316,7 @@ impl Simulation {
                 lane: u32::try_from(batch.lane).expect("few"),
                 ended: end,
                 waited: got - since,
+                received: Some(batch.received),
                 prepared: batch.prepared,
                 stepped: end - got,
                 device: self.job.device_times.then_some(device),
@@ -331,7 +348,8 @@ impl Simulation {
         match event {
             Event::Received(lane) => {
                 self.lanes[lane].is_receiving = false;
-                let batch = self.lanes[lane].coming;
+                let mut batch = self.lanes[lane].coming;
+                batch.received = self.lanes[lane].waits_since.map_or(0.0, |since| now - since);
                 self.lanes[lane].received.push_back(batch);
                 if self.job.workers == 0 {
                     self.receive(lane, now);
@@ -386,7 +404,10 @@ pub fn simulate(job: &Job, steps: usize, seed: u64) -> Observed {
         out: Observed::default(),
     };
     for lane in 0..lanes {
-        simulation.receive(lane, 0.0);
+        match job.workers {
+            0 => simulation.receive(lane, 0.0),
+            _ => simulation.prepare(lane, 0.0),
+        }
     }
     while simulation.steps < steps {
         let Some(Reverse((time, _, event))) = simulation.events.pop() else { break };

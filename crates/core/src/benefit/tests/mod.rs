@@ -3,3 +3,4 @@
 mod cases;
 mod loader;
 mod properties;
+mod traces;

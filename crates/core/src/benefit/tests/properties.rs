@@ -22,6 +22,7 @@ fn batch(step: u64, ended: f64) -> BatchObservation {
         lane: 0,
         ended,
         waited: 0.0,
+        received: None,
         prepared: 0.0,
         stepped: 0.1,
         device: None,
@@ -60,24 +61,27 @@ fn observations() -> impl Strategy<Value = Vec<BatchObservation>> {
         (0u64..40, 0u32..3, 0u32..5, 0.0..1e6f64),
         (seconds(), seconds(), seconds(), proptest::option::of(seconds())),
         (seconds(), seconds(), seconds(), 0.0..=1.0f64),
+        proptest::option::of(seconds()),
     );
-    let made = one.prop_map(|((step, rank, lane, ended), (waited, prepared, stepped, device), rest)| {
-        let (origin, disk, queue, hit_part) = rest;
-        BatchObservation {
-            step,
-            rank,
-            lane,
-            ended,
-            waited,
-            prepared,
-            stepped,
-            device,
-            origin,
-            disk,
-            queue,
-            hit_part,
-        }
-    });
+    let made =
+        one.prop_map(|((step, rank, lane, ended), (waited, prepared, stepped, device), rest, received)| {
+            let (origin, disk, queue, hit_part) = rest;
+            BatchObservation {
+                step,
+                rank,
+                lane,
+                ended,
+                waited,
+                received,
+                prepared,
+                stepped,
+                device,
+                origin,
+                disk,
+                queue,
+                hit_part,
+            }
+        });
     proptest::collection::vec(made, 0..200)
 }
 
@@ -99,6 +103,13 @@ proptest! {
                 prop_assert!(number.is_finite() && number >= 0.0, "{:?}", e);
             }
             prop_assert!((p.compute + p.preparation + p.fetch - 1.0).abs() < 1e-6, "{:?}", e);
+            let mut before = e.rate;
+            for cached in [0.2, 0.5, 0.8, 1.0] {
+                let rate = e.rate_with_more(cached);
+                let is_disk = e.disk_rate.is_some_and(|disk| disk / cached <= rate * (1.0 + 1e-9));
+                prop_assert!(rate >= before * (1.0 - 1e-9) || is_disk, "{} of {:?}", cached, e);
+                before = rate;
+            }
             for cached in [0.0, 0.5, 1.0] {
                 prop_assert!(e.rate_at(cached) >= 0.0 && e.rate_at(cached).is_finite(), "{:?}", e);
             }

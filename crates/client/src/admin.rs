@@ -1,6 +1,7 @@
 //! The calls that change what a server keeps: registrations, warm-ups, evictions, mounts and credentials.
 
 use crate::body::BodyLength;
+use crate::call::Call;
 use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
@@ -54,8 +55,8 @@ impl Client {
     pub async fn unregister(&self, name: &DatasetName) -> Result<(), ClientError> {
         let path = routes::dataset(name);
         let want = [StatusCode::OK, StatusCode::NO_CONTENT];
-        let request = || self.request(Method::DELETE, &path);
-        self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::DELETE, path);
+        self.call(&call, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
@@ -121,9 +122,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; `not_found` from a server that is older than this route.
     pub async fn announce_mount(&self, id: &MountId, mount: &AnnounceMount) -> Result<(), ClientError> {
-        let (path, body) = (routes::mount(id), to_json(mount)?);
-        let request = || self.json_request(Method::PUT, &path, body.clone());
-        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::PUT, routes::mount(id)).json(to_json(mount)?);
+        self.call(&call, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
@@ -133,8 +133,8 @@ impl Client {
     /// As [`Client::announce_mount`].
     pub async fn forget_mount(&self, id: &MountId) -> Result<(), ClientError> {
         let path = routes::mount(id);
-        let request = || self.request(Method::DELETE, &path);
-        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::DELETE, path);
+        self.call(&call, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
@@ -164,8 +164,7 @@ impl Client {
     }
 
     async fn delete<T: DeserializeOwned>(&self, path: &str, want: StatusCode) -> Result<T, ClientError> {
-        let request = || self.request(Method::DELETE, path);
-        let bytes = self.call(request, &[want], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
+        let call = Call::new(Method::DELETE, path);
+        self.json(&call, &[want]).await.map(|answer| answer.1)
     }
 }

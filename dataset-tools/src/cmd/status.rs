@@ -65,7 +65,7 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
             }
         })
         .collect();
-    if !client.endpoint().is_local() {
+    if !client.servers().is_local() {
         return rows;
     }
     let dead = tokio::task::spawn_blocking(fletch_host::mounts::dead_mounts).await;
@@ -118,7 +118,7 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
 
 /// Prints the server's state on one screen.
 pub fn status(ctx: &Context) -> Result<(), Failure> {
-    let (client, server) = (ctx.client()?, ctx.endpoint()?.to_string());
+    let (client, server) = (ctx.client()?, ctx.servers()?.to_string());
     let (before, now) = ctx.rt.block_on(async {
         let first = snapshot(&client, &server).await?;
         // Rates need a second sample; without jobs nobody waits for it.
@@ -134,7 +134,7 @@ pub fn status(ctx: &Context) -> Result<(), Failure> {
 
 /// Prints the server's state again and again: on a terminal over the last one, else below it.
 pub fn top(ctx: &Context, once: bool, interval: Span) -> Result<Exit, Failure> {
-    let (client, server) = (ctx.client()?, ctx.endpoint()?.to_string());
+    let (client, server) = (ctx.client()?, ctx.servers()?.to_string());
     let redraw = std::io::stdout().is_terminal() && !ctx.out.json && !once;
     ctx.rt.block_on(async {
         let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())

@@ -25,7 +25,8 @@ Example:
   fletch mount s3://bucket/photos /mnt/photos
 
 Global options, for every command:
-  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
+  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one];
+                      of a cluster also several: http://A:7380,http://B:7380 (docs/CLUSTER.md)
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
   --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
@@ -51,7 +52,7 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options (all: fletch --help)")]
 pub struct Global {
-    /// The server: http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER].
+    /// The server: http(s)://HOST:PORT or unix:PATH; of a cluster also URL,URL [env: FLETCH_SERVER].
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER", hide_env = true)]
     pub server: Option<String>,
     /// Settings with [[origin]] tables [env: FLETCH_CONFIG].

@@ -137,6 +137,7 @@ impl SharedParts {
             memory_live_bytes: store.live_bytes,
             server_requests: client.requests,
             server_retries: client.retries,
+            server_failovers: client.failovers,
             server_bytes: client.bytes,
             server_losses,
             server_refused,

@@ -51,6 +51,8 @@ pub struct ClientStats {
     pub requests: u64,
     /// Retries.
     pub retries: u64,
+    /// Calls that another server answered than the one that was asked first.
+    pub failovers: u64,
     /// Bytes of answer bodies received whole, including tables.
     pub bytes: u64,
     /// Calls that ended in an error.
@@ -65,6 +67,7 @@ struct Counters {
     dated: Mutex<Option<(SystemTime, SystemTime)>>,
     requests: AtomicU64,
     retries: AtomicU64,
+    failovers: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
 }
@@ -213,6 +216,7 @@ impl Client {
         ClientStats {
             requests: c.requests.load(Relaxed),
             retries: c.retries.load(Relaxed),
+            failovers: c.failovers.load(Relaxed),
             bytes: c.bytes.load(Relaxed),
             errors: c.errors.load(Relaxed),
             clock_ahead_s: c.dated.lock().unwrap_or_else(PoisonError::into_inner).map(clock_ahead_s),
@@ -224,6 +228,14 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; [`ClientError::Version`] if the server and this build have no version in common.
     pub async fn info(&self) -> Result<Info, ClientError> {
+        self.info_at().await.map(|(_, info)| info)
+    }
+
+    /// As [`Client::info`], with the address of the server that answered, for [`Client::at`].
+    ///
+    /// # Errors
+    /// As [`Client::info`].
+    pub async fn info_at(&self) -> Result<(String, Info), ClientError> {
         let (server, bytes) =
             self.call_at(&Call::get(routes::INFO), &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         let info: Info = parse(&server, &bytes)?;
@@ -236,7 +248,7 @@ impl Client {
         };
         check("API version", &info.formats.api, API_MAJOR)?;
         check("table format", &info.formats.versions, FORMAT_MAJOR)?;
-        Ok(info)
+        Ok((server.shown.to_string(), info))
     }
 
     /// Returns the member view of the cluster.
@@ -617,6 +629,7 @@ impl Client {
                 };
                 match tried {
                     Ok(Ok(answer)) => {
+                        self.counters.failovers.fetch_add(u64::from(failed.is_some()), Relaxed);
                         self.look_at_view(server, answer.view, until).await;
                         return Ok((Arc::clone(server), answer.answer));
                     }

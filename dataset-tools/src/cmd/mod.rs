@@ -251,6 +251,11 @@ impl Context {
     }
 
     fn client(&self) -> Result<Client, Failure> {
+        self.reached().map(|(client, _)| client)
+    }
+
+    /// As [`Context::client`], with the address of the server that answered.
+    fn reached(&self) -> Result<(Client, String), Failure> {
         let servers = self.servers()?;
         let token = TokenSource::of(self.global.token.clone(), self.global.token_file.clone())
             .map_err(|e| Failure::usage(e.to_string()))?;
@@ -258,8 +263,8 @@ impl Context {
         let config = ClientConfig { token, tls, ..ClientConfig::of(servers, "cli") };
         let client = Client::new(config)?;
         // A server that is away or speaks another API version must be reported within seconds.
-        self.rt.block_on(client.within(REACH_TIMEOUT).info())?;
-        Ok(client)
+        let (address, _) = self.rt.block_on(client.within(REACH_TIMEOUT).info_at())?;
+        Ok((client, address))
     }
 
     /// Returns the registered name of a target. With `--server`, a target without a slash is a registered

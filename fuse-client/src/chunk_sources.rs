@@ -45,9 +45,7 @@ pub(crate) async fn fetch_from_server(
 ) -> Result<Bytes, ClientError> {
     match request {
         FetchRequest::Chunk { hash, len } => client.chunk_unchecked(root, *hash, *len).await,
-        FetchRequest::File { path, len, chunk, .. } => {
-            client.file_unchecked(root, path, *len, *chunk).await
-        }
+        FetchRequest::File { path, len, chunk, .. } => client.file_unchecked(root, path, *len, *chunk).await,
     }
 }
 

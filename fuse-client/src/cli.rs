@@ -393,8 +393,7 @@ impl Cli {
         let tls = tls.absolute().context("the files of TLS")?;
         let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let cache = cache.map(|c| CacheSettings { records: in_state_dir("caches"), ..c });
-        let memory_default =
-            if server.as_ref().is_some_and(Servers::is_unix) { 64 << 20 } else { 256 << 20 };
+        let memory_default = if server.as_ref().is_some_and(Servers::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
         if memory_bytes < MEMORY_BYTES_MIN {
             bail!(

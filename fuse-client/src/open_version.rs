@@ -167,8 +167,7 @@ async fn resolve_and_remember(
         uri: fallback_settings.uri.clone().unwrap_or(dataset.uri),
         tables: fallback_settings.tables.clone().unwrap_or(dataset.tables),
     };
-    let saved =
-        remembered_dir(fallback_settings).and_then(|dir| Ok(remembered.save(dir, client.servers())?));
+    let saved = remembered_dir(fallback_settings).and_then(|dir| Ok(remembered.save(dir, client.servers())?));
     if let Err(error) = saved {
         let error = format!("{error:#}");
         tracing::warn!(

@@ -4,7 +4,7 @@ use fletch_core::Domain;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The number of the view of a server that is alone, without a cluster. Views of clusters have higher numbers.
+/// The number of the view of a server that is alone, without a cluster. Those of clusters are higher.
 pub const VIEW_ALONE: u64 = 1;
 
 /// The member view of the cluster. Clients choose servers by it and send its number as `Fletch-View`.

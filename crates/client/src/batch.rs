@@ -95,8 +95,7 @@ impl Batch {
         if split.is_empty() {
             split.push((None, Vec::new()));
         }
-        let mut batch =
-            Batch { client, root, items, item_bytes_max, until, parts: Vec::new(), answered: 0 };
+        let mut batch = Batch { client, root, items, item_bytes_max, until, parts: Vec::new(), answered: 0 };
         let opening = split.into_iter().map(|(_, indexes)| batch.part(indexes, false));
         let parts = join_all(opening).await;
         batch.parts = parts.into_iter().collect::<Result<_, _>>()?;

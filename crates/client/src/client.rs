@@ -236,8 +236,9 @@ impl Client {
     /// # Errors
     /// As [`Client::info`].
     pub async fn info_at(&self) -> Result<(String, Info), ClientError> {
-        let (server, bytes) =
-            self.call_at(&Call::get(routes::INFO), &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let (server, bytes) = self
+            .call_at(&Call::get(routes::INFO), &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX))
+            .await?;
         let info: Info = parse(&server, &bytes)?;
         let check = |what, theirs: &Vec<u32>, ours| {
             if theirs.contains(&ours) {
@@ -323,8 +324,8 @@ impl Client {
 
     /// Returns a whole file of `len` bytes by its path in the version, **not verified**.
     ///
-    /// For a store that hashes the file itself, and reads files that share a chunk with other files. `chunk` is
-    /// that chunk: the server that owns it is asked.
+    /// For a store that hashes the file itself, and reads files that share a chunk with other files. `chunk`
+    /// is that chunk: the server that owns it is asked.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -341,8 +342,8 @@ impl Client {
 
     /// Requests many pieces of one version, each from the server that owns its chunk.
     ///
-    /// The pieces come in the order of `items`. An item longer than `item_bytes_max` bytes ends the batch with
-    /// an error. The deadline covers the whole batch.
+    /// The pieces come in the order of `items`. An item longer than `item_bytes_max` bytes ends the batch
+    /// with an error. The deadline covers the whole batch.
     ///
     /// # Errors
     /// [`ClientError`] if a stream does not begin.
@@ -590,8 +591,8 @@ impl Client {
     /// Asks servers, one after the other, until one answers.
     ///
     /// Only a server that does not answer, or is not ready, is passed by. After 429 nobody else is asked. A
-    /// member that does not know a chunk's version may be late with the news of it, so a server that the user
-    /// named is asked, too.
+    /// member that does not know a chunk's version may be late with the news of it, so one more server is
+    /// asked, if possible one that the user named.
     async fn round(
         &self,
         call: &Call,
@@ -604,12 +605,13 @@ impl Client {
         let view = is_several.then(|| self.route.view().map(|view| view.number)).flatten();
         let mut failed: Option<ClientError> = None;
         let (mut asked, mut is_unknown) = (0, false);
-        let mut rest = servers.iter().peekable();
+        let mut rest = servers.iter();
         while let Some(server) = rest.next() {
-            if is_unknown && !self.route.is_given(server) {
+            let mut left = rest.clone();
+            if is_unknown && !self.route.is_given(server) && left.any(|s| self.route.is_given(s)) {
                 continue;
             }
-            let is_last = rest.peek().is_none();
+            let is_last = rest.len() == 0;
             if is_several && !is_last && server.was_silent() && !self.answers_again(server).await {
                 continue;
             }

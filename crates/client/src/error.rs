@@ -187,7 +187,7 @@ impl ClientError {
         match self {
             ClientError::Unreachable { endpoint, why, refused } if others > 0 => {
                 let servers = if others == 1 { "server" } else { "servers" };
-                let why = format!("{why}, and {others} other {servers} of the list or cluster did not either");
+                let why = format!("{why}, and {others} other {servers} did not answer either");
                 ClientError::Unreachable { endpoint, why, refused }
             }
             error => error,

@@ -8,8 +8,8 @@
 //! 1. Without a view, only the given servers are asked. A server that is alone has no view to fetch.
 //! 2. Of the servers in an order, those that rest come last.
 //! 3. A view is fetched at most once a second, and at once only if there is none. No call fails because of it.
-//! 4. A client that was given https:// sends nothing to a member without TLS. A client of other machines sends
-//!    nothing to its own machine because a view says so.
+//! 4. A client that was given https:// sends nothing to a member without TLS. A client of other machines
+//!    sends nothing to its own machine because a view says so.
 //! 5. A client of a unix socket has no view: that server knows the user and not a token.
 
 use crate::server::{Connector, Server};
@@ -179,7 +179,9 @@ impl Route {
         let connector = Connector::new(config);
         let servers = config.servers.clone();
         let given = match servers.is_list() {
-            true => servers.iter().map(|at| connector.one_of_several(at.clone())).collect::<Result<_, _>>()?,
+            true => {
+                servers.iter().map(|at| connector.one_of_several(at.clone())).collect::<Result<_, _>>()?
+            }
             false => vec![connector.only(servers.first().clone())?],
         };
         Ok(Route {
@@ -266,9 +268,12 @@ impl Route {
         if self.servers.is_unix() {
             return false;
         }
-        let known = self.view().map(|view| view.number);
+        let view = self.view();
         let mut news = self.news();
-        news.hear(number.unwrap_or(0), known, now, rand::random());
+        news.hear(number.unwrap_or(0), view.as_ref().map(|view| view.number), now, rand::random());
+        if view.is_some_and(|view| view.members.iter().any(|m| !m.is_up)) {
+            news.trouble(now, rand::random());
+        }
         news.takes(now, rand::random())
     }
 
@@ -290,15 +295,13 @@ impl Route {
             members,
         };
         let is_other = old.is_none_or(|old| {
-            let servers = |v: &RoutedView| v.members.iter().map(|m| m.server.shown.clone()).collect::<Vec<_>>();
-            servers(&old) != servers(&view)
+            let same = old.members.len() == view.members.len();
+            let mut both = old.members.iter().zip(&view.members);
+            !same || both.any(|(a, b)| !Arc::ptr_eq(&a.server, &b.server))
         });
         if is_other {
-            tracing::info!(view = view.number, members = ?view.members.iter().map(|m| &*m.server.shown)
-                .collect::<Vec<_>>(), "chunks are read from the servers of this cluster that own them");
-        }
-        if !view.members.iter().all(|m| m.is_up) {
-            self.news().trouble(now, rand::random());
+            let servers: Vec<&str> = view.members.iter().map(|m| &*m.server.shown).collect();
+            tracing::info!(view = view.number, ?servers, "chunks are read from the servers of this cluster");
         }
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(view));
     }
@@ -316,7 +319,9 @@ impl Route {
             (_, why) => {
                 if !self.has_warned.swap(true, Relaxed) {
                     tracing::warn!(
-                        member = member.id, url = member.url, why,
+                        member = member.id,
+                        url = member.url,
+                        why,
                         "nothing is sent to this server of the cluster; the servers that you named are used; \
                          set cluster.advertise_url of that server"
                     );

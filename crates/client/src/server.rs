@@ -174,8 +174,7 @@ impl Connector {
         };
         let (io_timeout, idle_max) = (self.io_timeout, self.connections_idle_max);
         let mut always = HeaderMap::new();
-        always
-            .insert(HeaderName::from_static(headers::COMPONENT), HeaderValue::from_static(self.component));
+        always.insert(HeaderName::from_static(headers::COMPONENT), HeaderValue::from_static(self.component));
         let names = Arc::clone(&self.addresses);
         let settings = move || {
             let http = reqwest::Client::builder()

@@ -23,8 +23,11 @@ fn cluster(view: u64, members: &[(&str, &str, u32, bool)]) -> Cluster {
     Cluster { view, domain: Some(Domain::default_domain()), members: members.collect() }
 }
 
-const ALL: [(&str, &str, u32, bool); 3] =
-    [("a", "http://127.0.0.1:1", 1, true), ("b", "http://127.0.0.1:2", 1, true), ("c", "http://127.0.0.1:3", 1, true)];
+const ALL: [(&str, &str, u32, bool); 3] = [
+    ("a", "http://127.0.0.1:1", 1, true),
+    ("b", "http://127.0.0.1:2", 1, true),
+    ("c", "http://127.0.0.1:3", 1, true),
+];
 
 /// Puts a view in force, as if an answer had had it.
 fn adopt(route: &Route, cluster: &Cluster) {
@@ -132,6 +135,7 @@ async fn trouble_and_an_older_cluster_are_looked_at() {
     members[2].3 = false;
     adopt(&route, &cluster(7, &members));
     let hear = |number| route.hear(Some(number), Instant::now());
+    assert!(!hear(7));
     advance(Duration::from_secs(4)).await;
     assert!(!hear(7));
     advance(Duration::from_secs(6)).await;

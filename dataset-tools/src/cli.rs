@@ -25,8 +25,7 @@ Example:
   fletch mount s3://bucket/photos /mnt/photos
 
 Global options, for every command:
-  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one];
-                      of a cluster also several: http://A:7380,http://B:7380 (docs/CLUSTER.md)
+  --server URL[,URL]  http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
   --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
@@ -314,8 +313,8 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
     #[command(after_help = "Example:
   fletch status --server http://127.0.0.1:7380
 
---json prints {health: {state, reasons}, server, at_ns, info, datasets: […], jobs: […], origins: […],
-accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes,
+--json prints {health: {state, reasons}, server, cluster, at_ns, info, datasets: […], jobs: […],
+origins: […], accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes,
 datasets: [{dataset, delivered_bytes, origin_bytes, avoided_bytes, …}],
 jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials: […]}.")]
     Status,

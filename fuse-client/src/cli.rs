@@ -47,10 +47,9 @@ pub const KEYS: &[&str] = &[
 const EXAMPLES: &str = "\
 Examples:
   fletch-mount photos /mnt/photos --server http://cache.example:7380
-  fletch-mount photos /mnt/photos --server http://cache-1.example:7380,http://cache-2.example:7380
   fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
   fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml
-  fletch-mount --datasets /mnt/datasets --server http://cache.example:7380 --allow-other
+  fletch-mount --datasets /mnt/datasets --server http://a.example:7380,http://b.example:7380 --allow-other
 
 ";
 

@@ -7,7 +7,8 @@
 //! ```
 //! 1. Without a view, only the given servers are asked. A server that is alone has no view to fetch.
 //! 2. Of the servers in an order, those that rest come last.
-//! 3. A view is fetched at most once a second, and at once only if there is none. No call fails because of it.
+//! 3. A view is fetched at most once a second, and at once only if there is none. No call fails because of
+//!    it.
 //! 4. A client that was given https:// sends nothing to a member without TLS. A client of other machines
 //!    sends nothing to its own machine because a view says so.
 //! 5. A client of a unix socket has no view: that server knows the user and not a token.

@@ -275,7 +275,7 @@ async fn a_server_that_is_alone_is_asked_for_nothing_else() {
             read(&client, i).await.expect("a chunk");
         }
         client.accounts().await.expect("accounts");
-        let items = (0..5).map(|i| BatchItem::Ordinal(i));
+        let items = (0..5).map(BatchItem::Ordinal);
         let mut batch = client.batch(root(), items, 100).await.expect("begins");
         while batch.next().await.expect("an item").is_some() {}
         let seen = server.shared.seen.lock().expect("seen");

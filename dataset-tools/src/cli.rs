@@ -25,7 +25,7 @@ Example:
   fletch mount s3://bucket/photos /mnt/photos
 
 Global options, for every command:
-  --server URL        http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
+  --server URL[,URL]  http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
   --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
@@ -51,7 +51,7 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options (all: fletch --help)")]
 pub struct Global {
-    /// The server: http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER].
+    /// The server: http(s)://HOST:PORT or unix:PATH; of a cluster also URL,URL [env: FLETCH_SERVER].
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER", hide_env = true)]
     pub server: Option<String>,
     /// Settings with [[origin]] tables [env: FLETCH_CONFIG].
@@ -313,8 +313,8 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
     #[command(after_help = "Example:
   fletch status --server http://127.0.0.1:7380
 
---json prints {health: {state, reasons}, server, at_ns, info, datasets: […], jobs: […], origins: […],
-accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes,
+--json prints {health: {state, reasons}, server, cluster, at_ns, info, datasets: […], jobs: […],
+origins: […], accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes,
 datasets: [{dataset, delivered_bytes, origin_bytes, avoided_bytes, …}],
 jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials: […]}.")]
     Status,

@@ -25,9 +25,10 @@ impl ChunkSource for ServerChunks {
         &self,
         request: FetchRequest,
         _: &OriginLocation,
-        _: u32,
+        attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (client, watch, root) = (self.client.clone(), Arc::clone(&self.watch), self.root);
+        let client = self.client.after_wrong_bytes(attempt);
+        let (watch, root) = (Arc::clone(&self.watch), self.root);
         async move {
             let fetched = watch.call(fetch_from_server(client, root, &request)).await;
             fetched.map_err(|e| FetchError::new(e.kind(), e))
@@ -44,7 +45,7 @@ pub(crate) async fn fetch_from_server(
 ) -> Result<Bytes, ClientError> {
     match request {
         FetchRequest::Chunk { hash, len } => client.chunk_unchecked(root, *hash, *len).await,
-        FetchRequest::File { path, len, .. } => client.file_unchecked(root, path, *len).await,
+        FetchRequest::File { path, len, chunk, .. } => client.file_unchecked(root, path, *len, *chunk).await,
     }
 }
 
@@ -61,13 +62,15 @@ impl ChunkSource for FallbackChunks {
         &self,
         request: FetchRequest,
         location: &OriginLocation,
-        _: u32,
+        attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (fallback, root, location) = (self.fallback.clone(), self.root, location.clone());
         async move {
             let (_, len) = request.hash_and_len();
             let got = fallback
-                .bytes_unchecked(&location, len, |client| fetch_from_server(client, root, &request))
+                .bytes_unchecked(&location, len, |client| {
+                    fetch_from_server(client.after_wrong_bytes(attempt), root, &request)
+                })
                 .await;
             got.map_err(|e| FetchError::new(e.kind(), e))
         }

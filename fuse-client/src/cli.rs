@@ -4,7 +4,7 @@
 use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use fletch_client::{Endpoint, TlsOptions, TokenSource};
+use fletch_client::{Servers, TlsOptions, TokenSource};
 use fletch_core::JobName;
 use fletch_origin::OriginConfig;
 use fletch_settings::{ByteSize, Span};
@@ -49,7 +49,7 @@ Examples:
   fletch-mount photos /mnt/photos --server http://cache.example:7380
   fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
   fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml
-  fletch-mount --datasets /mnt/datasets --server http://cache.example:7380 --allow-other
+  fletch-mount --datasets /mnt/datasets --server http://a.example:7380,http://b.example:7380 --allow-other
 
 ";
 
@@ -82,9 +82,9 @@ pub struct Cli {
     /// Directory to mount at, which must exist
     #[arg(required_unless_present = "datasets", conflicts_with = "datasets")]
     pub dir: Option<PathBuf>,
-    /// Server: http://host:port, https://host:port or unix:PATH
+    /// Server: http(s)://host:port or unix:PATH; of a cluster several: URL,URL
     #[arg(long, env = "FLETCH_SERVER", value_name = "URL", hide_env = true)]
-    pub server: Option<Endpoint>,
+    pub server: Option<Servers>,
     /// File with the bearer token (FLETCH_TOKEN gives the token itself)
     #[arg(long, env = "FLETCH_TOKEN_FILE", value_name = "FILE", hide_env = true)]
     pub token_file: Option<PathBuf>,
@@ -392,8 +392,7 @@ impl Cli {
         let tls = tls.absolute().context("the files of TLS")?;
         let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let cache = cache.map(|c| CacheSettings { records: in_state_dir("caches"), ..c });
-        let memory_default =
-            if server.as_ref().is_some_and(Endpoint::is_unix) { 64 << 20 } else { 256 << 20 };
+        let memory_default = if server.as_ref().is_some_and(Servers::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
         if memory_bytes < MEMORY_BYTES_MIN {
             bail!(

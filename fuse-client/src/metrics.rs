@@ -152,6 +152,8 @@ pub struct Snapshot {
     pub server_requests: u64,
     /// Requests sent to the server again.
     pub server_retries: u64,
+    /// Requests that another server of the cluster answered than the one that was asked first.
+    pub server_failovers: u64,
     /// Bytes received from the server, including tables.
     pub server_bytes: u64,
     /// How often the mount lost the server.
@@ -318,6 +320,11 @@ impl Snapshot {
             ("corrupt_chunks_total", "Fetched chunks refused for wrong bytes.", self.corrupt),
             ("server_requests_total", "Requests sent to the server.", self.server_requests),
             ("server_retries_total", "Requests sent to the server again.", self.server_retries),
+            (
+                "server_failovers_total",
+                "Requests that another server answered than the first one asked.",
+                self.server_failovers,
+            ),
             ("server_bytes_total", "Bytes received from the server.", self.server_bytes),
             ("server_losses_total", "How often the mount lost the server.", self.server_losses),
             ("server_refused_total", "Fetches refused while the server was gone.", self.server_refused),

@@ -2,7 +2,8 @@
 //!
 //! mount(8) calls `mount.fletch DATASET DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`. An option is the
 //! name of a flag of `fletch-mount`, with `_` or `-` between its words. What other file systems
-//! understand as well (`nofail`, `_netdev`, `noatime`) means nothing here and is ignored.
+//! understand as well (`nofail`, `_netdev`, `noatime`) means nothing here and is ignored. mount(8) separates
+//! options by commas, so each server of a list has an option `server` of its own.
 
 use clap::{Arg, CommandFactory as _};
 use std::{
@@ -69,6 +70,13 @@ const NO_OPTIONS: &[&str] = &[
     "ready-file",
 ];
 
+/// The flag that names the server.
+const SERVER: &str = "--server=";
+
+fn is_server(arg: &OsString) -> bool {
+    arg.to_string_lossy().starts_with(SERVER)
+}
+
 /// Words that the helper cannot use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelperError {
@@ -132,10 +140,16 @@ pub fn translate(words: impl IntoIterator<Item = OsString>) -> Result<HelperCall
         }
     }
     let [dataset, dir] = <[OsString; 2]>::try_from(places).map_err(|_| HelperError::Usage)?;
-    let mut args = vec![dataset, dir, "--daemon".into()];
+    let mut args: Vec<OsString> = vec![dataset, dir, "--daemon".into()];
     for option in options.iter().filter(|o| !o.is_empty()) {
         match flag(option) {
-            Ok(Some(flag)) => args.push(flag.into()),
+            Ok(Some(flag)) => match (flag.strip_prefix(SERVER), args.iter_mut().find(|arg| is_server(arg))) {
+                (Some(next), Some(servers)) => {
+                    servers.push(",");
+                    servers.push(next);
+                }
+                _ => args.push(flag.into()),
+            },
             Ok(None) => {}
             Err(HelperError::Unknown { .. }) if is_sloppy => {}
             Err(e) => return Err(e),
@@ -143,7 +157,7 @@ pub fn translate(words: impl IntoIterator<Item = OsString>) -> Result<HelperCall
     }
     let names_source = |arg: &OsString| {
         let arg = arg.to_string_lossy();
-        arg.starts_with("--server=") || arg.starts_with("--tables=") || arg.starts_with("--config=")
+        arg.starts_with(SERVER) || arg.starts_with("--tables=") || arg.starts_with("--config=")
     };
     if !args.iter().any(names_source) {
         args.push(format!("--server=unix:{SYSTEM_SOCKET}").into());
@@ -201,6 +215,8 @@ mod tests {
             ]
         );
         assert!(!made.is_fake);
+        let listed = call(&["photos", "/mnt", "-o", "server=http://a:1,nofail,server=http://b:2"]);
+        assert_eq!(listed.expect("a line").args[3..], ["--server=http://a:1,http://b:2"]);
         let plain = call(&["photos", "/mnt"]).expect("a line");
         assert_eq!(plain.args[3..], ["--server=unix:/run/fletch/server.sock"]);
         let words = std::iter::once(OsString::from("fletch-mount")).chain(made.args);

@@ -8,7 +8,7 @@ use crate::server_watch::ServerWatch;
 use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
 use fletch_client::fallback::{Fallback, RememberedVersion, resolve};
-use fletch_client::{Client, ClientConfig, ClientError};
+use fletch_client::{Client, ClientConfig, ClientError, Servers};
 use fletch_core::{LayoutId, Root};
 use fletch_origin::{Origin, OriginLimits, OriginUri, Origins};
 use fletch_tables::{LayoutDoc, PartCache, Version, paths};
@@ -123,7 +123,7 @@ pub async fn open_shared(
 ///
 /// # Errors
 /// The token cannot be read, or TLS cannot be set up.
-pub fn client(process: &ProcessSettings, server: &fletch_client::Endpoint) -> Result<Client, ClientError> {
+pub fn client(process: &ProcessSettings, servers: &Servers) -> Result<Client, ClientError> {
     let io_timeout = process.io_timeout;
     Client::new(ClientConfig {
         token: process.token.clone(),
@@ -131,7 +131,7 @@ pub fn client(process: &ProcessSettings, server: &fletch_client::Endpoint) -> Re
         job: Some(process.job.clone()),
         // A little less than the store's own deadline, so that the client reports its reason first.
         io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
-        ..ClientConfig::new(server.clone(), "mount")
+        ..ClientConfig::of(servers.clone(), "mount")
     })
 }
 
@@ -159,7 +159,7 @@ async fn resolve_and_remember(
     let target = &settings.target;
     let dataset = client.dataset(&target.dataset).await?;
     let remembered = RememberedVersion {
-        server: client.endpoint().to_string(),
+        server: client.servers().to_string(),
         dataset: target.dataset.clone(),
         version: target.version.clone(),
         root: resolved.root,
@@ -167,8 +167,7 @@ async fn resolve_and_remember(
         uri: fallback_settings.uri.clone().unwrap_or(dataset.uri),
         tables: fallback_settings.tables.clone().unwrap_or(dataset.tables),
     };
-    let saved =
-        remembered_dir(fallback_settings).and_then(|dir| Ok(remembered.save(dir, client.endpoint())?));
+    let saved = remembered_dir(fallback_settings).and_then(|dir| Ok(remembered.save(dir, client.servers())?));
     if let Err(error) = saved {
         let error = format!("{error:#}");
         tracing::warn!(

@@ -55,7 +55,7 @@ impl ServerWatch {
         call: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
         let running = self.begin().map_err(|silent| ClientError::Unreachable {
-            endpoint: self.client.endpoint().to_string(),
+            endpoint: self.client.servers().to_string(),
             refused: false,
             why: refusal(silent),
         })?;
@@ -120,7 +120,7 @@ impl ServerWatch {
     }
 
     fn log(&self, change: Option<Change>, error: Option<&ClientError>) {
-        let server = self.client.endpoint();
+        let server = self.client.servers();
         let error = error.map(ToString::to_string).unwrap_or_default();
         let io_timeout = self.client.io_timeout();
         match change {
@@ -182,7 +182,7 @@ struct WatchedTables {
 impl TableSource for WatchedTables {
     async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError> {
         let refused = |silent| {
-            let message = format!("{table}: {}: {}", self.watch.client.endpoint(), refusal(silent));
+            let message = format!("{table}: {}: {}", self.watch.client.servers(), refusal(silent));
             SourceError { kind: Kind::Unavailable, message }
         };
         let running = self.watch.begin().map_err(refused)?;

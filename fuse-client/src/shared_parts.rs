@@ -11,7 +11,7 @@ use crate::open_version::OpenVersion;
 use crate::requests::{ReadParts, RequestContext};
 use crate::server_watch::ServerWatch;
 use fletch_api::node::MountedVersion;
-use fletch_client::{Client, Endpoint};
+use fletch_client::{Client, Servers};
 use fletch_core::DatasetName;
 use fletch_store::{DiskTier, Store, StoreLimits, disk::DiskEngine};
 use fletch_tables::Version;
@@ -56,7 +56,7 @@ impl SharedParts {
         let _context = runtime.enter();
         let (tasks, background, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
         let cache = process.cache.as_ref().filter(|_| {
-            let served = process.server.as_ref().is_some_and(Endpoint::is_unix);
+            let served = process.server.as_ref().is_some_and(Servers::is_unix);
             if served {
                 tracing::info!("the server runs on this node and keeps the chunks: cache.size is not used");
             }
@@ -137,6 +137,7 @@ impl SharedParts {
             memory_live_bytes: store.live_bytes,
             server_requests: client.requests,
             server_retries: client.retries,
+            server_failovers: client.failovers,
             server_bytes: client.bytes,
             server_losses,
             server_refused,

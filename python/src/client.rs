@@ -48,6 +48,13 @@ pub fn parsed<'py>(py: Python<'py>, text: serde_json::Result<String>) -> PyResul
     py.import("json")?.call_method1("loads", (text,))
 }
 
+/// One address, or those of several servers of a cluster.
+#[derive(Debug, FromPyObject)]
+enum Addresses {
+    One(String),
+    Several(Vec<String>),
+}
+
 #[pymethods]
 impl Client {
     #[new]
@@ -57,7 +64,7 @@ impl Client {
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn new(
-        server: String,
+        server: Addresses,
         token: Option<String>,
         token_file: Option<PathBuf>,
         job: Option<String>,
@@ -66,11 +73,15 @@ impl Client {
         cert_file: Option<PathBuf>,
         key_file: Option<PathBuf>,
     ) -> PyResult<Self> {
+        let server = match server {
+            Addresses::One(server) => server,
+            Addresses::Several(all) => all.join(","),
+        };
         let settings = Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file };
         Ok(Client::of(settings, FirstAnswer::default())?)
     }
 
-    /// The server's address, as it was given.
+    /// The server's address, as it was given. Several have commas between them.
     #[getter]
     fn server(&self) -> &str {
         &self.settings().server

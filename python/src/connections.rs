@@ -2,7 +2,7 @@
 
 use crate::errors::Failure;
 use crate::process::Slot;
-use fletch_client::{ClientConfig, Endpoint, FirstAnswer, TlsOptions, TokenSource};
+use fletch_client::{ClientConfig, FirstAnswer, Servers, TlsOptions, TokenSource};
 use fletch_core::JobName;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -28,8 +28,8 @@ pub struct Settings {
 
 impl Settings {
     fn connect(&self, first_answer: &FirstAnswer) -> Result<fletch_client::Client, Failure> {
-        let endpoint: Endpoint = self.server.parse().map_err(|e| Failure::Invalid(format!("{e}")))?;
-        let mut config = ClientConfig::new(endpoint, "loader");
+        let servers: Servers = self.server.parse().map_err(|e| Failure::Invalid(format!("{e}")))?;
+        let mut config = ClientConfig::of(servers, "loader");
         let job = self.job.as_deref().map(JobName::new).transpose();
         config.job = job.map_err(|e| Failure::Invalid(format!("job: {e}")))?;
         config.token = TokenSource::of(self.token.clone(), self.token_file.clone())?;

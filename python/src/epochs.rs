@@ -59,6 +59,8 @@ struct ProcessState {
     pid: u32,
     /// The job, after this process declared it.
     job: Option<fletch_api::Job>,
+    /// The server where the job lives, as far as this process or an earlier one knows.
+    server: Option<String>,
     /// The held leases: (epoch, rank, lease) → lifetime in ms.
     held: BTreeMap<(u64, u32, u64), u64>,
 }
@@ -67,13 +69,22 @@ struct ProcessState {
 static JOBS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 impl Inner {
-    /// Returns this process's state. The state of a parent process is discarded.
+    /// Returns this process's state. Of a parent process only the server of the job is kept.
     fn process(&self) -> MutexGuard<'_, ProcessState> {
         let mut own = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         if own.pid != id() {
-            *own = ProcessState { pid: id(), ..ProcessState::default() };
+            *own = ProcessState { pid: id(), server: own.server.take(), ..ProcessState::default() };
         }
         own
+    }
+
+    /// Returns the client of the server where the job lives. Before the job is declared, the client chooses.
+    ///
+    /// All processes of a rank use one server: the job at another server would be another job.
+    fn client(&self, py: Python<'_>) -> PyResult<fletch_client::Client> {
+        let client = self.client.get().live(py)?;
+        let server = self.process().server.clone();
+        Ok(server.map_or_else(|| client.clone(), |server| client.at(&server)))
     }
 
     /// Returns the job over this process's connections. Declares it if this process has not done so.
@@ -81,9 +92,12 @@ impl Inner {
         if let Some(handle) = self.declared(py)? {
             return Ok(handle);
         }
-        let client = self.client.get().live(py)?;
+        let client = self.client(py)?;
         let handle = wait(py, async { client.declare(&self.spec).await.map_err(Failure::from) })?;
-        self.process().job = Some(handle.info().clone());
+        let mut own = self.process();
+        own.job = Some(handle.info().clone());
+        own.server = Some(handle.server());
+        drop(own);
         self.start_renewals(py, handle)
     }
 
@@ -93,7 +107,7 @@ impl Inner {
             return Ok(Some(live.handle));
         }
         let Some(job) = self.process().job.clone() else { return Ok(None) };
-        let handle = self.client.get().live(py)?.job_handle(job);
+        let handle = self.client(py)?.job_handle(job);
         self.start_renewals(py, handle).map(Some)
     }
 
@@ -142,7 +156,7 @@ pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
 /// Declares a job, or finds the job of that name with these settings.
 #[pyfunction(name = "_declare")]
 pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Job> {
-    let job = unpickle_job(client, spec)?;
+    let job = unpickle_job(client, spec, None)?;
     job.0.live(py)?;
     Ok(job)
 }
@@ -178,9 +192,11 @@ pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Opti
 
 /// Creates a job from its pickled settings. Its first use declares it again, which changes nothing.
 #[pyfunction(name = "_job")]
-pub fn unpickle_job(client: Py<Client>, spec: &str) -> PyResult<Job> {
+#[pyo3(signature = (client, spec, server=None))]
+pub fn unpickle_job(client: Py<Client>, spec: &str, server: Option<String>) -> PyResult<Job> {
     let spec = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
-    let job = Arc::new(Inner { client, spec, live: Slot::new(), process: Mutex::default() });
+    let process = ProcessState { pid: id(), server, ..ProcessState::default() };
+    let job = Arc::new(Inner { client, spec, live: Slot::new(), process: Mutex::new(process) });
     let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
     jobs.retain(|job| job.strong_count() > 0);
     jobs.push(Arc::downgrade(&job));
@@ -328,9 +344,10 @@ impl Job {
         Ok(serde_json::to_string(&receipt).map_err(|e| Failure::Invalid(e.to_string()))?)
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String)> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String, Option<String>)> {
         let spec = serde_json::to_string(&self.0.spec).map_err(|e| Failure::Invalid(e.to_string()))?;
-        Ok((py.import("fletch._native")?.getattr("_job")?, (self.0.client.clone_ref(py), spec)))
+        let server = self.0.process().server.clone();
+        Ok((py.import("fletch._native")?.getattr("_job")?, (self.0.client.clone_ref(py), spec, server)))
     }
 }
 

@@ -8,7 +8,7 @@
 use crate::errors::Failure;
 use bytes::{Bytes, BytesMut};
 use fletch_api::{BATCH_ITEMS_MAX, BatchItem, ChunkSpan};
-use fletch_client::ClientError;
+use fletch_client::{ClientError, PlacedItem};
 use fletch_core::Verified;
 use fletch_core::manifest::EntryKind;
 use fletch_tables::Found;
@@ -94,6 +94,12 @@ impl FileRequest {
 
     fn size(&self) -> u64 {
         self.found.entry().size
+    }
+
+    /// Returns the item of a batch, with the chunk by which its server is chosen.
+    fn item(&self) -> PlacedItem {
+        let chunk = self.found.slices().first().map(|slice| slice.chunk);
+        PlacedItem { item: BatchItem::Ordinal(self.found.ordinal), chunk }
     }
 
     /// Returns the bytes if they match the file's hash.
@@ -247,7 +253,7 @@ async fn try_batch(
     done: &mut Vec<(usize, Bytes)>,
     until: Instant,
 ) -> Result<Option<Failure>, Failure> {
-    let items = wanted.iter().map(|w| BatchItem::Ordinal(w.found.ordinal)).collect();
+    let items: Vec<PlacedItem> = wanted.iter().map(FileRequest::item).collect();
     let longest = wanted.iter().map(FileRequest::size).max().unwrap_or(0);
     let client = open.client.within(until.saturating_duration_since(Instant::now()));
     let mut batch = client.batch(open.version.root(), items, longest).await?;

@@ -27,6 +27,20 @@ def test_a_server_says_what_it_is_and_has(client: fletch.Client, files: Path) ->
     assert client.stats()["requests"] >= 2 and client.stats()["errors"] == 0
 
 
+def test_the_second_server_of_a_list_is_enough(server: Server, files: Path) -> None:
+    nobody = "http://127.0.0.1:1"
+    for servers in ([nobody, server.url], f"{nobody},{server.url}"):
+        client = fletch.Client(servers)
+        assert client.server == f"{nobody},{server.url}"
+        assert client.resolve("files").read("a/000.bin") == (files / "a/000.bin").read_bytes()
+        assert pickle.loads(pickle.dumps(client)).info()["name"] == "fletch-server"
+    with pytest.raises(fletch.Unavailable, match="1 other server"):
+        fletch.Client([nobody, "http://127.0.0.1:2"]).info()
+    for wrong in ([], ["unix:/run/x", server.url], ["nonsense"]):
+        with pytest.raises(fletch.Invalid):
+            fletch.Client(wrong)
+
+
 def test_a_version_is_listed(client: fletch.Client, files: Path) -> None:
     version = client.resolve("files")
     assert (version.dataset, version.tag) == ("files", "latest")

@@ -393,6 +393,13 @@ impl ClusterServer {
         self.stop(Signal::SIGTERM);
     }
 
+    /// Sends a signal to the server, which stays as it is for this rig.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(process) = &self.process {
+            process.signal(signal);
+        }
+    }
+
     fn stop(&mut self, signal: Signal) {
         if let Some(mut process) = self.process.take() {
             process.signal(signal);

@@ -201,21 +201,7 @@ impl Site {
     #[must_use]
     pub fn mount_at(&self, server: &str, dir: PathBuf, name: &str, job: &str, more: &[&str]) -> Mounted {
         let log = self.scratch.path().join(format!("mount-{job}.log"));
-        let mut c = command("fletch-mount");
-        c.arg(name)
-            .arg(&dir)
-            .args(["--server", server, "--job", job])
-            .args(more)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).expect("log"));
-        let mut daemon = Running::spawn("fletch-mount", &mut c);
-        until("the mount is usable", Duration::from_secs(20), || {
-            assert!(daemon.alive(), "the mount ended: {}", fs::read_to_string(&log).unwrap_or_default());
-            // A dead mount may be there before. The daemon says when its own is usable.
-            is_mounted(&dir) && fs::read_to_string(&log).is_ok_and(|text| text.contains("mounted "))
-        });
-        Mounted { daemon, dir }
+        Mounted::start(server, dir, &log, &[&[name, "--job", job], more].concat())
     }
 
     /// Returns the log of a mount's daemon.
@@ -271,6 +257,30 @@ pub fn is_mounted(dir: &Path) -> bool {
 }
 
 impl Mounted {
+    /// Mounts a dataset at `dir`, and waits until the mount is usable. `words`: its name, and flags.
+    ///
+    /// # Panics
+    /// If it does not get usable.
+    #[must_use]
+    pub fn start(server: &str, dir: PathBuf, log: &Path, words: &[&str]) -> Self {
+        let (name, more) = words.split_first().expect("a name");
+        let mut c = command("fletch-mount");
+        c.arg(name)
+            .arg(&dir)
+            .args(["--server", server])
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(log).expect("log"));
+        let mut daemon = Running::spawn("fletch-mount", &mut c);
+        until("the mount is usable", Duration::from_secs(20), || {
+            assert!(daemon.alive(), "the mount ended: {}", fs::read_to_string(log).unwrap_or_default());
+            // A dead mount may be there before. The daemon says when its own is usable.
+            is_mounted(&dir) && fs::read_to_string(log).is_ok_and(|text| text.contains("mounted "))
+        });
+        Mounted { daemon, dir }
+    }
+
     /// Returns the daemon's process.
     #[must_use]
     pub fn daemon(&mut self) -> &mut Running {

@@ -4,7 +4,7 @@ use super::{
     peers::PeerAddress,
     records::{MemberPhase, MemberRecord, Snapshot},
 };
-use fletch_api::{Cluster, Member, MemberState};
+use fletch_api::{Cluster, Member, MemberState, cluster::VIEW_ALONE};
 use fletch_core::{
     MemberId,
     cluster::{Ring, RingMember, View, Weight},
@@ -59,7 +59,7 @@ impl ClusterView {
     pub fn single(id: MemberId, url: String) -> Self {
         let member = RingMember { id: id.clone(), url, weight: 1, zone: None };
         let ring = Ring::default().joined(&member, Weight::Exact(1), true).unwrap_or_default();
-        ClusterView { core: View::new(1, ring, [id].into()), records: BTreeMap::new() }
+        ClusterView { core: View::new(VIEW_ALONE, ring, [id].into()), records: BTreeMap::new() }
     }
 
     /// Returns the view of a server that waits for its coordinator: it alone is up, and owns nothing.
@@ -115,7 +115,7 @@ impl ClusterView {
             let (id, url) = (id.clone(), record.url.clone());
             self.member(&RingMember { id, url, weight: 0, zone: record.zone.clone() })
         }));
-        Cluster { view: self.core.number(), members }
+        Cluster { view: self.core.number(), domain: None, members }
     }
 
     fn member(&self, m: &RingMember) -> Member {

@@ -116,7 +116,8 @@ pub async fn cluster(
     if known == Some(&*etag) && query.after.is_none() {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
     }
-    Ok(([(header::ETAG, etag)], Json(view.to_api())).into_response())
+    let answer = Cluster { domain: Some(principal.domain), ..view.to_api() };
+    Ok(([(header::ETAG, etag)], Json(answer)).into_response())
 }
 
 /// Takes a member out of the ring. It stays up, and owns chunks again after it restarts. For admins.
@@ -145,7 +146,7 @@ pub async fn drain(
     }
     let Path(id) = path?;
     server.cluster.drain(&parse_param(&id)?).await?;
-    Ok(Json(server.cluster.view().to_api()))
+    Ok(Json(Cluster { domain: Some(principal.domain), ..server.cluster.view().to_api() }))
 }
 
 impl From<DrainError> for ApiError {

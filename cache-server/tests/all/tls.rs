@@ -101,7 +101,7 @@ async fn read_all(client: &Client, tree: &Tree) {
     let at = client.resolve(&"d".parse().expect("name"), "latest").await.expect("resolved");
     for (path, bytes) in tree.files.iter().filter(|(_, bytes)| !bytes.is_empty()) {
         let len = u32::try_from(bytes.len()).expect("short");
-        let got = client.file_unchecked(at.root, path, len).await.expect(path);
+        let got = client.file_unchecked(at.root, path, len, None).await.expect(path);
         assert!(got == *bytes, "{path}: other bytes");
     }
 }

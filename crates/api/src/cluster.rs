@@ -1,13 +1,21 @@
 //! The members of the cluster, and what a server supports.
 
+use fletch_core::Domain;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+/// The number of the view of a server that is alone, without a cluster. Those of clusters are higher.
+pub const VIEW_ALONE: u64 = 1;
 
 /// The member view of the cluster. Clients choose servers by it and send its number as `Fletch-View`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cluster {
     /// The number of the view. It grows with every change of members that own chunks, or of weights.
     pub view: u64,
+    /// The caller's own domain, by which chunks are placed on members. Servers of older builds do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub domain: Option<Domain>,
     /// The members that own chunks, and servers that are up beside them with weight 0. A single server is the
     /// only member.
     pub members: Vec<Member>,

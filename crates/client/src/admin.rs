@@ -1,7 +1,8 @@
 //! The calls that change what a server keeps: registrations, warm-ups, evictions, mounts and credentials.
 
 use crate::body::BodyLength;
-use crate::client::{JSON_BYTES_MAX, to_json};
+use crate::call::Call;
+use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
@@ -55,12 +56,12 @@ impl Client {
     pub async fn unregister(&self, name: &DatasetName) -> Result<Vec<String>, ClientError> {
         let path = routes::dataset(name);
         let want = [StatusCode::OK, StatusCode::NO_CONTENT];
-        let request = || self.request(Method::DELETE, &path);
-        let body = self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::DELETE, path);
+        let (server, body) = self.call_at(&call, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         if body.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.parse::<Unconfirmed>(&body)?.unconfirmed)
+        Ok(parse::<Unconfirmed>(&server, &body)?.unconfirmed)
     }
 
     /// Takes a member out of the ring of the cluster. Returns the view without it.
@@ -125,9 +126,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; `not_found` from a server that is older than this route.
     pub async fn announce_mount(&self, id: &MountId, mount: &AnnounceMount) -> Result<(), ClientError> {
-        let (path, body) = (routes::mount(id), to_json(mount)?);
-        let request = || self.json_request(Method::PUT, &path, body.clone());
-        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::PUT, routes::mount(id)).json(to_json(mount)?);
+        self.call(&call, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
@@ -137,8 +137,8 @@ impl Client {
     /// As [`Client::announce_mount`].
     pub async fn forget_mount(&self, id: &MountId) -> Result<(), ClientError> {
         let path = routes::mount(id);
-        let request = || self.request(Method::DELETE, &path);
-        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::DELETE, path);
+        self.call(&call, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
@@ -168,8 +168,7 @@ impl Client {
     }
 
     async fn delete<T: DeserializeOwned>(&self, path: &str, want: StatusCode) -> Result<T, ClientError> {
-        let request = || self.request(Method::DELETE, path);
-        let bytes = self.call(request, &[want], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
+        let call = Call::new(Method::DELETE, path);
+        self.json(&call, &[want]).await.map(|answer| answer.1)
     }
 }

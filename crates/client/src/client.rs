@@ -1,19 +1,21 @@
-//! The client and its calls: one pooled connection set, deadlines, retries, and the reads of versions.
+//! The client and its calls: deadlines, retries, the choice of servers, and the reads of versions.
 
 use crate::backoff::Backoff;
 use crate::body::{BodyLength, Responder};
+use crate::call::Call;
 use crate::config::{ClientConfig, FirstAnswer};
-use crate::tls::{HttpClient, TlsOptions};
+use crate::route::{Route, Subject};
+use crate::server::Server;
 use crate::token::Bearer;
-use crate::{Batch, ClientError, Endpoint};
+use crate::{Batch, ClientError, Endpoint, PlacedItem, Servers};
 use bytes::Bytes;
 use fletch_api::{
-    API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Info, ResolvedVersion, headers,
+    API_MAJOR, Accounts, Cluster, Code, Info, ResolvedVersion, headers,
     node::{self, MountedVersion, NodeState},
     routes,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
-use fletch_core::{DatasetName, Hash, JobName, Root, Verified};
+use fletch_core::{DatasetName, Hash, JobName, Kind, Root, Verified};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use reqwest::{RequestBuilder, Response};
 use serde::{Serialize, de::DeserializeOwned};
@@ -31,6 +33,12 @@ pub(crate) const JSON_BYTES_MAX: u64 = 16 << 20;
 /// A longer chunk is hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
+/// When a server that did not answer is probed, and the longest time for the probe.
+const PROBE_AFTER: Duration = Duration::from_secs(2);
+const PROBE_WITHIN: Duration = Duration::from_secs(1);
+/// The longest time for which a call waits for the view of the cluster.
+const VIEW_WITHIN: Duration = Duration::from_millis(500);
+
 /// The time within which a failed connection is tried once more, even by a client that fails fast.
 ///
 /// The connection may be stale, or the server may be restarting.
@@ -43,6 +51,8 @@ pub struct ClientStats {
     pub requests: u64,
     /// Retries.
     pub retries: u64,
+    /// Calls that another server answered than the one that was asked first.
+    pub failovers: u64,
     /// Bytes of answer bodies received whole, including tables.
     pub bytes: u64,
     /// Calls that ended in an error.
@@ -57,17 +67,19 @@ struct Counters {
     dated: Mutex<Option<(SystemTime, SystemTime)>>,
     requests: AtomicU64,
     retries: AtomicU64,
+    failovers: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
 }
 
-/// A client of one server. Clones share its connections and counters.
+/// A client of one server, or of the servers of a cluster. Clones share its connections and counters.
 #[derive(Clone)]
 pub struct Client {
-    http: Arc<HttpClient>,
-    endpoint: Arc<Endpoint>,
-    base: Arc<str>,
-    shown: Arc<str>,
+    route: Arc<Route>,
+    /// The server that gets every request; `None`: the route decides.
+    pinned: Option<Arc<Server>>,
+    /// How many members of a chunk's ranking are passed by.
+    skip: usize,
     io_timeout: Duration,
     /// Whether a server that does not answer is asked at most once more.
     fail_fast: bool,
@@ -87,41 +99,14 @@ impl Client {
     /// [`ClientError::Config`]: the token cannot be read or sent, or TLS cannot be set up.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let bearer = Bearer::new(config.token.as_ref())?;
-        if config.token.is_some() && config.endpoint.is_exposed() {
-            warn_of_plain_http(&config.endpoint);
+        let exposed = config.servers.iter().find(|at| at.is_exposed());
+        if let Some(exposed) = exposed.filter(|_| config.token.is_some()) {
+            warn_of_plain_http(exposed);
         }
-        let files = if config.endpoint.is_https() { config.tls.clone() } else { TlsOptions::default() };
-        let socket = match &config.endpoint {
-            Endpoint::Unix(path) => Some(path.clone()),
-            Endpoint::Http(_) => None,
-        };
-        let (io_timeout, idle_max) = (config.io_timeout, config.connections_idle_max);
-        let mut always = HeaderMap::new();
-        always
-            .insert(HeaderName::from_static(headers::COMPONENT), HeaderValue::from_static(config.component));
-        let settings = move || {
-            let http = reqwest::Client::builder()
-                .default_headers(always.clone())
-                .user_agent(concat!("fletch-client/", env!("CARGO_PKG_VERSION")))
-                .http1_only()
-                .tcp_nodelay(true)
-                .no_proxy()
-                .redirect(reqwest::redirect::Policy::none())
-                .pool_max_idle_per_host(idle_max)
-                .pool_idle_timeout(Duration::from_secs(60))
-                .connect_timeout((io_timeout / 2).min(Duration::from_secs(5)))
-                // Half the deadline: a connection that went silent leaves time for another attempt.
-                .read_timeout(io_timeout / 2);
-            match &socket {
-                Some(path) => http.unix_socket(path.clone()),
-                None => http,
-            }
-        };
         Ok(Client {
-            http: HttpClient::new(files, Box::new(settings))?,
-            base: config.endpoint.base().into(),
-            shown: config.endpoint.to_string().into(),
-            endpoint: Arc::new(config.endpoint),
+            route: Arc::new(Route::new(&config)?),
+            pinned: None,
+            skip: 0,
             io_timeout: config.io_timeout,
             fail_fast: false,
             job: config.job.as_ref().map(job_header).transpose()?,
@@ -178,10 +163,50 @@ impl Client {
         self.bearer.name(purpose)
     }
 
-    /// Returns the address of the server.
+    /// Returns the servers that the user named.
     #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    pub fn servers(&self) -> &Servers {
+        self.route.servers()
+    }
+
+    /// Returns the id and the URL of each server of the cluster that this client has learned of.
+    ///
+    /// Empty until the first answer of a cluster's server, and for a server that is alone.
+    #[must_use]
+    pub fn members(&self) -> Vec<(String, String)> {
+        self.route.members()
+    }
+
+    /// Returns the same client, of which every request goes to the server at `address`.
+    ///
+    /// Changes nothing if `address` is none that this client may ask.
+    #[must_use]
+    pub fn at(&self, address: &str) -> Self {
+        Client { pinned: self.route.at(address).or_else(|| self.pinned.clone()), ..self.clone() }
+    }
+
+    /// Returns the same client, of which every request goes to one server.
+    pub(crate) fn pinned(&self, server: Arc<Server>) -> Self {
+        Client { pinned: Some(server), ..self.clone() }
+    }
+
+    /// Returns the same client, of which the route chooses the servers.
+    pub(crate) fn routed(&self) -> Self {
+        Client { pinned: None, ..self.clone() }
+    }
+
+    /// Returns the address of the server that gets every request, or the one that is asked first.
+    pub(crate) fn preferred(&self) -> String {
+        let server = self.pinned.as_ref().or(self.route.first());
+        server.map_or_else(|| self.route.servers().to_string(), |server| server.shown.to_string())
+    }
+
+    /// Returns the same client, which asks another server of a cluster for a chunk whose bytes were wrong.
+    ///
+    /// `attempt` is the number of answers with wrong bytes so far.
+    #[must_use]
+    pub fn after_wrong_bytes(&self, attempt: u32) -> Self {
+        Client { skip: attempt as usize, ..self.clone() }
     }
 
     /// Returns the counters.
@@ -191,6 +216,7 @@ impl Client {
         ClientStats {
             requests: c.requests.load(Relaxed),
             retries: c.retries.load(Relaxed),
+            failovers: c.failovers.load(Relaxed),
             bytes: c.bytes.load(Relaxed),
             errors: c.errors.load(Relaxed),
             clock_ahead_s: c.dated.lock().unwrap_or_else(PoisonError::into_inner).map(clock_ahead_s),
@@ -202,17 +228,28 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; [`ClientError::Version`] if the server and this build have no version in common.
     pub async fn info(&self) -> Result<Info, ClientError> {
-        let info: Info = self.get_json(routes::INFO).await?;
+        self.info_at().await.map(|(_, info)| info)
+    }
+
+    /// As [`Client::info`], with the address of the server that answered, for [`Client::at`].
+    ///
+    /// # Errors
+    /// As [`Client::info`].
+    pub async fn info_at(&self) -> Result<(String, Info), ClientError> {
+        let (server, bytes) = self
+            .call_at(&Call::get(routes::INFO), &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX))
+            .await?;
+        let info: Info = parse(&server, &bytes)?;
         let check = |what, theirs: &Vec<u32>, ours| {
             if theirs.contains(&ours) {
                 return Ok(());
             }
-            let endpoint = self.shown.to_string();
+            let endpoint = server.shown.to_string();
             Err(ClientError::Version { endpoint, what, theirs: theirs.clone(), ours })
         };
         check("API version", &info.formats.api, API_MAJOR)?;
         check("table format", &info.formats.versions, FORMAT_MAJOR)?;
-        Ok(info)
+        Ok((server.shown.to_string(), info))
     }
 
     /// Returns the member view of the cluster.
@@ -248,8 +285,7 @@ impl Client {
     /// [`ClientError`]; `not_found` without access, `unauthorized` if the server does not know the token.
     pub async fn check_access(&self, root: Root, wait: Duration) -> Result<(), ClientError> {
         let path = routes::access(root, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
-        let request = || self.request(Method::GET, &path);
-        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        self.call(&Call::get(path), &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
@@ -258,7 +294,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; [`ClientError::Corrupt`] if the bytes have another hash.
     pub async fn chunk(&self, root: Root, hash: Hash, len: u32) -> Result<Verified, ClientError> {
-        let bytes = self.chunk_unchecked(root, hash, len).await?;
+        let (server, bytes) = self.chunk_at(root, hash, len).await?;
         let check = move || Verified::check(hash, bytes);
         let checked = if len as usize <= INLINE_HASH_BYTES {
             check()
@@ -266,7 +302,7 @@ impl Client {
             let lost = |_| ClientError::Config("the runtime stopped while a chunk was hashed".into());
             tokio::task::spawn_blocking(check).await.map_err(lost)?
         };
-        let endpoint = || self.shown.to_string();
+        let endpoint = || server.shown.to_string();
         checked.map_err(|mismatch| ClientError::Corrupt { endpoint: endpoint(), mismatch })
     }
 
@@ -277,47 +313,73 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub async fn chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
+        Ok(self.chunk_at(root, hash, len).await?.1)
+    }
+
+    async fn chunk_at(&self, root: Root, hash: Hash, len: u32) -> Result<(Arc<Server>, Bytes), ClientError> {
         check_chunk_len(len)?;
-        let path = routes::chunk(root, hash);
-        let request = || self.request(Method::GET, &path);
-        self.call(request, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
+        let call = Call::get(routes::chunk(root, hash)).about(Some(hash), self.skip);
+        self.call_at(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
     /// Returns a whole file of `len` bytes by its path in the version, **not verified**.
     ///
-    /// For a store that hashes the file itself, and reads files that share a chunk with other files.
+    /// For a store that hashes the file itself, and reads files that share a chunk with other files. `chunk`
+    /// is that chunk: the server that owns it is asked.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn file_unchecked(&self, root: Root, path: &str, len: u32) -> Result<Bytes, ClientError> {
-        let path = routes::file(root, path);
-        let request = || self.request(Method::GET, &path);
-        self.call(request, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
+    pub async fn file_unchecked(
+        &self,
+        root: Root,
+        path: &str,
+        len: u32,
+        chunk: Option<Hash>,
+    ) -> Result<Bytes, ClientError> {
+        let call = Call::get(routes::file(root, path)).about(chunk, self.skip);
+        self.call(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
-    /// Requests many pieces of one version in one stream.
+    /// Requests many pieces of one version, each from the server that owns its chunk.
     ///
-    /// An item longer than `item_bytes_max` bytes ends the stream with an error. The deadline covers the
-    /// whole stream.
+    /// The pieces come in the order of `items`. An item longer than `item_bytes_max` bytes ends the batch
+    /// with an error. The deadline covers the whole batch.
     ///
     /// # Errors
-    /// [`ClientError`] if the stream does not begin.
+    /// [`ClientError`] if a stream does not begin.
     pub async fn batch(
         &self,
         root: Root,
-        items: Vec<BatchItem>,
+        items: impl IntoIterator<Item = impl Into<PlacedItem>>,
         item_bytes_max: u64,
     ) -> Result<Batch, ClientError> {
-        let until = Instant::now() + self.io_timeout;
-        let count = items.len();
-        let body = to_json(&BatchRequest { items })?;
-        let path = routes::batch(root);
-        let request =
-            || self.json_request(Method::POST, &path, body.clone()).header(header::ACCEPT, headers::FRAMES);
-        let Answer::Open(response) = self.ask(&request, &[StatusCode::OK], None, until).await? else {
-            return Err(self.server().protocol("the answer has no stream"));
-        };
-        Ok(Batch::new(self.shown.to_string(), response, count, item_bytes_max, until))
+        let items = items.into_iter().map(Into::into).collect();
+        Batch::open(self.clone(), root, items, item_bytes_max, Instant::now() + self.io_timeout).await
+    }
+
+    /// Returns the server that is asked first for a chunk.
+    pub(crate) fn first_for(&self, chunk: Option<Hash>) -> Option<Arc<Server>> {
+        if let Some(pinned) = &self.pinned {
+            return Some(Arc::clone(pinned));
+        }
+        let subject = chunk.map_or(Subject::Any, |hash| Subject::Chunk { hash, skip: self.skip });
+        self.route.candidates(subject, Instant::now()).into_iter().next()
+    }
+
+    /// Returns how many members of a chunk's ranking are passed by.
+    pub(crate) fn skip(&self) -> usize {
+        self.skip
+    }
+
+    /// Returns whether another server can take the place of this one.
+    pub(crate) fn has_another(&self, server: &Arc<Server>) -> bool {
+        let all = self.route.candidates(Subject::Any, Instant::now());
+        self.pinned.is_none() && all.iter().any(|other| !Arc::ptr_eq(other, server))
+    }
+
+    /// Notes that a server broke off an answer.
+    pub(crate) fn broke_off(&self, server: &Server) {
+        self.route.failed(server, false, Instant::now());
     }
 
     /// Returns the state of the node's store, and tells its owner a version that the caller reads.
@@ -356,8 +418,7 @@ impl Client {
 
     async fn node_bytes(&self, path: &str, len: u32) -> Result<Bytes, ClientError> {
         check_chunk_len(len)?;
-        let request = || self.request(Method::GET, path);
-        self.call(request, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
+        self.call(&Call::get(path), &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
     /// Returns a table or a range of it. A range must be answered with exactly its bytes.
@@ -367,51 +428,54 @@ impl Client {
         range: Option<String>,
         length: BodyLength,
     ) -> Result<Bytes, ClientError> {
-        let request = || {
-            let r = self.request(Method::GET, path);
-            match &range {
-                Some(v) => r.header(header::RANGE, v),
-                None => r,
-            }
-        };
+        let mut call = Call::get(path);
+        if let Some(range) = &range {
+            let value = HeaderValue::try_from(range).map_err(|e| ClientError::Config(e.to_string()))?;
+            call = call.header(header::RANGE, value);
+        }
         let want = match (&range, length) {
             (None, _) => vec![StatusCode::OK],
             (Some(_), BodyLength::Exactly(_)) => vec![StatusCode::PARTIAL_CONTENT],
             // A suffix longer than the file may be answered with the whole file.
             (Some(_), BodyLength::AtMost(_)) => vec![StatusCode::PARTIAL_CONTENT, StatusCode::OK],
         };
-        self.call(request, &want, length).await
+        self.call(&call, &want, length).await
     }
 
-    fn server(&self) -> Responder<'_> {
-        Responder(&self.shown)
-    }
-
-    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.http.current().request(method, format!("{}{path}", self.base));
-        let request = match &self.job {
-            Some(job) => request.header(HeaderName::from_static(headers::JOB), job),
-            None => request,
-        };
-        match &self.dataset {
-            Some(dataset) => request.header(HeaderName::from_static(headers::DATASET), dataset.as_str()),
+    fn request(&self, call: &Call, server: &Server, view: Option<u64>) -> RequestBuilder {
+        let url = format!("{}{}", server.base, call.path);
+        let mut request = server.http.current().request(call.method.clone(), url);
+        for (name, value) in &call.headers {
+            request = request.header(name, value);
+        }
+        if let Some(job) = &self.job {
+            request = request.header(HeaderName::from_static(headers::JOB), job);
+        }
+        if let Some(dataset) = &self.dataset {
+            request = request.header(HeaderName::from_static(headers::DATASET), dataset.as_str());
+        }
+        if let Some(view) = view {
+            request = request.header(HeaderName::from_static(headers::VIEW), view);
+        }
+        match &call.body {
+            Some(body) => request.body(body.clone()),
             None => request,
         }
     }
 
-    pub(crate) fn json_request(&self, method: Method, path: &str, body: Vec<u8>) -> RequestBuilder {
-        self.request(method, path).header(header::CONTENT_TYPE, "application/json").body(body)
-    }
-
     pub(crate) async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let request = || self.request(Method::GET, path);
-        let bytes = self.call(request, &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
+        self.json(&Call::get(path), &[StatusCode::OK]).await.map(|answer| answer.1)
     }
 
-    pub(crate) fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
-        serde_json::from_slice(bytes)
-            .map_err(|e| self.server().protocol(format!("the JSON cannot be read: {e}")))
+    /// Makes a call, and parses the JSON of the answer. Returns the server that sent it, too.
+    pub(crate) async fn json<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        want: &[StatusCode],
+    ) -> Result<(Arc<Server>, T), ClientError> {
+        let (server, bytes) = self.call_at(call, want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let parsed = parse(&server, &bytes)?;
+        Ok((server, parsed))
     }
 
     /// Sends `body` as JSON and parses the JSON of the answer.
@@ -422,75 +486,83 @@ impl Client {
         body: &impl Serialize,
         want: &[StatusCode],
     ) -> Result<T, ClientError> {
-        let body = to_json(body)?;
-        let request = || self.json_request(method.clone(), path, body.clone());
-        let bytes = self.call(request, want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
+        let call = Call::new(method, path).json(to_json(body)?);
+        self.json(&call, want).await.map(|answer| answer.1)
     }
 
-    /// Posts `body` as JSON and returns the answer with its body still unread.
-    pub(crate) async fn open_json(&self, path: &str, body: &impl Serialize) -> Result<Response, ClientError> {
-        let until = Instant::now() + self.io_timeout;
-        let body = to_json(body)?;
-        let request = || self.json_request(Method::POST, path, body.clone());
-        match self.ask(&request, &[StatusCode::OK], None, until).await? {
-            Answer::Open(response) => Ok(response),
-            Answer::Whole(_) => Err(self.server().protocol("the answer has no stream")),
+    /// Makes a call and returns the answer with its body still unread, and the server that sends it.
+    pub(crate) async fn open(
+        &self,
+        call: &Call,
+        until: Instant,
+    ) -> Result<(Arc<Server>, Response), ClientError> {
+        match self.ask(call, &[StatusCode::OK], None, until).await? {
+            (server, Answer::Open(response)) => Ok((server, response)),
+            (server, Answer::Whole(_)) => Err(responder(&server).protocol("the answer has no stream")),
         }
     }
 
-    /// Sends a request and returns the whole body of the answer.
+    /// Makes a call and returns the whole body of the answer.
     pub(crate) async fn call(
         &self,
-        request: impl Fn() -> RequestBuilder + Send + Sync,
+        call: &Call,
         want: &[StatusCode],
         length: BodyLength,
     ) -> Result<Bytes, ClientError> {
+        self.call_at(call, want, length).await.map(|answer| answer.1)
+    }
+
+    /// As [`Client::call`], with the server that answered.
+    pub(crate) async fn call_at(
+        &self,
+        call: &Call,
+        want: &[StatusCode],
+        length: BodyLength,
+    ) -> Result<(Arc<Server>, Bytes), ClientError> {
         let until = Instant::now() + self.io_timeout;
-        match self.ask(&request, want, Some(length), until).await? {
-            Answer::Whole(bytes) => Ok(bytes),
-            Answer::Open(_) => Err(self.server().protocol("the answer has no body")),
+        match self.ask(call, want, Some(length), until).await? {
+            (server, Answer::Whole(bytes)) => Ok((server, bytes)),
+            (server, Answer::Open(_)) => Err(responder(&server).protocol("the answer has no body")),
         }
     }
 
-    /// Sends a request until it succeeds, fails for good, or would pass the deadline.
+    /// Makes a call until it succeeds, fails for good, or would pass the deadline.
+    ///
+    /// Each round asks the servers one after the other until one answers. A wait follows a round.
     async fn ask(
         &self,
-        request: &(dyn Fn() -> RequestBuilder + Send + Sync),
+        call: &Call,
         want: &[StatusCode],
         length: Option<BodyLength>,
         until: Instant,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<(Arc<Server>, Answer), ClientError> {
         let mut backoff = Backoff::new();
-        let (mut last, mut renewed) = (None, false);
+        let mut last = None;
         let (begun, mut unanswered) = (Instant::now(), 0);
-        self.http.refresh(false).await;
+        let mut renewed = false;
         let error = loop {
-            let token = self.bearer.header();
-            let asked = match &token {
-                Some(token) => request().header(header::AUTHORIZATION, token),
-                None => request(),
+            let servers = match &self.pinned {
+                Some(server) => vec![Arc::clone(server)],
+                None => self.route.candidates(call.subject, Instant::now()),
             };
-            let error = match timeout_at(until, self.attempt(asked, want, length)).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(e))
-                    if e.is_refused() && self.endpoint.is_local() && !self.first_answer.is_received() =>
-                {
-                    break e;
-                }
-                Ok(Err(e)) if e.is_tls() && !self.first_answer.is_received() => break e,
-                Ok(Err(e)) if e.is_unauthorized() && !renewed && self.renewed(token).await => {
-                    renewed = true;
-                    continue;
-                }
-                Ok(Err(e)) if e.retryable() => e,
-                Ok(Err(e)) => break e,
-                Err(_) => {
-                    let late =
-                        || self.server().unreachable(format!("no answer within {:?}", self.io_timeout));
+            let error = match self.round(call, &servers, (want, length), until, &mut renewed).await {
+                Ok(answer) => return Ok(answer),
+                Err(Round::Late) => {
+                    let at = servers.first().or(self.route.first());
+                    let late = || {
+                        let why = format!("no answer within {:?}", self.io_timeout);
+                        let named = at.map_or_else(|| self.servers().to_string(), |s| s.shown.to_string());
+                        Responder(&named).unreachable(why)
+                    };
                     break last.unwrap_or_else(late);
                 }
+                Err(Round::Failed(e)) => e,
             };
+            let is_first = !self.first_answer.is_received();
+            let is_local = servers.iter().all(|s| s.endpoint.is_local());
+            if is_first && (error.is_refused() && is_local || error.is_tls()) || !error.retryable() {
+                break error;
+            }
             unanswered += u32::from(error.is_unreachable());
             if self.fail_fast
                 && unanswered > 0
@@ -505,11 +577,188 @@ impl Client {
             tracing::debug!(%error, ?wait, "retrying a request");
             self.counters.retries.fetch_add(1, Relaxed);
             sleep(wait).await;
-            self.http.refresh(error.is_tls()).await;
+            if error.is_tls() {
+                for server in &servers {
+                    server.http.refresh(true).await;
+                }
+            }
             last = Some(error);
         };
         self.counters.errors.fetch_add(1, Relaxed);
         Err(error)
+    }
+
+    /// Asks servers, one after the other, until one answers.
+    ///
+    /// Only a server that does not answer, or is not ready, is passed by. After 429 nobody else is asked. A
+    /// member that does not know a chunk's version may be late with the news of it, so one more server is
+    /// asked, if possible one that the user named.
+    async fn round(
+        &self,
+        call: &Call,
+        servers: &[Arc<Server>],
+        (want, length): (&[StatusCode], Option<BodyLength>),
+        until: Instant,
+        renewed: &mut bool,
+    ) -> Result<(Arc<Server>, Answer), Round> {
+        let is_several = servers.len() > 1;
+        let view = is_several.then(|| self.route.view().map(|view| view.number)).flatten();
+        let mut failed: Option<ClientError> = None;
+        let (mut asked, mut is_unknown) = (0, false);
+        let mut rest = servers.iter();
+        while let Some(server) = rest.next() {
+            let mut left = rest.clone();
+            if is_unknown && !self.route.is_given(server) && left.any(|s| self.route.is_given(s)) {
+                continue;
+            }
+            let is_last = rest.len() == 0;
+            if is_several && !is_last && server.was_silent() && !self.answers_again(server).await {
+                continue;
+            }
+            asked += 1;
+            let error = loop {
+                server.http.refresh(false).await;
+                let token = self.bearer.header();
+                let request = self.request(call, server, view);
+                let request = match &token {
+                    Some(token) => request.header(header::AUTHORIZATION, token),
+                    None => request,
+                };
+                let attempt = self.attempt(request, server, want, length);
+                let tried = match is_several && !is_last {
+                    true => timeout_at(until, self.watched(attempt, server)).await,
+                    false => timeout_at(until, attempt).await,
+                };
+                match tried {
+                    Ok(Ok(answer)) => {
+                        self.counters.failovers.fetch_add(u64::from(failed.is_some()), Relaxed);
+                        self.look_at_view(server, answer.view, until).await;
+                        return Ok((Arc::clone(server), answer.answer));
+                    }
+                    Ok(Err(e)) if e.is_unauthorized() && !*renewed && self.renewed(token).await => {
+                        *renewed = true;
+                    }
+                    Ok(Err(e)) => break e,
+                    Err(_) => {
+                        let others = asked - 1;
+                        return Err(failed.map_or(Round::Late, |e| Round::Failed(e.and_others(others))));
+                    }
+                }
+            };
+            let is_gone = error.is_unreachable();
+            if is_gone || is_unready(&error) {
+                self.route.failed(server, is_gone && !error.is_refused(), Instant::now());
+            } else if matches!(call.subject, Subject::Chunk { .. }) && error.kind() == Kind::NotFound {
+                // The answer of a server that the user named is final.
+                if self.route.is_given(server) || is_unknown {
+                    return Err(Round::Failed(error));
+                }
+                is_unknown = true;
+                failed = Some(error);
+                continue;
+            } else {
+                return Err(Round::Failed(error));
+            }
+            // An answer says more than silence, and the first server more than the others.
+            failed = match failed {
+                Some(first) if is_gone || !first.is_unreachable() => Some(first),
+                _ => Some(error),
+            };
+        }
+        match failed {
+            Some(error) => Err(Round::Failed(error.and_others(asked.max(1) - 1))),
+            None => Err(Round::Late),
+        }
+    }
+
+    /// Waits for an attempt, and gives it up if the server does not answer a probe meanwhile.
+    async fn watched<T>(
+        &self,
+        attempt: impl Future<Output = Result<T, ClientError>>,
+        server: &Arc<Server>,
+    ) -> Result<T, ClientError> {
+        tokio::pin!(attempt);
+        let mut pause = PROBE_AFTER.min(self.io_timeout / 4);
+        loop {
+            tokio::select! {
+                done = &mut attempt => return done,
+                () = sleep(pause) => {}
+            }
+            // A server that answers has its reasons for being slow.
+            let probe = self.is_alive(server);
+            tokio::pin!(probe);
+            tokio::select! {
+                done = &mut attempt => return done,
+                is_alive = &mut probe => if !is_alive {
+                    return Err(responder(server).unreachable("it is silent"));
+                },
+            }
+            pause *= 2;
+        }
+    }
+
+    /// Returns whether a server that was silent may be asked again.
+    async fn answers_again(&self, server: &Arc<Server>) -> bool {
+        if !server.takes_probe(Instant::now()) {
+            return false;
+        }
+        let is_alive = self.is_alive(server).await;
+        match is_alive {
+            true => server.answered(None),
+            false => self.route.failed(server, true, Instant::now()),
+        }
+        is_alive
+    }
+
+    async fn is_alive(&self, server: &Arc<Server>) -> bool {
+        let url = format!("{}{}", server.base, routes::LIVEZ);
+        let probe = server.http.current().get(url).send();
+        let within = PROBE_WITHIN.min(self.io_timeout / 4);
+        tokio::time::timeout(within, probe).await.is_ok_and(|answer| answer.is_ok())
+    }
+
+    /// Fetches the view from a server, if its answer is news of one. Never fails.
+    async fn look_at_view(&self, server: &Arc<Server>, number: Option<u64>, until: Instant) {
+        if !self.route.hear(number, Instant::now()) {
+            return;
+        }
+        let known = self.route.view().and_then(|view| view.etag.clone());
+        let mut request = server.http.current().get(format!("{}{}", server.base, routes::CLUSTER));
+        if let Some(token) = self.bearer.header() {
+            request = request.header(header::AUTHORIZATION, token);
+        }
+        if let Some(etag) = known {
+            request = request.header(header::IF_NONE_MATCH, etag);
+        }
+        let until = until.min(Instant::now() + VIEW_WITHIN);
+        let want = [StatusCode::OK, StatusCode::NOT_MODIFIED];
+        match timeout_at(until, self.attempt(request, server, &want, None)).await {
+            Ok(Ok(Received { answer: Answer::Open(response), .. })) => {
+                let adopted = timeout_at(until, self.adopt_view(server, response)).await;
+                match adopted {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "the view of the cluster cannot be used"),
+                    Err(_) => tracing::debug!("the view of the cluster came too slowly"),
+                }
+            }
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "the view of the cluster cannot be fetched"),
+            Err(_) => tracing::debug!(server = %server.shown, "the view of the cluster did not come in time"),
+        }
+    }
+
+    async fn adopt_view(&self, server: &Arc<Server>, response: Response) -> Result<(), ClientError> {
+        if response.status() == StatusCode::NOT_MODIFIED {
+            return Ok(());
+        }
+        let etag = response.headers().get(header::ETAG).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let bytes = responder(server).body(response, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let cluster: Cluster = parse(server, &bytes)?;
+        let route = Arc::clone(&self.route);
+        let now = Instant::now();
+        // It may read the files of TLS.
+        drop(tokio::task::spawn_blocking(move || route.adopt(&cluster, etag, now)).await);
+        Ok(())
     }
 
     async fn renewed(&self, refused: Option<HeaderValue>) -> bool {
@@ -520,19 +769,59 @@ impl Client {
     async fn attempt(
         &self,
         request: RequestBuilder,
+        server: &Arc<Server>,
         want: &[StatusCode],
         length: Option<BodyLength>,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<Received, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
-        let response = request.send().await.map_err(|e| self.server().transport(&e))?;
+        let server_says = responder(server);
+        let response = request.send().await.map_err(|e| server_says.transport(&e))?;
         self.first_answer.record();
         self.counters.answered(response.headers());
-        let response = self.server().accept(response, want).await?;
-        let Some(length) = length else { return Ok(Answer::Open(response)) };
-        let bytes = self.server().body(response, length).await?;
+        let view = response.headers().get(headers::VIEW).and_then(|v| v.to_str().ok()?.parse().ok());
+        let from = response.remote_addr();
+        let response = server_says.accept(response, want).await?;
+        let Some(length) = length else {
+            server.answered(from);
+            return Ok(Received { answer: Answer::Open(response), view });
+        };
+        let bytes = server_says.body(response, length).await?;
+        server.answered(from);
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
-        Ok(Answer::Whole(bytes))
+        Ok(Received { answer: Answer::Whole(bytes), view })
     }
+}
+
+/// How a round ended without an answer.
+enum Round {
+    /// No server was left to ask, or one of them refused the request.
+    Failed(ClientError),
+    /// The deadline passed while the first server was asked.
+    Late,
+}
+
+/// An answer with an expected status, and the number of the server's view.
+struct Received {
+    answer: Answer,
+    view: Option<u64>,
+}
+
+fn responder(server: &Server) -> Responder<'_> {
+    Responder(&server.shown)
+}
+
+/// Parses the JSON that a server sent.
+pub(crate) fn parse<T: DeserializeOwned>(server: &Server, bytes: &[u8]) -> Result<T, ClientError> {
+    let unreadable = |e| responder(server).protocol(format!("the JSON cannot be read: {e}"));
+    serde_json::from_slice(bytes).map_err(unreadable)
+}
+
+/// Whether a server that answered cannot serve now, while others may.
+fn is_unready(error: &ClientError) -> bool {
+    let ClientError::Problem { problem, .. } = error else { return false };
+    // A proxy whose server is away answers 502 to 504 without a code.
+    problem.code == Code::NotReady
+        || problem.code == Code::Unknown && problem.retryable && matches!(problem.status, 502..=504)
 }
 
 impl Counters {
@@ -593,6 +882,6 @@ enum Answer {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("endpoint", &self.shown).finish_non_exhaustive()
+        f.debug_struct("Client").field("servers", self.servers()).finish_non_exhaustive()
     }
 }

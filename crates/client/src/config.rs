@@ -1,6 +1,6 @@
 //! The settings of a client.
 
-use crate::{Endpoint, TlsOptions, TokenSource};
+use crate::{Endpoint, Servers, TlsOptions, TokenSource};
 use fletch_core::JobName;
 use std::{
     fmt,
@@ -39,8 +39,8 @@ impl FirstAnswer {
 /// The settings of a [`Client`].
 #[derive(Clone)]
 pub struct ClientConfig {
-    /// The address of the server.
-    pub endpoint: Endpoint,
+    /// The servers, the preferred one first. The client learns of others of their cluster by itself.
+    pub servers: Servers,
     /// The bearer token, if the server asks for one.
     pub token: Option<TokenSource>,
     /// The certificates for an `https://` server.
@@ -58,11 +58,17 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// Returns the defaults for `endpoint`: no token, no job, and a deadline of 30 s.
+    /// Returns the defaults for one server: no token, no job, and a deadline of 30 s.
     #[must_use]
     pub fn new(endpoint: Endpoint, component: &'static str) -> Self {
+        ClientConfig::of(endpoint.into(), component)
+    }
+
+    /// As [`ClientConfig::new`], for one server or several.
+    #[must_use]
+    pub fn of(servers: Servers, component: &'static str) -> Self {
         ClientConfig {
-            endpoint,
+            servers,
             token: None,
             tls: TlsOptions::default(),
             job: None,
@@ -77,7 +83,7 @@ impl ClientConfig {
 impl fmt::Debug for ClientConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientConfig")
-            .field("endpoint", &self.endpoint)
+            .field("servers", &self.servers)
             .field("token", &self.token)
             .field("tls", &self.tls)
             .field("job", &self.job)

@@ -1,4 +1,4 @@
-//! The address of a server: `http://host:port`, `https://host:port` or `unix:PATH`.
+//! The address of a server: `http://host:port`, `https://host:port` or `unix:PATH`; and lists of URLs.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 use url::{Host, Url};
@@ -58,6 +58,14 @@ impl Endpoint {
         !self.is_local() && !self.is_https()
     }
 
+    /// Returns the host of the URL, if it is a name and no address.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            Endpoint::Http(url) => url.domain(),
+            Endpoint::Unix(_) => None,
+        }
+    }
+
     /// Returns the URL to which the paths of routes are appended.
     pub(crate) fn base(&self) -> String {
         match self {
@@ -106,9 +114,103 @@ impl fmt::Display for Endpoint {
     }
 }
 
+/// The servers that a user names: one address, or several URLs in the order of preference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Servers {
+    first: Endpoint,
+    more: Vec<Endpoint>,
+}
+
+impl Servers {
+    /// Returns the addresses, the preferred one first.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    /// Returns the preferred address.
+    #[must_use]
+    pub fn first(&self) -> &Endpoint {
+        &self.first
+    }
+
+    /// Returns whether there are several addresses.
+    #[must_use]
+    pub fn is_list(&self) -> bool {
+        !self.more.is_empty()
+    }
+
+    /// Returns whether the server is reached by a unix socket.
+    #[must_use]
+    pub fn is_unix(&self) -> bool {
+        self.first.is_unix()
+    }
+
+    /// Returns whether all addresses can only be of this machine.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.iter().all(Endpoint::is_local)
+    }
+}
+
+impl From<Endpoint> for Servers {
+    fn from(first: Endpoint) -> Self {
+        Servers { first, more: Vec::new() }
+    }
+}
+
+impl FromStr for Servers {
+    type Err = BadEndpoint;
+
+    fn from_str(s: &str) -> Result<Self, BadEndpoint> {
+        let bad = |why: &str| BadEndpoint { text: s.to_owned(), why: why.to_owned() };
+        let next_is_url = |(comma, _): (usize, &str)| {
+            let rest = s[comma + 1..].trim_start();
+            ["http:", "https:", "unix:"].iter().any(|scheme| rest.starts_with(scheme))
+        };
+        // The path of a socket may contain a comma.
+        if s.starts_with("unix:") && !s.match_indices(',').any(next_is_url) {
+            return s.parse().map(|endpoint: Endpoint| endpoint.into());
+        }
+        let all: Vec<Endpoint> = s.split(',').map(|part| part.trim().parse()).collect::<Result<_, _>>()?;
+        if all.len() > 1 && all.iter().any(Endpoint::is_unix) {
+            return Err(bad("a unix socket stands alone; a list has only URLs: http://A:7380,http://B:7380"));
+        }
+        let mut all = all.into_iter();
+        let first = all.next().ok_or_else(|| bad("no address"))?;
+        let mut servers = Servers::from(first);
+        for endpoint in all {
+            if !servers.iter().any(|known| *known == endpoint) {
+                servers.more.push(endpoint);
+            }
+        }
+        Ok(servers)
+    }
+}
+
+impl fmt::Display for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        self.more.iter().try_for_each(|endpoint| write!(f, ",{endpoint}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_has_only_urls() {
+        let shown = |text: &str| text.parse::<Servers>().expect(text).to_string();
+        assert_eq!(shown("http://a:1, http://b:2/,http://a:1"), "http://a:1,http://b:2");
+        assert_eq!(shown("unix:/run/a,b"), "unix:/run/a,b");
+        assert_eq!(shown("https://a"), "https://a");
+        let list: Servers = "http://127.0.0.1:1,http://b:2".parse().expect("a list");
+        assert!(list.is_list() && !list.is_local() && !list.is_unix());
+        assert_eq!(list.first().to_string(), "http://127.0.0.1:1");
+        for bad in ["", ",", "http://a,", "http://a,unix:/x", "unix:/x,http://a", "http://a,b:1"] {
+            assert!(bad.parse::<Servers>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn loopback_addresses_and_sockets_are_local() {

@@ -182,6 +182,18 @@ impl ClientError {
         matches!(self, ClientError::Unreachable { refused: true, .. })
     }
 
+    /// Returns the error of a call for which `others` more servers were asked.
+    pub(crate) fn and_others(self, others: usize) -> Self {
+        match self {
+            ClientError::Unreachable { endpoint, why, refused } if others > 0 => {
+                let servers = if others == 1 { "server" } else { "servers" };
+                let why = format!("{why}, and {others} other {servers} did not answer either");
+                ClientError::Unreachable { endpoint, why, refused }
+            }
+            error => error,
+        }
+    }
+
     pub(crate) fn retryable(&self) -> bool {
         match self {
             ClientError::Problem { problem, .. } => problem.retryable || self.kind().retryable(),

@@ -13,11 +13,14 @@
 //! 6. Until the server has answered once, a refused connection to this machine ends a call at once, and so
 //!    does a fault of TLS.
 //! 7. Changed files of TLS are used within about a second; broken ones change nothing.
+//! 8. With one server that is alone, every call is the requests to that server and no others. With several, a
+//!    server that does not answer ends no call while another one does (`route.rs`).
 
 mod admin;
 mod backoff;
 mod batch;
 mod body;
+mod call;
 mod client;
 mod config;
 mod endpoint;
@@ -25,17 +28,19 @@ pub mod epochs;
 mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;
+mod route;
 #[cfg(feature = "selection")]
 pub mod selection;
+mod server;
 pub mod server_choice;
 mod tables;
 mod tls;
 mod token;
 
-pub use batch::{Batch, BatchPiece};
+pub use batch::{Batch, BatchPiece, PlacedItem};
 pub use client::{Client, ClientStats};
 pub use config::{ClientConfig, FirstAnswer};
-pub use endpoint::{BadEndpoint, Endpoint};
+pub use endpoint::{BadEndpoint, Endpoint, Servers};
 pub use error::ClientError;
 pub use tls::{HttpClient, Settings, TlsFault, TlsOptions};
 pub use token::TokenSource;

@@ -4,7 +4,7 @@
 //!    sent to another user's server there.
 //! 2. A socket file on which no process listens counts as absent.
 
-use crate::{BadEndpoint, Endpoint};
+use crate::{BadEndpoint, Endpoint, Servers};
 use std::{
     io,
     os::unix::fs::MetadataExt as _,
@@ -17,21 +17,21 @@ pub const SYSTEM_SOCKET: &str = "/run/fletch/server.sock";
 /// The name of the socket in the directory of [`own_dir`].
 const OWN_SOCKET: &str = "server.sock";
 
-/// A server, and why it is asked.
+/// A server, or several of a cluster, and why they are asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerChoice {
-    /// It was named, by `--server` or `FLETCH_SERVER`.
-    Named(Endpoint),
+    /// They were named, by `--server` or `FLETCH_SERVER`.
+    Named(Servers),
     /// It is the user's own server.
-    Own(Endpoint),
+    Own(Servers),
     /// It is the server for all users of this machine.
-    System(Endpoint),
+    System(Servers),
 }
 
 impl ServerChoice {
-    /// Returns the address of the server.
+    /// Returns the addresses.
     #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn servers(&self) -> &Servers {
         match self {
             ServerChoice::Named(at) | ServerChoice::Own(at) | ServerChoice::System(at) => at,
         }
@@ -169,20 +169,20 @@ pub async fn choose(
     uid: u32,
 ) -> Result<Option<ServerChoice>, ServerChoiceError> {
     if let Some(named) = named {
-        let endpoint: Endpoint = named.parse()?;
-        let is_own = endpoint == Endpoint::Unix(own.to_owned());
+        let servers: Servers = named.parse()?;
+        let is_own = *servers.first() == Endpoint::Unix(own.to_owned());
         if is_own && own_listener(own, uid).await?.is_some() {
-            return Ok(Some(ServerChoice::Own(endpoint)));
+            return Ok(Some(ServerChoice::Own(servers)));
         }
-        return Ok(Some(ServerChoice::Named(endpoint)));
+        return Ok(Some(ServerChoice::Named(servers)));
     }
     if own_listener(own, uid).await?.is_some() {
-        return Ok(Some(ServerChoice::Own(Endpoint::Unix(own.to_owned()))));
+        return Ok(Some(ServerChoice::Own(Endpoint::Unix(own.to_owned()).into())));
     }
     let system = Path::new(SYSTEM_SOCKET);
     // A socket that this user may not use is as good as none.
     match listener_of(system).await {
-        Ok(Some(_)) => Ok(Some(ServerChoice::System(Endpoint::Unix(system.to_owned())))),
+        Ok(Some(_)) => Ok(Some(ServerChoice::System(Endpoint::Unix(system.to_owned()).into()))),
         Ok(None) | Err(_) => Ok(None),
     }
 }
@@ -207,7 +207,7 @@ mod tests {
         assert!(absent.is_none_or(|c| !c.is_own()), "no socket yet");
         let listener = UnixListener::bind(&own).expect("bind");
         let found = choose(None, &own, own_uid()).await.expect("chosen").expect("a server");
-        assert!(found.is_own() && found.endpoint().is_unix());
+        assert!(found.is_own() && found.servers().is_unix());
         let by_name = format!("unix:{}", own.display());
         let found = choose(Some(&by_name), &own, own_uid()).await.expect("chosen").expect("a server");
         assert!(found.is_own(), "the own server under its name");

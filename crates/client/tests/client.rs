@@ -354,7 +354,7 @@ async fn a_rotated_token_file_is_read_again_after_a_401_once() {
     std::fs::write(&path, "old").expect("write");
     let config = ClientConfig {
         token: Some(TokenSource::File(path.clone())),
-        ..ClientConfig::new(plain.endpoint().clone(), "cli")
+        ..ClientConfig::of(plain.servers().clone(), "cli")
     };
     let client = Client::new(config).expect("client");
     let e = client.accounts().await.expect_err("refused");

@@ -7,7 +7,7 @@ use clap::Subcommand;
 pub enum ClusterCommand {
     /// Show the servers of the cluster: state, part of the chunks, URL.
     #[command(after_help = "Example:
-  fletch cluster status --server http://127.0.0.1:7380
+  fletch cluster status --server http://cache-1.example:7380,http://cache-2.example:7380
 
 States: up, drained, restarting, down. docs/CLUSTER.md explains them.
 --json prints {view, members: [{id, url, weight, zone, up, state}]}.")]

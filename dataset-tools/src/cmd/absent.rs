@@ -87,7 +87,7 @@ pub async fn at_server(
     // The server's own words serve where it does not answer these questions.
     let Ok(datasets) = client.datasets().await else { return error.into() };
     let Some(dataset) = datasets.iter().find(|d| d.name == *name) else {
-        return unregistered(name, &datasets, &client.endpoint().to_string());
+        return unregistered(name, &datasets, &client.servers().to_string());
     };
     if code == Some(Code::NotIndexed) {
         let places = ctx.uri(&dataset.uri).map(|uri| ctx.written(&uri)).unwrap_or_default();

@@ -8,7 +8,10 @@ use fletch_core::MemberId;
 use std::io::{self, Write};
 
 pub fn run(ctx: &Context, what: ClusterCommand) -> Result<Exit, Failure> {
-    let client = ctx.client()?;
+    let (client, server) = ctx.reached()?;
+    if client.servers().is_list() {
+        ctx.out.note(format_args!("{server} answers"));
+    }
     let cluster = match what {
         ClusterCommand::Status => ctx.rt.block_on(client.cluster())?,
         ClusterCommand::Drain { id } => {

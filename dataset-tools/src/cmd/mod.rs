@@ -31,7 +31,7 @@ use crate::tables_location::{TablesLocation, in_the_way};
 use crate::target::{Select, Target};
 use fletch_client::fallback::{RememberedVersion, RememberedVersionError};
 use fletch_client::server_choice::{ServerChoice, choose};
-use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
+use fletch_client::{Client, ClientConfig, ClientError, Servers, TokenSource};
 use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
@@ -240,26 +240,31 @@ impl Context {
         *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = Ok(Some(server));
     }
 
-    fn endpoint(&self) -> Result<Endpoint, Failure> {
+    fn servers(&self) -> Result<Servers, Failure> {
         let chosen = self.chosen()?.ok_or_else(|| {
             Failure::usage("no server was given, and none runs on this machine").hint(
                 "give --server http(s)://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts \
                  one of yours",
             )
         })?;
-        Ok(chosen.endpoint().clone())
+        Ok(chosen.servers().clone())
     }
 
     fn client(&self) -> Result<Client, Failure> {
-        let endpoint = self.endpoint()?;
+        self.reached().map(|(client, _)| client)
+    }
+
+    /// As [`Context::client`], with the address of the server that answered.
+    fn reached(&self) -> Result<(Client, String), Failure> {
+        let servers = self.servers()?;
         let token = TokenSource::of(self.global.token.clone(), self.global.token_file.clone())
             .map_err(|e| Failure::usage(e.to_string()))?;
         let tls = self.global.tls();
-        let config = ClientConfig { token, tls, ..ClientConfig::new(endpoint, "cli") };
+        let config = ClientConfig { token, tls, ..ClientConfig::of(servers, "cli") };
         let client = Client::new(config)?;
         // A server that is away or speaks another API version must be reported within seconds.
-        self.rt.block_on(client.within(REACH_TIMEOUT).info())?;
-        Ok(client)
+        let (address, _) = self.rt.block_on(client.within(REACH_TIMEOUT).info_at())?;
+        Ok((client, address))
     }
 
     /// Returns the registered name of a target. With `--server`, a target without a slash is a registered
@@ -298,7 +303,7 @@ impl Context {
         if self.global.origin_fallback {
             let dataset = client.dataset(&name).await?;
             let known = RememberedVersion {
-                server: client.endpoint().to_string(),
+                server: client.servers().to_string(),
                 dataset: name.clone(),
                 version: select.to_string(),
                 root: resolved.root,
@@ -306,7 +311,7 @@ impl Context {
                 uri: dataset.uri,
                 tables: dataset.tables,
             };
-            if let Err(e) = known_dir().and_then(|dir| Ok(known.save(&dir, client.endpoint())?)) {
+            if let Err(e) = known_dir().and_then(|dir| Ok(known.save(&dir, client.servers())?)) {
                 self.out
                     .warn(format!("--origin-fallback cannot use this version when the server is gone: {e}"));
             }
@@ -325,7 +330,7 @@ impl Context {
         select: &Select,
         gone: Failure,
     ) -> Result<OpenVersion, Failure> {
-        let server = self.endpoint()?;
+        let server = self.servers()?;
         let known = RememberedVersion::load(&known_dir()?, &server, &name, &select.to_string());
         let known = known.map_err(|e| Failure { what: format!("{}; {e}", gone.what), ..gone })?;
         self.out
@@ -339,7 +344,7 @@ impl Context {
     fn is_known(&self, name: &DatasetName, target: &Target) -> bool {
         let version = target.select().to_string();
         let known = self
-            .endpoint()
+            .servers()
             .and_then(|server| Ok(RememberedVersion::load(&known_dir()?, &server, name, &version)?));
         known.is_ok()
     }

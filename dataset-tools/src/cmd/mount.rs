@@ -88,7 +88,7 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         name: &dataset.name,
         dir: &dir,
         source,
-        server: connected.server.endpoint().to_string(),
+        server: connected.server.servers().to_string(),
         files: resolved.entries,
         bytes: resolved.bytes,
         as_of_ns,
@@ -210,7 +210,7 @@ fn dataset(
     if known.is_none()
         && let Some(name) = source::name_of(&target.base)
     {
-        let server = connected.server.endpoint().to_string();
+        let server = connected.server.servers().to_string();
         return Err(absent::unregistered(&name, &datasets, &server)
             .hint(format!("there is no directory {name} here either; give a directory, a URI or a name")));
     }
@@ -319,7 +319,7 @@ fn register(
 
 /// Returns the words of `fletch-mount`.
 fn words(version: &str, dir: &Path, connected: &Connected) -> Vec<OsString> {
-    let server = connected.server.endpoint().to_string();
+    let server = connected.server.servers().to_string();
     let mut words: Vec<OsString> = vec![version.into(), dir.into(), "--server".into(), server.into()];
     if let Some(own) = &connected.own {
         words.extend(["--state-dir".into(), own.state.join("mount").into()]);

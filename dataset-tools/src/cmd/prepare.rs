@@ -65,7 +65,7 @@ pub fn connect(ctx: &Context) -> Result<Connected, Failure> {
         None => {
             let paths = OwnPaths::of_process()?;
             let started = ctx.rt.block_on(start::ensure(&paths))?;
-            let server = ServerChoice::Own(Endpoint::Unix(paths.socket.clone()));
+            let server = ServerChoice::Own(Endpoint::Unix(paths.socket.clone()).into());
             ctx.ask(server.clone());
             if started {
                 ctx.out
@@ -125,7 +125,7 @@ impl Connected {
             for origin in stores.keys() {
                 ctx.out.note(format_args!(
                     "{} reads {origin} with its own credentials; those of this terminal do not count there",
-                    self.server.endpoint()
+                    self.server.servers()
                 ));
             }
             return Ok(());

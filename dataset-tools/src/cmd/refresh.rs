@@ -10,7 +10,7 @@ pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
     let connected = connect(ctx)?;
     let datasets = ctx.rt.block_on(connected.client.datasets())?;
     let Some(dataset) = registered(ctx, text, &datasets)? else {
-        let server = connected.server.endpoint().to_string();
+        let server = connected.server.servers().to_string();
         return Err(match source::name_of(text) {
             Some(name) => absent::unregistered(&name, &datasets, &server),
             None => Failure::new(format!("{text} was never mounted or registered at {server}"))

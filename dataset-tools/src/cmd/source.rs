@@ -37,8 +37,8 @@ pub fn default_tables(ctx: &Context, uri: &OriginUri) -> Result<OriginUri, Failu
     let to = match info.publish {
         Some(place) => default_tables::below(&place.uri, uri)?,
         // A server of this machine that another user runs can read what this user lets it read.
-        None if server.endpoint().is_local() => own()?,
-        None => return Err(default_tables::unknown(&server.endpoint().to_string())),
+        None if server.servers().is_local() => own()?,
+        None => return Err(default_tables::unknown(&server.servers().to_string())),
     };
     // A store is opened as the environment says.
     ctx.uri(&to.to_string())
@@ -58,7 +58,7 @@ pub fn find(ctx: &Context, text: &str) -> Result<Source, Failure> {
     let datasets = ctx.rt.block_on(client.datasets())?;
     let found = datasets.iter().find(|d| d.name == name);
     let dataset = found.ok_or_else(|| {
-        absent::unregistered(&name, &datasets, &client.endpoint().to_string())
+        absent::unregistered(&name, &datasets, &client.servers().to_string())
             .hint(format!("there is no directory {text} here either; give a directory, a URI or a name"))
     })?;
     Ok(Source { uri: ctx.uri(&dataset.uri)?, tables: Some(ctx.uri(&dataset.tables)?) })

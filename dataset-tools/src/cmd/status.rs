@@ -65,7 +65,7 @@ async fn mount_rows(client: &Client, datasets: &[Dataset], announced: Vec<Mount>
             }
         })
         .collect();
-    if !client.endpoint().is_local() {
+    if !client.servers().is_local() {
         return rows;
     }
     let dead = tokio::task::spawn_blocking(fletch_host::mounts::dead_mounts).await;
@@ -101,6 +101,7 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Snapshot {
         server: server.to_owned(),
+        cluster: client.members().into_iter().map(|(_, url)| url).collect(),
         at_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
         info,
         datasets,
@@ -118,7 +119,9 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
 
 /// Prints the server's state on one screen.
 pub fn status(ctx: &Context) -> Result<(), Failure> {
-    let (client, server) = (ctx.client()?, ctx.endpoint()?.to_string());
+    // All numbers are of one server.
+    let (client, server) = ctx.reached()?;
+    let client = client.at(&server);
     let (before, now) = ctx.rt.block_on(async {
         let first = snapshot(&client, &server).await?;
         // Rates need a second sample; without jobs nobody waits for it.
@@ -134,7 +137,9 @@ pub fn status(ctx: &Context) -> Result<(), Failure> {
 
 /// Prints the server's state again and again: on a terminal over the last one, else below it.
 pub fn top(ctx: &Context, once: bool, interval: Span) -> Result<Exit, Failure> {
-    let (client, server) = (ctx.client()?, ctx.endpoint()?.to_string());
+    // All numbers are of one server.
+    let (client, server) = ctx.reached()?;
+    let client = client.at(&server);
     let redraw = std::io::stdout().is_terminal() && !ctx.out.json && !once;
     ctx.rt.block_on(async {
         let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())

@@ -101,6 +101,10 @@ fn head(out: &mut String, now: &Snapshot) {
     let uptime = span(Duration::from_secs(info.uptime_s));
     let (name, version, state) = (&info.name, &info.version, health.state);
     let _infallible = writeln!(out, "{name} {version} at {}, up {uptime}: {state}", now.server);
+    if !now.cluster.is_empty() {
+        let servers = now.cluster.join(", ");
+        let _infallible = writeln!(out, "member of a cluster: {servers}");
+    }
     for why in health.reasons.iter().take(REASONS_MAX) {
         let _infallible = writeln!(out, "why    {why}");
     }

@@ -38,8 +38,11 @@ pub struct CredentialRow {
 /// The answers of a server at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Snapshot {
-    /// The endpoint, as the user gave it.
+    /// The server that answered.
     pub server: String,
+    /// The servers of its cluster; empty for a server that is alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cluster: Vec<String>,
     /// When the answers came, in nanoseconds since 1970.
     pub at_ns: u64,
     /// What the server says of itself.

@@ -16,6 +16,7 @@ fn info() -> Info {
 fn snapshot(at_s: u64) -> Snapshot {
     Snapshot {
         server: "unix:/run/fletch/server.sock".into(),
+        cluster: Vec::new(),
         at_ns: at_s * 1_000_000_000,
         info: info(),
         datasets: Vec::new(),

@@ -3,7 +3,7 @@
 use super::LogFormat;
 use crate::node::settings::CacheSettings;
 use anyhow::Result;
-use fletch_client::{Endpoint, TlsOptions, TokenSource};
+use fletch_client::{Servers, TlsOptions, TokenSource};
 use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_origin::OriginConfig;
 use globset::GlobMatcher;
@@ -83,8 +83,8 @@ pub struct Settings {
 pub struct DatasetsSettings {
     /// The directory with a link for each dataset, absolute.
     pub dir: PathBuf,
-    /// The server.
-    pub server: Endpoint,
+    /// The servers.
+    pub server: Servers,
     /// The tags that are mounted in addition to `latest`.
     pub tags: Option<GlobMatcher>,
     /// How long a version stays mounted when no link leads to it.
@@ -102,8 +102,8 @@ pub struct DatasetsSettings {
 /// The settings that all mounts of a process share.
 #[derive(Debug, Clone)]
 pub struct ProcessSettings {
-    /// The server; `None` only with `--tables`.
-    pub server: Option<Endpoint>,
+    /// The servers; `None` only with `--tables`.
+    pub server: Option<Servers>,
     /// The job to read for.
     pub job: JobName,
     /// The token.

@@ -204,7 +204,7 @@ impl Watcher {
                         }
                     }
                     if !std::mem::replace(&mut is_failing, true) {
-                        let server = self.client.endpoint();
+                        let server = self.client.servers();
                         tracing::warn!(%server, error = %e, "cannot list the datasets: trying again");
                     }
                 }

@@ -70,6 +70,8 @@ pub enum FetchRequest {
         hash: Hash,
         /// Its length in bytes.
         len: u32,
+        /// The chunk, by which the server is chosen. `None` if it is not known.
+        chunk: Option<Hash>,
     },
 }
 
@@ -258,7 +260,9 @@ impl Reader {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
         let location = self.origin_location(found, of);
         let wanted = match shared {
-            Some(path) => FetchRequest::File { path, hash, len },
+            Some(path) => {
+                FetchRequest::File { path, hash, len, chunk: found.slices().first().map(|s| s.chunk) }
+            }
             None => FetchRequest::Chunk { hash, len },
         };
         let source = Arc::clone(&self.source);

@@ -246,7 +246,8 @@ async fn file(
     head: HeaderMap,
 ) -> Result<Response, Declined> {
     let (root, hash, len, path) = path_parts(path)?;
-    let request = FetchRequest::File { path: path.into(), hash: parsed::<Hash>(&hash)?, len: parsed(&len)? };
+    let (hash, len) = (parsed::<Hash>(&hash)?, parsed(&len)?);
+    let request = FetchRequest::File { path: path.into(), hash, len, chunk: None };
     serve_bytes(&node_store, &root, request, &head).await
 }
 

@@ -255,7 +255,7 @@ impl Node {
         let asked = async {
             match request {
                 FetchRequest::Chunk { hash, len } => client.node_chunk_unchecked(root, *hash, *len).await,
-                FetchRequest::File { path, hash, len } => {
+                FetchRequest::File { path, hash, len, .. } => {
                     client.node_file_unchecked(root, *hash, *len, path).await
                 }
             }

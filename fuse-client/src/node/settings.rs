@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use fletch_client::{Endpoint, TokenSource};
+use fletch_client::{Servers, TokenSource};
 use fletch_core::Hash;
 use fletch_settings::Amount;
 use serde::Deserialize;
@@ -79,7 +79,7 @@ impl CacheFlags {
     pub fn into_settings(
         self,
         file: CacheFile,
-        server: Option<&Endpoint>,
+        server: Option<&Servers>,
         from: Option<&str>,
         token: Option<&TokenSource>,
     ) -> Result<Option<CacheSettings>> {
@@ -113,7 +113,7 @@ mod tests {
         let flags = CacheFlags { cache_size: Some(Amount::Bytes(64 << 20)), ..CacheFlags::default() };
         let flags = CacheFlags { cache_dir: Some("/c".into()), ..flags };
         let token = token.map(|t| TokenSource::Text(t.to_owned()));
-        let server: Endpoint = server.parse().expect("endpoint");
+        let server: Servers = server.parse().expect("endpoint");
         let settled = flags.into_settings(CacheFile::default(), Some(&server), None, token.as_ref());
         settled.expect("usable").expect("a store").name
     }

@@ -1,13 +1,15 @@
 //! The calls about a job and its epochs: declare, acknowledge, renew, checkpoint, roll back, state, receipt.
 
 use super::held::HeldLeases;
-use crate::{Client, ClientError, body::BodyLength, client::JSON_BYTES_MAX};
+use crate::call::Call;
+use crate::client::{JSON_BYTES_MAX, to_json};
+use crate::{Client, ClientError, body::BodyLength};
 use bytes::Bytes;
 use fletch_api::{
     Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, JobSettings, Rollback,
     StartJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
 };
-use http::{Method, StatusCode, header};
+use http::{Method, StatusCode};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -15,6 +17,8 @@ use std::sync::Arc;
 const LEDGER_BYTES_MAX: u64 = (1 << 30) + (64 << 20);
 
 /// A declared job and the leases that are held through it. Clones share both.
+///
+/// A job lives at the server where it was declared. All calls about it go there, also while it is away.
 #[derive(Debug, Clone)]
 pub struct JobHandle {
     pub(super) client: Client,
@@ -28,8 +32,9 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; `job_differs` if a job of that name has other settings.
     pub async fn declare(&self, job: &StartJob) -> Result<JobHandle, ClientError> {
-        let want = [StatusCode::OK, StatusCode::CREATED];
-        Ok(self.job_handle(self.send_json(Method::POST, routes::JOBS, job, &want).await?))
+        let call = Call::new(Method::POST, routes::JOBS).json(to_json(job)?);
+        let (server, job) = self.json(&call, &[StatusCode::OK, StatusCode::CREATED]).await?;
+        Ok(self.pinned(server).job_handle(job))
     }
 
     /// Returns the handle of an existing job.
@@ -37,7 +42,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; `not_found` if no job has that id.
     pub async fn job(&self, id: &str) -> Result<JobHandle, ClientError> {
-        Ok(self.job_handle(self.get_json(&routes::job(id)).await?))
+        let (server, job) = self.json(&Call::get(routes::job(id)), &[StatusCode::OK]).await?;
+        Ok(self.pinned(server).job_handle(job))
     }
 
     /// Returns a new handle of a job that the caller has already read. Sends no request; holds no lease yet.
@@ -61,8 +67,8 @@ impl Client {
     /// [`ClientError`].
     pub async fn delete_job(&self, id: &str) -> Result<(), ClientError> {
         let path = routes::job(id);
-        let request = || self.request(Method::DELETE, &path);
-        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        let call = Call::new(Method::DELETE, path);
+        self.call(&call, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 }
@@ -72,6 +78,12 @@ impl JobHandle {
     #[must_use]
     pub fn info(&self) -> &Job {
         &self.job
+    }
+
+    /// Returns the address of the server where the job lives, for [`Client::at`] in another process.
+    #[must_use]
+    pub fn server(&self) -> String {
+        self.client.preferred()
     }
 
     /// Returns the leases that are held through this handle and its clones.
@@ -196,8 +208,7 @@ impl JobHandle {
 
     async fn get_log(&self, epoch: u64, what: &str) -> Result<Bytes, ClientError> {
         let path = routes::epoch(&self.job.id, epoch, what);
-        let request = || self.client.request(Method::GET, &path);
-        self.client.call(request, &[StatusCode::OK], BodyLength::AtMost(LEDGER_BYTES_MAX)).await
+        self.client.call(&Call::get(path), &[StatusCode::OK], BodyLength::AtMost(LEDGER_BYTES_MAX)).await
     }
 
     /// Continues an epoch from a state.
@@ -208,14 +219,8 @@ impl JobHandle {
     /// [`ClientError`]; `state_differs`, `state_behind`.
     pub async fn put_state(&self, epoch: u64, state: Bytes, replace: bool) -> Result<Epoch, ClientError> {
         let path = format!("{}?replace={replace}", routes::epoch(&self.job.id, epoch, "state"));
-        let request = || {
-            self.client
-                .request(Method::PUT, &path)
-                .header(header::CONTENT_TYPE, headers::LEDGER)
-                .body(state.clone())
-        };
-        let bytes = self.client.call(request, &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
-        self.client.parse(&bytes)
+        let call = Call::new(Method::PUT, path).body(headers::LEDGER, state);
+        self.client.json(&call, &[StatusCode::OK]).await.map(|answer| answer.1)
     }
 
     /// Commits everything that is acknowledged now, under the number of a saved model checkpoint.

@@ -6,12 +6,13 @@ use super::{
     lease::{AckToken, LeaseBatch, LeasedSample, Next},
     stream::{Stream, StreamError, checked},
 };
-use crate::{ClientError, backoff::Backoff, body::Responder};
+use crate::{ClientError, backoff::Backoff, body::Responder, call::Call, client::to_json};
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
     BatchItem, ChunkSpan, Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleHead, SampleRef,
     frames::Frame, routes,
 };
+use http::Method;
 use std::{
     collections::VecDeque,
     panic::resume_unwind,
@@ -222,14 +223,16 @@ impl Requester {
         };
         let client = &self.job.client;
         let path = routes::epoch(&self.job.job.id, self.epoch, "leases");
-        let response = client.open_json(&path, &request).await.map_err(|e| {
+        let call = Call::new(Method::POST, path).json(to_json(&request).map_err(StreamError::Fatal)?);
+        let opened = client.open(&call, Instant::now() + client.io_timeout()).await;
+        let (server, response) = opened.map_err(|e| {
             if e.retryable() || e.code() == Some(Code::StaleSequence) {
                 StreamError::Retry(e)
             } else {
                 StreamError::Fatal(e)
             }
         })?;
-        let endpoint = client.endpoint().to_string();
+        let endpoint = server.shown.to_string();
         let mut stream = Stream::new(Responder(&endpoint), response, client.io_timeout());
         let Some(Frame::Grant { grant }) = stream.frame().await.map_err(StreamError::Retry)? else {
             return Err(stream.broken("a lease stream does not begin with a grant frame"));
@@ -298,7 +301,8 @@ impl Requester {
         let items: Vec<BatchItem> = refs.iter().flat_map(|(_, r)| r.pieces.iter().map(span)).collect();
         let mut pieces: VecDeque<Bytes> = VecDeque::new();
         for some in items.chunks(fletch_api::BATCH_ITEMS_MAX) {
-            let batch = self.job.client.batch(self.job.job.root, some.to_vec(), u64::from(u32::MAX)).await;
+            let client = self.job.client.routed();
+            let batch = client.batch(self.job.job.root, some.to_vec(), u64::from(u32::MAX)).await;
             let mut batch = batch.map_err(StreamError::Retry)?;
             while let Some(piece) = batch.next().await.map_err(StreamError::Retry)? {
                 let problem = |problem: Box<Problem>| {

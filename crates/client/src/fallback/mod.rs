@@ -146,7 +146,7 @@ impl Fallback {
             match probe.info().await {
                 Ok(_) => {
                     if let Some(away) = self.0.server_state.mark_back(Instant::now()) {
-                        tracing::info!(server = %client.endpoint(), ?away, "the server answers again");
+                        tracing::info!(server = %client.servers(), ?away, "the server answers again");
                     }
                 }
                 Err(error) => tracing::debug!(%error, "the server still does not answer"),
@@ -190,7 +190,7 @@ impl Fallback {
 
     fn failed(&self, e: &OriginError) -> ClientError {
         let server = match &self.0.client {
-            Some(c) => format!("{} does not answer, and the read from the origin failed", c.endpoint()),
+            Some(c) => format!("{} does not answer, and the read from the origin failed", c.servers()),
             None => "no server is used, and the read from the origin failed".to_owned(),
         };
         ClientError::Origin { server, kind: e.kind(), why: e.to_string() }

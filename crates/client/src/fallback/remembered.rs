@@ -3,7 +3,7 @@
 //! Keeps one small JSON file for each (server, dataset, version as written), replaced as a whole. The file
 //! holds no secret. Readers check tables and chunks against the root that the file names.
 
-use crate::Endpoint;
+use crate::Servers;
 use fletch_core::{DatasetName, Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub enum RememberedVersionError {
 }
 
 impl RememberedVersion {
-    fn path(dir: &Path, server: &Endpoint, dataset: &DatasetName, version: &str) -> PathBuf {
+    fn path(dir: &Path, server: &Servers, dataset: &DatasetName, version: &str) -> PathBuf {
         // The lengths make the text of each triple unique.
         let server = server.to_string();
         let text = format!("{} {server} {} {dataset} {version}", server.len(), dataset.as_str().len());
@@ -69,7 +69,7 @@ impl RememberedVersion {
     ///
     /// # Errors
     /// [`RememberedVersionError::File`].
-    pub fn save(&self, dir: &Path, server: &Endpoint) -> Result<(), RememberedVersionError> {
+    pub fn save(&self, dir: &Path, server: &Servers) -> Result<(), RememberedVersionError> {
         let path = RememberedVersion::path(dir, server, &self.dataset, &self.version);
         let file = |source| RememberedVersionError::File { path: path.clone(), source };
         let text = serde_json::to_vec_pretty(self).map_err(|e| file(e.into()))?;
@@ -84,7 +84,7 @@ impl RememberedVersion {
     /// [`RememberedVersionError`].
     pub fn load(
         dir: &Path,
-        server: &Endpoint,
+        server: &Servers,
         dataset: &DatasetName,
         version: &str,
     ) -> Result<RememberedVersion, RememberedVersionError> {
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_saved_version_is_loaded_and_no_other() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let server: Endpoint = "http://127.0.0.1:1".parse().expect("endpoint");
+        let server: Servers = "http://127.0.0.1:1".parse().expect("endpoint");
         let known = RememberedVersion {
             server: server.to_string(),
             dataset: DatasetName::new("d").expect("name"),

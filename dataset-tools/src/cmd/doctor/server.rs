@@ -67,13 +67,13 @@ impl Facts {
         let mut facts =
             Facts { server: None, ahead_s: None, listen: None, own_version: env!("CARGO_PKG_VERSION") };
         if let Some(chosen) = ctx.chosen()? {
-            let endpoint = chosen.endpoint().clone();
+            let servers = chosen.servers().clone();
             let token = TokenSource::of(ctx.global.token.clone(), ctx.global.token_file.clone())
                 .map_err(|e| Failure::usage(e.to_string()))?;
             let tls = ctx.global.tls();
             let client =
-                Client::new(ClientConfig { token, tls, ..ClientConfig::new(endpoint.clone(), "cli") })?;
-            facts.server = Some((endpoint.to_string(), ask(&client).await));
+                Client::new(ClientConfig { token, tls, ..ClientConfig::of(servers.clone(), "cli") })?;
+            facts.server = Some((servers.to_string(), ask(&client).await));
             facts.ahead_s = client.stats().clock_ahead_s;
         }
         if args.listen != "none" {

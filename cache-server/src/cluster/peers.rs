@@ -344,7 +344,7 @@ impl Peers {
             .header(headers::COMPONENT, "peer")
             .header(headers::VIEW, view);
         if let PeerCall::Offer(bytes) = &request.call {
-            call = call.body(bytes.clone());
+            call = call.header(header::CONTENT_TYPE, "application/octet-stream").body(bytes.clone());
         }
         if request.only_if_cached {
             call = call.header(header::CACHE_CONTROL, "only-if-cached");

@@ -18,6 +18,7 @@ need prometheus prometheus
 need chromium chromium
 need etcd etcd-server
 need openssl openssl
+PATH="$PATH:/usr/sbin" need ip iproute2
 PATH="$PATH:/usr/sbin" need mkfs.ext4 e2fsprogs
 PATH="$PATH:/usr/sbin" need nginx nginx-light
 # An interpreter on the path may be another one than Debian's: each needs its own venv.

@@ -1,7 +1,7 @@
 //! Several servers and a real etcd: who is a member, who is up, and what remains while parts are gone.
 
 use fletch_testkit::tls;
-use fletch_tests::bins::{command, run, stdout};
+use fletch_tests::bins::{bin, command, run, stdout, without_variables};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::fixture::index;
 use fletch_tests::require::{Need, have};
@@ -99,6 +99,44 @@ fn a_view_survives_servers_and_etcd() {
     until("all servers are in touch again", Duration::from_secs(5), || [&a, &b, &c].into_iter().all(up));
     let within = Duration::from_secs(5).saturating_sub(back.elapsed());
     assert_eq!(agreed(&[&a, &b, &c], "a:up b:up c:up", within), view);
+}
+
+/// Runs the example of `docs/CLUSTER.md` as it stands there, in a network and a `/tmp` of its own. Then a
+/// dataset that was registered at one server is read through another one.
+#[test]
+fn the_example_of_the_documentation_runs_as_it_stands() {
+    if !have(&[Need::Etcd, Need::Root]) {
+        return;
+    }
+    let text = include_str!("../../docs/CLUSTER.md");
+    let after = text.split_once("## Three servers on one machine\n\n```text\n").expect("the example").1;
+    let example = after.split_once("```").expect("its end").0;
+    assert!(example.lines().count() <= 10, "{example}");
+    let script = format!(
+        r#"ip link set lo up && mount -t tmpfs tmpfs /tmp || exit 9
+export HOME=/tmp
+{example}
+for i in $(seq 100); do
+    fletch cluster status --server http://127.0.0.1:7382 > /tmp/status 2>&1
+    [ "$(grep -c ' up ' /tmp/status)" = 3 ] && break
+    sleep 0.1
+done
+cat /tmp/status
+mkdir /tmp/tree && echo "the bytes" > /tmp/tree/f
+root=$(fletch index /tmp/tree --to /tmp/tables) || exit 8
+fletch register d /tmp/tree --tables /tmp/tables --server http://127.0.0.1:7381 || exit 7
+sleep 1
+curl -sSf "http://127.0.0.1:7383/v1/versions/$root/files/f""#
+    );
+    let bins = bin("fletch-server");
+    let path = format!("{}:{}:/usr/sbin", bins.parent().expect("a directory").display(), env!("PATH"));
+    let mut c = without_variables(Command::new("unshare"));
+    // With the end of the script, all of its processes end.
+    c.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script]).env("PATH", path);
+    let out = run(&mut c);
+    let told = String::from_utf8_lossy(&out.stdout);
+    assert!(told.ends_with("the bytes\n"), "{told}");
+    assert!((1..=3).all(|i| told.contains(&format!("srv-{i}"))), "{told}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options (all: fletch --help)")]
 pub struct Global {
-    /// The server: http(s)://HOST:PORT or unix:PATH; of a cluster also URL,URL [env: FLETCH_SERVER].
+    /// The server: http(s)://HOST:PORT[,URL] or unix:PATH [env: FLETCH_SERVER].
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER", hide_env = true)]
     pub server: Option<String>,
     /// Settings with [[origin]] tables [env: FLETCH_CONFIG].

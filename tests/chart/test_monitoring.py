@@ -30,6 +30,8 @@ ALERTS = {
     "FletchEpochNotExactlyOnce",
     "FletchScrapeDown",
     "FletchVersionSkew",
+    "FletchNoCoordinator",
+    "FletchCertificateExpires",
 }
 RUNBOOKS = "https://github.com/fletch-cache/fletch/blob/main/docs/runbooks/"
 # A ConfigMap holds at most 1 MiB.

@@ -297,16 +297,14 @@ class Job:
     def ack(
         self,
         token: _Token,
-        times: tuple[int, int, int, int | None],
+        times: tuple[int, int, int, int | None, int | None],
         report: Callable[[float, str], None],
         within: float | None = None,
         in_loop: bool = False,
-        received_ns: int | None = None,
     ) -> dict[str, Any] | None:
-        """Acknowledges a whole lease. ``times`` are the nanoseconds waited, prepared and stepped, and
-        the device's time of a step, of this one or of an earlier one. ``in_loop`` says that the loop itself
-        prepares batches, and ``received_ns`` how long the process that prepared the batch waited for its
-        lease.
+        """Acknowledges a whole lease. ``times`` are the nanoseconds waited, prepared and stepped, the
+        device's time of a step, of this one or of an earlier one, and how long the process that prepared the
+        batch waited for its lease. ``in_loop`` says that the loop itself prepares batches.
 
         The ack is durable when this returns. ``None`` means that the server did not answer ``within`` this
         many seconds.

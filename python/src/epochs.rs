@@ -240,26 +240,25 @@ impl Job {
         Ok(())
     }
 
-    /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped, and the device's
-    /// time of this step or of an earlier one. `in_loop` says that the loop itself prepares batches, and
-    /// `received_ns` how long the process that prepared the batch waited for its lease.
+    /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped, the device's
+    /// time of this step or of an earlier one, and how long the process that prepared the batch waited for
+    /// its lease. `in_loop` says that the loop itself prepares batches.
     ///
     /// The ack is durable when this returns. `report` is called as in `Reader.next`. `None` means that the
     /// server did not answer `within` this many seconds.
-    #[pyo3(signature = (token, times, report, within = None, in_loop = false, received_ns = None))]
+    #[pyo3(signature = (token, times, report, within = None, in_loop = false))]
     fn ack<'py>(
         &self,
         py: Python<'py>,
         token: Token,
-        times: (u64, u64, u64, Option<u64>),
+        times: (u64, u64, u64, Option<u64>, Option<u64>),
         report: Bound<'py, PyAny>,
         within: Option<f64>,
         in_loop: bool,
-        received_ns: Option<u64>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (epoch, rank, lease, entries, _) = token;
         let job = self.0.live(py)?;
-        let (waited_ns, prepared_ns, stepped_ns, device_ns) = times;
+        let (waited_ns, prepared_ns, stepped_ns, device_ns, received_ns) = times;
         let batch =
             BatchTimes { entries, waited_ns, received_ns, prepared_ns, stepped_ns, device_ns, in_loop };
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];

@@ -218,12 +218,10 @@ class AckTracker:
         token, own_ns = tracked.batch.held, tracked.prepared_ns
         # A loop that prepares its batches computes nothing meanwhile, so its time counts, not the workers'.
         prepared_ns = own_ns if own_ns > 0 else tracked.batch.prepared_ns
-        times = (tracked.waited_ns + own_ns, prepared_ns, stepped_ns, tracked.device_ns)
-        in_loop, received_ns = tracked.in_loop, tracked.batch.received_ns
+        received_ns, in_loop = tracked.batch.received_ns, tracked.in_loop
+        times = (tracked.waited_ns + own_ns, prepared_ns, stepped_ns, tracked.device_ns, received_ns)
         if within <= 0:
-            self.wait_for_server(
-                lambda report: self.job.ack(token, times, report, None, in_loop, received_ns)
-            )
+            self.wait_for_server(lambda report: self.job.ack(token, times, report, None, in_loop))
             self._note_answer()
             return True
         begun = time.monotonic()
@@ -232,8 +230,7 @@ class AckTracker:
         why = "no answer"
         try:
             most = _SILENT_SECONDS if self._gone_since is None else _RETRY_SECONDS
-            within = min(within, most)
-            if self.job.ack(token, times, _no_report, within, in_loop, received_ns) is not None:
+            if self.job.ack(token, times, _no_report, min(within, most), in_loop) is not None:
                 self._note_answer()
                 return True
         except FletchError as error:

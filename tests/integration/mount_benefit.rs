@@ -104,7 +104,7 @@ fn a_mount_has_a_bound_while_it_reads_and_no_gain_when_the_kernel_serves_it() {
     };
     let requests = gets();
     assert!(requests >= FILES, "{:?}", origin.counts());
-    // Machines drop cached pages when they like. So each mount is seen by itself, in a stretch without a loss.
+    // Machines drop cached pages when they like. So each mount is seen by itself, while none is lost.
     for dir in [&*mount.dir, &*set] {
         until("the kernel is seen to serve it", KEPT, || {
             let again = read(dir, Duration::ZERO);

@@ -415,7 +415,7 @@ impl Shared {
             let is_worth_waiting = missing.iter().any(|id| view.core.is_up(id));
             if !is_worth_waiting || Instant::now() >= end {
                 if !missing.is_empty() {
-                    tracing::warn!(members = ?missing, "members did not confirm that access to a dataset ended");
+                    tracing::warn!(members = ?missing, "members did not confirm that access ended");
                 }
                 return missing.into_iter().collect();
             }

@@ -4,8 +4,8 @@
 //! random, so some disks are full while others have room.
 //!
 //! I1. A member that takes a chunk displaces nothing for it, and checks it like every chunk.
-//! I2. What this server remembers is a hint. A member that lost the chunk says so, the origin is read, and the
-//!     chunk is offered anew.
+//! I2. What this server remembers is a hint. A member that lost the chunk says so. Then the origin is read,
+//!     and the chunk is offered anew.
 //! I3. No read waits for this.
 
 use super::{ChunkRead, ChunkReads};
@@ -82,7 +82,7 @@ impl ChunkReads {
 
     /// Returns the members that may have taken a chunk of this server, if its disk has no room for it.
     ///
-    /// After a restart nothing is remembered. So the members that would have been offered the chunk are asked.
+    /// After a restart nothing is remembered. So the members to which the chunk would be offered are asked.
     pub(super) fn takers(&self, peers: &Peers, view: &ClusterView, read: &ChunkRead<'_>) -> Vec<PeerAddress> {
         let key = read.key();
         let may_ask = |to: &PeerAddress| peers.may_ask(&to.id);

@@ -274,7 +274,9 @@ impl Peers {
             Err(error) => {
                 let chunk = &*request.path;
                 tracing::debug!(peer = %to.id, %error, chunk, job = &*request.job, "a peer did not serve");
-                if error.is_silence() {
+                // A member that does not take what is offered may close the connection at once.
+                let is_offer = matches!(request.call, PeerCall::Offer(_));
+                if error.is_silence() && !is_offer {
                     self.rest(&to.id, &state, &error);
                 }
                 PeerAnswer::Failed
@@ -344,7 +346,7 @@ impl Peers {
             .header(headers::COMPONENT, "peer")
             .header(headers::VIEW, view);
         if let PeerCall::Offer(bytes) = &request.call {
-            call = call.header(header::CONTENT_TYPE, "application/octet-stream").body(bytes.clone());
+            call = call.header(header::CONTENT_TYPE, headers::CHUNK).body(bytes.clone());
         }
         if request.only_if_cached {
             call = call.header(header::CACHE_CONTROL, "only-if-cached");

@@ -6,7 +6,7 @@
 //! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
 //! /fletch/NAME/data/datasets/DOMAIN/DATASET   {format, tenant, uri, …, bytes}
 //! /fletch/NAME/data/tenants/TENANT            {format}         written with every change of its datasets
-//! /fletch/NAME/seen/ID      {format, revision}             the change of `data` that the member executed last
+//! /fletch/NAME/seen/ID      {format, revision}             the latest change that the member executed
 //! ```
 //! A record with another format is an error, because an older server would misread it.
 

@@ -104,7 +104,9 @@ fn check_type(method: &Method, request: &HeaderMap) -> ApiResult<()> {
     let (first, second) = (types.next(), types.next());
     let essence = first.map(|v| v.as_bytes().split(|b| *b == b';').next().unwrap_or_default().trim_ascii());
     let known = |essence: &[u8]| {
-        [headers::JSON, headers::LEDGER].iter().any(|t| essence.eq_ignore_ascii_case(t.as_bytes()))
+        [headers::JSON, headers::LEDGER, headers::CHUNK]
+            .iter()
+            .any(|t| essence.eq_ignore_ascii_case(t.as_bytes()))
     };
     if second.is_none() && essence.is_some_and(known) {
         return Ok(());

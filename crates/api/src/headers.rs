@@ -30,6 +30,8 @@ pub const JSON: &str = "application/json";
 pub const FRAMES: &str = "application/vnd.fletch.frames";
 /// The media type of an epoch's ledger and of its state.
 pub const LEDGER: &str = "application/vnd.fletch.ledger";
+/// The media type of a chunk that one server offers another.
+pub const CHUNK: &str = "application/vnd.fletch.chunk";
 /// The media type of a tar archive.
 pub const TAR: &str = "application/x-tar";
 /// The media type of a [`crate::Problem`].

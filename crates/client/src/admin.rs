@@ -48,8 +48,9 @@ impl Client {
         self.send_json(Method::POST, routes::DATASETS, dataset, &want).await
     }
 
-    /// Deletes the registration of a dataset. The dataset's objects and tables stay at the origin. Returns the
-    /// servers of a cluster that did not confirm it, and may still serve the dataset.
+    /// Deletes the registration of a dataset. The dataset's objects and tables stay at the origin.
+    ///
+    /// Returns the servers of a cluster that did not confirm it, and may still serve the dataset.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -10,10 +10,11 @@
 //! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for
 //!   them.
 //! - `versions` opens versions, locates their bytes and fetches them.
-//! - `config` reads the settings; `accounting` counts bytes; `auth` knows tokens. `state` keeps registrations,
-//!   and `catalog` changes them, in a cluster for all of its servers. `cluster` knows the other servers.
-//! - `connections` bounds connections, and the memory of requests that arrive. `tls` keeps the certificate, and
-//!   `credentials` what a user handed over.
+//! - `config` reads the settings; `accounting` counts bytes; `auth` knows tokens. `state` keeps
+//!   registrations, and `catalog` changes them, in a cluster for all of its servers. `cluster` knows the
+//!   other servers.
+//! - `connections` bounds connections, and the memory of requests that arrive. `tls` keeps the certificate,
+//!   and `credentials` what a user handed over.
 //! - `benefit` observes what jobs wait for, `allocation` divides the disk, and `dashboard` keeps the last
 //!   hour for the admin page; they, `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no
 //!   other room.

@@ -11,7 +11,7 @@
 use super::{ChunkRead, ChunkReads};
 use crate::cluster::{ClusterView, PeerAddress, PeerAnswer, PeerCall, Peers};
 use fletch_core::{MemberId, StoreKey};
-use fletch_store::{AtPeer, DatasetId, Verified};
+use fletch_store::{AtPeer, DatasetId, DiskTier, Verified};
 use moka::sync::Cache;
 use std::{
     collections::HashSet,
@@ -26,6 +26,8 @@ const REMEMBERED_MAX: u64 = 1 << 18;
 const OFFERS_MAX: usize = 8;
 /// The most members that are asked to keep one chunk, or for one that they may keep.
 const ASKED_MAX: usize = 3;
+/// The space, in chunks, that a disk without passed-on chunks has left: a restart frees some space.
+const ROOM: u64 = 8;
 /// How long a member may take to keep a chunk.
 const OFFER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -89,7 +91,9 @@ impl ChunkReads {
         if let Some(holder) = self.passed_on.at.get(&key) {
             return view.address(&holder).filter(may_ask).into_iter().collect();
         }
-        let has_room = self.store.disk().is_none_or(|disk| disk.admits(&key, read.dataset, read.located.len));
+        let len = read.located.len;
+        let has_room = |disk: &DiskTier| disk.admits_beside(&key, read.dataset, len, ROOM * u64::from(len));
+        let has_room = self.store.disk().is_none_or(|disk| has_room(disk));
         if has_room || read.part.is_some() || read.dataset == DatasetId::UNCACHED {
             return Vec::new();
         }

@@ -396,9 +396,14 @@ impl DiskTier {
     }
 
     /// Whether the tier would keep the chunk now. Does no IO.
+    pub(crate) fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
+        self.admits_beside(key, dataset, len, 0)
+    }
+
+    /// Whether the tier would keep the chunk now, if the dataset occupied `beside` more bytes. Does no IO.
     #[must_use]
-    pub fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
-        self.engine().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
+    pub fn admits_beside(&self, key: &StoreKey, dataset: DatasetId, len: u32, beside: u64) -> bool {
+        self.engine().is_some_and(|t| t.admit_beside(key, dataset, len, beside) == Admission::Yes)
     }
 
     /// Reads the chunk into `buffer`, which is as long as the chunk.

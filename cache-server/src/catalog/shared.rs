@@ -39,13 +39,21 @@ const CONFIRM_POLL: Duration = Duration::from_millis(20);
 /// How often a lasting fault is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
+type DatasetKey = (Domain, DatasetName);
+
+/// What is known of the record of a dataset.
+#[derive(Debug, Clone, Copy)]
+struct KnownRecord {
+    revision: u64,
+    bytes: u64,
+}
+
 /// What this server knows of the keys below `data/`.
 #[derive(Debug, Default)]
 struct Known {
     /// The revision of the record of the cluster.
     cluster: u64,
-    /// Of each dataset, the revision and the bytes of its record.
-    datasets: BTreeMap<(Domain, DatasetName), (u64, u64)>,
+    datasets: BTreeMap<DatasetKey, KnownRecord>,
     /// The revision of each tenant's mark.
     tenants: BTreeMap<Tenant, u64>,
     /// The revision up to which this server has seen all changes. 0: everything must be read.
@@ -115,7 +123,8 @@ impl Shared {
             match parse_key(&self.of.keys, &kv.key) {
                 DataKey::Dataset(domain, name) => {
                     let record = read_dataset(kv, &domain, &name)?;
-                    known.datasets.insert((domain, name), (kv.mod_revision, record.bytes));
+                    let (revision, bytes) = (kv.mod_revision, record.bytes);
+                    known.datasets.insert((domain, name), KnownRecord { revision, bytes });
                     all.push((record.registration, record.bytes));
                 }
                 DataKey::Tenant(tenant) => {
@@ -170,7 +179,7 @@ impl Shared {
             self.check_cluster().await?;
         }
         let mut changes = Vec::new();
-        let mut noted: Vec<((Domain, DatasetName), Option<(u64, u64)>)> = Vec::new();
+        let mut noted: Vec<(DatasetKey, Option<KnownRecord>)> = Vec::new();
         let mut tenants = Vec::new();
         for event in &new {
             match parse_key(&self.of.keys, &event.kv.key) {
@@ -181,7 +190,10 @@ impl Shared {
                 DataKey::Dataset(domain, name) => {
                     let record = read_dataset(&event.kv, &domain, &name)?;
                     changes.push(Change::Registered(record.registration, record.bytes));
-                    noted.push(((domain, name), Some((event.kv.mod_revision, record.bytes))));
+                    noted.push((
+                        (domain, name),
+                        Some(KnownRecord { revision: event.kv.mod_revision, bytes: record.bytes }),
+                    ));
                 }
                 DataKey::Tenant(tenant) => tenants.push((tenant, event.kv.mod_revision)),
                 DataKey::Unknown => {}
@@ -282,7 +294,7 @@ impl Shared {
         loop {
             self.sizes.notified().await;
             let known: Vec<_> = self.known().datasets.iter().map(|(k, v)| (k.clone(), *v)).collect();
-            for ((domain, name), (revision, bytes)) in known {
+            for ((domain, name), KnownRecord { revision, bytes }) in known {
                 let Some(own) = catalog.local.get(&domain, &name).filter(|own| own.bytes() > bytes) else {
                     continue;
                 };
@@ -325,7 +337,7 @@ impl Shared {
     }
 
     fn known_of(&self, domain: &Domain, name: &DatasetName) -> u64 {
-        self.known().datasets.get(&(domain.clone(), name.clone())).map_or(0, |(revision, _)| *revision)
+        self.known().datasets.get(&(domain.clone(), name.clone())).map_or(0, |known| known.revision)
     }
 
     pub async fn register(

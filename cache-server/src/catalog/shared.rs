@@ -141,7 +141,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Registers with the cluster what only this server has, when it joins. Returns whether there was any.
+    /// Registers with the cluster what only this server has, when it joins. Returns whether etcd has
+    /// other registrations since.
     async fn bring(&self, catalog: &Catalog, cluster: u64, there: &[KeyValue]) -> Result<bool, CatalogError> {
         let names: BTreeSet<&[u8]> = there.iter().map(|kv| &*kv.key).collect();
         let mut brought = false;
@@ -161,9 +162,10 @@ impl Shared {
                 put(key, dataset_text(&own, own.bytes())),
                 put(tenant_key(&self.of.keys, &own.tenant), to_text(&TenantRecord {})),
             ];
-            // Another server that brings the name at the same time wins.
-            self.of.etcd.transact(&compare, &ops).await?;
-            tracing::info!(dataset = %name, %domain, "the dataset is registered with the cluster now");
+            // If another server brought the name meanwhile, that one wins.
+            if self.of.etcd.transact(&compare, &ops).await?.succeeded {
+                tracing::info!(dataset = %name, %domain, "the dataset is registered with the cluster now");
+            }
             brought = true;
         }
         Ok(brought)

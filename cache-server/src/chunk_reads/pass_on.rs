@@ -6,11 +6,13 @@
 //! I1. A member that takes a chunk displaces nothing for it, and checks it like every chunk.
 //! I2. What this server remembers is a hint. A member that lost the chunk says so. Then the origin is read,
 //!     and the chunk is offered anew.
-//! I3. No read waits for this.
+//! I3. No read waits for an offer.
+//! I4. A member that did not take a chunk is offered none for [`REFUSAL_RESTS`]. Otherwise a dataset that is
+//!     larger than all disks would cross the network at every read, for nothing.
 
 use super::{ChunkRead, ChunkReads};
 use crate::cluster::{ClusterView, PeerAddress, PeerAnswer, PeerCall, Peers};
-use fletch_core::{MemberId, StoreKey};
+use fletch_core::{MemberId, StoreKey, cluster::MEMBERS_MAX};
 use fletch_store::{AtPeer, DatasetId, DiskTier, Verified};
 use moka::sync::Cache;
 use std::{
@@ -28,6 +30,8 @@ const OFFERS_MAX: usize = 8;
 const ASKED_MAX: usize = 3;
 /// The space, in chunks, that a disk without passed-on chunks has left: a restart frees some space.
 const ROOM: u64 = 8;
+/// How long a member that did not take a chunk is left alone.
+const REFUSAL_RESTS: Duration = Duration::from_secs(10);
 /// How long a member may take to keep a chunk.
 const OFFER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -35,11 +39,14 @@ const OFFER_WITHIN: Duration = Duration::from_secs(5);
 pub struct PassedOn {
     at: Cache<StoreKey, MemberId>,
     offered: Mutex<HashSet<StoreKey>>,
+    /// The members that did not take a chunk a moment ago.
+    refused: Cache<MemberId, ()>,
 }
 
 impl PassedOn {
     pub fn new() -> Self {
-        PassedOn { at: Cache::new(REMEMBERED_MAX), offered: Mutex::default() }
+        let refused = Cache::builder().max_capacity(MEMBERS_MAX as u64).time_to_live(REFUSAL_RESTS).build();
+        PassedOn { at: Cache::new(REMEMBERED_MAX), offered: Mutex::default(), refused }
     }
 
     /// Notes that a chunk is being offered, if it is not yet, and there are not too many.
@@ -57,7 +64,8 @@ impl ChunkReads {
     /// Offers a chunk to the next members of its ranking, in the background.
     pub(super) fn pass_on(self: &Arc<Self>, read: &ChunkRead<'_>, chunk: Verified) {
         let key = read.key();
-        if !self.passed_on.begin(&key) {
+        // A server that is alone has nobody to offer it to.
+        if self.peer().is_none() || !self.passed_on.begin(&key) {
             return;
         }
         let request = read.request(PeerCall::Offer(chunk.bytes().clone()));
@@ -67,15 +75,16 @@ impl ChunkReads {
                 this.passed_on.at.invalidate(&key);
                 for to in this.next_members(&this.cluster.view(), &key) {
                     let until = Instant::now() + OFFER_WITHIN;
-                    let answer = match peers.may_ask(&to.id) {
-                        true => peers.ask(&to, &request, until).await,
-                        false => continue,
-                    };
+                    if this.passed_on.refused.contains_key(&to.id) || !peers.may_ask(&to.id) {
+                        continue;
+                    }
+                    let answer = peers.ask(&to, &request, until).await;
                     if matches!(answer, PeerAnswer::Bytes(_, AtPeer::Hit | AtPeer::Miss)) {
                         this.passed_on.at.insert(key.clone(), to.id);
                         peers.add_passed_on();
                         break;
                     }
+                    this.passed_on.refused.insert(to.id, ());
                 }
             }
             this.passed_on.end(&key);

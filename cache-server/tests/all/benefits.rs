@@ -69,10 +69,10 @@ async fn a_job_waits_for_its_origin_until_its_data_is_cached() {
     let estimate = first.estimate.expect("30 steps");
     assert_eq!((first.steps, estimate.verdict), (30, BenefitVerdict::Origin), "{estimate:?}");
     assert!(estimate.cached < 0.05 && estimate.fetch > 0.5, "{estimate:?}");
-    // Nothing was in the cache, so the job ran at the rate of the link.
+    // Nothing was in the cache, so the job ran at the rate of the link, or slower on a busy machine.
     let link = LINK as f64 / SAMPLE as f64;
     let origin = estimate.origin_rate.expect("it was read");
-    assert!((0.5 * link..1.5 * link).contains(&origin), "{origin} of {link}: {estimate:?}");
+    assert!((0.25 * link..1.5 * link).contains(&origin), "{origin} of {link}: {estimate:?}");
     let cached = estimate.what_if.last().expect("all of it cached");
     assert_eq!(cached.cached, 1.0);
     assert!(cached.rate > 2.0 * estimate.rate, "{estimate:?}");

@@ -499,11 +499,13 @@ impl DiskTier {
             Some(_) => engine.quarantine(key),
             None => {}
         }
-        if engine.admit(key, dataset, len) == Admission::No {
+        let mut queue = lock(&self.queue);
+        // What is queued will occupy the same space. Without it a chunk is admitted here and refused later.
+        if engine.admit_beside(key, dataset, len, queue.footprint_of(dataset)) == Admission::No {
+            drop(queue);
             self.note_refused(dataset, len);
             return false;
         }
-        let mut queue = lock(&self.queue);
         if queue.bytes() + u64::from(len) > self.queue_bytes {
             Counters::add(&self.counters.append_drops, 1);
             Counters::add(&self.counters.append_dropped_bytes, u64::from(len));

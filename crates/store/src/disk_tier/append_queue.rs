@@ -1,6 +1,6 @@
 //! The append queue: chunks that wait to be written to disk. Readers find them here until they are on disk.
 
-use crate::dataset_id::DatasetId;
+use crate::{dataset_id::DatasetId, disk::DiskEngine};
 use fletch_core::{StoreKey, Verified};
 use std::collections::{HashMap, VecDeque};
 
@@ -20,6 +20,8 @@ pub(super) struct Queue {
     chunks: HashMap<StoreKey, Verified>,
     /// Bytes of `chunks`.
     bytes: u64,
+    /// The footprints of `chunks` on disk, for each dataset.
+    footprints: HashMap<DatasetId, u64>,
     /// Whether a thread appends.
     pub has_drainer: bool,
 }
@@ -28,10 +30,20 @@ fn len(chunk: &Verified) -> u64 {
     chunk.bytes().len() as u64
 }
 
+/// Returns the bytes that a chunk will occupy on disk.
+fn footprint(chunk: &Verified) -> u64 {
+    DiskEngine::footprint(u32::try_from(chunk.bytes().len()).unwrap_or(u32::MAX))
+}
+
 impl Queue {
     /// Returns the bytes that are queued or being written.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns the bytes that a dataset's chunks in this queue will occupy on disk.
+    pub fn footprint_of(&self, dataset: DatasetId) -> u64 {
+        self.footprints.get(&dataset).copied().unwrap_or(0)
     }
 
     /// Whether no append waits.
@@ -41,6 +53,7 @@ impl Queue {
 
     pub fn push(&mut self, append: Append) {
         self.bytes += len(&append.chunk);
+        *self.footprints.entry(append.dataset).or_default() += footprint(&append.chunk);
         self.chunks.insert(append.key.clone(), append.chunk.clone());
         self.waiting.push_back(append);
     }
@@ -53,6 +66,12 @@ impl Queue {
     /// Ends an append that was written or failed.
     pub fn finish(&mut self, append: &Append) {
         self.bytes = self.bytes.saturating_sub(len(&append.chunk));
+        if let Some(of) = self.footprints.get_mut(&append.dataset) {
+            *of = of.saturating_sub(footprint(&append.chunk));
+            if *of == 0 {
+                self.footprints.remove(&append.dataset);
+            }
+        }
         self.chunks.remove(&append.key);
     }
 

@@ -208,6 +208,21 @@ async fn a_refused_chunk_is_bypassed_and_a_full_share_is_not_displaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_admitted_fits_beside_what_is_queued() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_s, disk) = store(MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let chunks: Vec<_> = (0..30).map(|n| Verified::of(content(n, MIB as usize))).collect();
+    disk.engine().expect("open").set_shares(&[(D1, 20 * MIB)]);
+    // Faster than the disk writes.
+    let admitted = chunks.iter().filter(|c| disk.enqueue(&key_of(c.bytes()), D1, c)).count();
+    disk.wait_flushed(Duration::from_secs(20)).await;
+    let on_disk = chunks.iter().filter(|c| disk.has(&key_of(c.bytes()), MIB as u32)).count();
+    assert_eq!(admitted, on_disk);
+    assert!((15..20).contains(&on_disk), "{on_disk}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i5_a_clock_that_steps_back_stops_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let (s, disk) = store(MIB, 64 * MIB);

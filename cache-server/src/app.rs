@@ -168,7 +168,8 @@ async fn run(
     let (leave_cluster, cluster_tasks) = (CancellationToken::new(), TaskTracker::new());
     let (server, token) = (Arc::clone(&app.server), leave_cluster.clone());
     cluster_tasks.spawn(async move {
-        tokio::join!(server.cluster.run(token.clone()), server.catalog.run(token));
+        let follow_ring = server.follow_ring(token.clone());
+        tokio::join!(server.cluster.run(token.clone()), server.catalog.run(token), follow_ring);
     });
     let (stop_maintenance, maintenance_tasks) = (CancellationToken::new(), TaskTracker::new());
     let disk = app.server.store.disk().map(Arc::clone);

@@ -399,7 +399,8 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let rows: Vec<_> = quotas
         .iter()
         .flat_map(|(t, q)| {
-            [bound("registered", q.registered, t.as_str()), bound("resident", q.resident, t.as_str())]
+            let resident = q.resident.map(|bytes| server.shares.part().of_bytes(bytes));
+            [bound("registered", q.registered, t.as_str()), bound("resident", resident, t.as_str())]
         })
         .flatten()
         .collect();

@@ -35,7 +35,7 @@ use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
 use fletch_origin::{OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
-    DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
+    DatasetId, DiskTier, Part, Shares, Store, StoreLimits, TenantQuota,
     disk::{DiskConfig, FsSpace, MountMemory, Policy},
 };
 use std::{
@@ -48,7 +48,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The directory of the state directory that remembers where cache directories lie.
 const CACHE_RECORDS: &str = "caches";
@@ -226,6 +226,7 @@ impl Server {
             store: Arc::clone(&store),
             shares: Arc::clone(&shares),
             reads: Arc::clone(&chunk_reads),
+            cluster: Arc::clone(&cluster),
             accounts: Arc::clone(&accounts),
             tenants: Arc::clone(&tenants),
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
@@ -430,6 +431,19 @@ impl Server {
         self.disk_config().map_or(Weight::Unknown, |config| Weight::About(mib(config)))
     }
 
+    /// Divides the disk by the part of all chunks that this server owns, until `stop`.
+    pub async fn follow_ring(&self, stop: CancellationToken) {
+        let mut views = self.cluster.subscribe();
+        loop {
+            let (weight, all) = views.borrow_and_update().core.ring().weights(self.cluster.own_id());
+            self.shares.set_part(Part::new(weight, all));
+            tokio::select! {
+                changed = views.changed() => if changed.is_err() { return },
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
     /// Returns the identities at the disk tier of all datasets of a domain, with those of their sweeps.
     #[must_use]
     pub fn datasets_of(&self, domain: &Domain) -> HashSet<DatasetId> {
@@ -486,11 +500,14 @@ impl Server {
         uses
     }
 
-    /// Returns the tenants' quotas on disk, and the bytes that their datasets have there now.
+    /// Returns this server's part of the tenants' quotas on disk, and the bytes that their datasets have there
+    /// now.
     #[must_use]
     pub fn resident_quotas(&self) -> Vec<(Tenant, TenantQuota)> {
+        let part = self.shares.part();
+        let resident = |q: &Quota| Some(part.of_bytes(q.resident?));
         let quotas: Vec<_> =
-            self.auth.quotas().into_iter().filter_map(|(t, q)| Some((t, q.resident?))).collect();
+            self.auth.quotas().into_iter().filter_map(|(t, q)| Some((t, resident(&q)?))).collect();
         if quotas.is_empty() {
             return Vec::new();
         }

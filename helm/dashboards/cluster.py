@@ -484,6 +484,53 @@ def mounts():
     ]
 
 
+def servers():
+    """Panels that answer: do the servers of one cache find each other, and what passes between them?"""
+    return [
+        lines(
+            "Members by state",
+            """Servers that share the cache, by what they do. A server that is alone is its own only
+              member.""",
+            [query("max by (state) (fletch_cluster_members)", "{{state}}")],
+            COUNT,
+            width=8,
+        ),
+        states(
+            "Contact with etcd",
+            """Whether each server reaches etcd. Without etcd reads go on, and nothing can be registered
+              or declared.""",
+            [query("min by (instance) (fletch_cluster_coordinator_up)", "{{instance}}")],
+            words((0, "lost", RED), (1, "in touch", GREEN)),
+            width=8,
+        ),
+        lines(
+            "Bytes sent to other servers",
+            "By the server that sends. Each chunk has one owner, and the others read it from there.",
+            [query("sum by (instance) (rate(fletch_peer_sent_bytes_total[$__rate_interval]))", "{{instance}}")],
+            BYTES_PER_S,
+            width=8,
+            stacked="normal",
+        ),
+        lines(
+            "Requests to other servers by result",
+            """`hit`: the owner had the chunk. `miss`: it read the origin. `failed`: it gave no answer, and
+              another one was asked.""",
+            [query(rate("fletch_peer_requests_total", "result"), "{{result}}")],
+            PER_S,
+        ),
+        lines(
+            "Chunks away from their owners",
+            """`no room`: an owner's disk is full, and another server keeps the chunk. `for others`: a
+              server fetched a chunk that it does not own, because the owner did not answer.""",
+            [
+                query(rate("fletch_peer_passed_on_chunks_total"), "no room"),
+                query(rate("fletch_peer_foreign_fills_total"), "for others"),
+            ],
+            PER_S,
+        ),
+    ]
+
+
 def dashboard():
     """Returns the dashboard."""
     built = begin(
@@ -499,4 +546,5 @@ def dashboard():
     add_row(built, "Latency by tier", *tiers())
     add_row(built, "Origins", *origin())
     add_row(built, "Mounts", *mounts())
+    add_row(built, "Servers of one cache", *servers())
     return built

@@ -8,7 +8,8 @@ script needs root, podman, runc and catatonit (Debian's packages of these names)
 
 It builds the images on BASE and compares their sizes with it. It starts the server pod as Helm renders it,
 except for what only a cluster has: claims, Secrets, ConfigMaps and probes. It mounts a dataset as the mount
-pod does, and runs the pod of `helm test` as an ordinary user.
+pod does, and runs the pod of `helm test` as an ordinary user. Then it starts three servers and three etcd as
+the chart renders them (Debian's etcd, in an image on BASE), takes one server away, and brings it back.
 """
 
 import contextlib
@@ -235,6 +236,136 @@ def main():
         pods = Pods(scratch)
         stack.callback(lambda: [pods.remove(pod) for pod in list(reversed(pods.ids))])
         check_pods(stack, pods, scratch, programs, tag)
+        check_cluster(stack, pods, scratch, programs, base, tag)
+
+
+def etcd_image(stack, scratch, base, tag):
+    """Makes an image of Debian's etcd and returns its name."""
+    image, context = f"localhost/fletch-etcd:{tag}", scratch / "etcd"
+    context.mkdir()
+    shutil.copy(shutil.which("etcd"), context / "etcd")
+    (context / "Dockerfile").write_text(f"FROM {base}\nCOPY etcd /usr/local/bin/etcd\n")
+    run("podman", "build", "--quiet", "--network=none", "--tag", image, context)
+    stack.callback(lambda: run("podman", "rmi", image, check=False))
+    return image
+
+
+def as_pod(spec, name, replacements):
+    """Does what the kubelet and the cluster's DNS do: fills the pod's name in, and knows addresses."""
+    text = json.dumps(spec)
+    for old, new in [*replacements, ("$(POD_NAME)", name)]:
+        text = text.replace(old, new)
+    spec = json.loads(text)
+    for container in spec["containers"]:
+        container["env"] = [e for e in container.get("env", []) if "valueFrom" not in e]
+    return spec
+
+
+def stateful_set(objects, name):
+    """Returns the pod of a StatefulSet."""
+    return one(objects, "StatefulSet", name)["spec"]["template"]["spec"]
+
+
+def check_cluster(stack, pods, scratch, programs, base, tag):
+    """Runs three servers as one cluster, with the chart's etcd."""
+    prefix = f"cluster-{os.getpid()}"
+    data, home = scratch / "cluster-data", scratch / "cluster"
+    (data / "files").mkdir(parents=True)
+    home.mkdir()
+    for i in range(48):
+        (data / "files" / f"{i:02}.bin").write_bytes(os.urandom(256 << 10))
+    run(programs / "fletch", "index", data / "files", "--tables", data / "tables", "--state-dir",
+        home / "state", "--quiet")
+    image = {"tag": tag, "pullPolicy": "Never"}
+    etcd = etcd_image(stack, scratch, base, tag)
+    objects, _ = render({
+        "images": {"registry": "localhost", "server": image},
+        "server": {
+            "replicas": 3,
+            "cache": {"storage": "emptyDir", "size": "64Mi"},
+            "resources": {"limits": {"memory": "512Mi"}},
+            "datasetVolumes": [{"name": "data", "mountPath": "/data", "domains": ["default"],
+                                "volume": {"hostPath": {"path": str(data), "type": "Directory"}}}],
+        },
+        "cluster": {"enabled": True, "insecurePeers": True, "forgetAfter": "1m",
+                    "etcd": {"deploy": {"enabled": True, "image": etcd, "pullPolicy": "Never"}}},
+        "mounts": {"enabled": False},
+    })
+    for role, whose in (("user", ["--tenant", "default"]), ("peer", []), ("monitor", ["--tenant", "ops"])):
+        run(programs / "fletch-server", "token", "new", *whose, "--role", role,
+            "--append", home / "tokens.toml", "--out", home / role)
+    secret = {f.name: f.read_text() for f in home.iterdir() if f.is_file()}
+
+    # All pods are in the network of the host, so each has ports of its own.
+    suffix = "fletch-etcd.fletch.svc.cluster.local"
+    ports = [(free_port(), free_port()) for _ in range(3)]
+    addresses = [(f"fletch-etcd-{i}.{suffix}:{inside}", f"127.0.0.1:{outside}")
+                 for i, pair in enumerate(ports) for inside, outside in zip((2379, 2380), pair)]
+    for i, pair in enumerate(ports):
+        own = [(f"$(POD_NAME).{suffix}:{inside}", f"127.0.0.1:{outside}")
+               for inside, outside in zip((2379, 2380), pair)]
+        own += [(f"0.0.0.0:{inside}", f"127.0.0.1:{outside}") for inside, outside in zip((2379, 2380), pair)]
+        spec = as_pod(stateful_set(objects, "fletch-etcd"), f"fletch-etcd-{i}", addresses + own)
+        spec["volumes"] = []
+        pods.play(f"{prefix}-etcd-{i}", spec, {}, claims=("data",))
+    until("etcd is healthy", 30, lambda: all(
+        answer(f"http://127.0.0.1:{client}/health") == 200 for client, _ in ports))
+    expect(True, "three etcd pods of the chart form a cluster")
+
+    settings = one(objects, "ConfigMap", "fletch-server")["data"]["fletch.toml"]
+    for old, new in addresses:
+        settings = settings.replace(old, new)
+    listen = [free_port() for _ in range(3)]
+    urls = [f"http://127.0.0.1:{port}" for port in listen]
+
+    def start(i):
+        own = [("$(POD_NAME).fletch-headless.fletch.svc.cluster.local:7380", f"127.0.0.1:{listen[i]}")]
+        spec = as_pod(stateful_set(objects, "fletch-server"), f"fletch-server-{i}", own)
+        text = settings.replace("0.0.0.0:7380", f"127.0.0.1:{listen[i]}")
+        contents = {("configMap", "fletch-server"): {"fletch.toml": text}, ("secret", "fletch-tokens"): secret}
+        return pods.play(f"{prefix}-server-{i}", spec, contents, claims=("state",))
+
+    def fletch(*words, server=0):
+        return run(programs / "fletch", *words, "--server", urls[server], "--token-file", home / "user")
+
+    def members(server=0):
+        status = json.loads(fletch("cluster", "status", "--json", server=server))
+        return {m["id"]: m["state"] for m in status["members"]}, status["view"]
+
+    servers = [start(i) for i in range(3)]
+    until("all servers are ready", 30, lambda: all(answer(f"{url}/readyz") == 200 for url in urls))
+    names = [f"fletch-server-{i}" for i in range(3)]
+    up = dict.fromkeys(names, "up")
+    until("all servers agree", 10, lambda: all(members(i)[0] == up for i in range(3)))
+    expect(True, "three server pods of the chart are one cluster")
+    view = members()[1]
+    fletch("register", "set", "file:///data/files", "--tables", "file:///data/tables", server=0)
+    fletch("warmup", "set", "--wait", server=1)
+
+    def chunks():
+        token = {"Authorization": f"Bearer {secret['monitor'].strip()}"}
+        found = []
+        for url in urls:
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=token)) as reply:
+                lines = reply.read().decode().splitlines()
+            found += [int(float(line.split()[1])) for line in lines if line.startswith("fletch_disk_chunks ")]
+        return found
+
+    kept = chunks()
+    expect(sum(kept) == 48 and min(kept) > 0, f"each chunk is on one of the three disks {kept}")
+    pods.remove(servers[2])
+    root = json.loads(fletch("show", "set", "--json"))["root"]
+
+    def read(i, server):
+        token = {"Authorization": f"Bearer {secret['user'].strip()}"}
+        url = f"{urls[server]}/v1/versions/{root}/files/{i:02}.bin"
+        with urllib.request.urlopen(urllib.request.Request(url, headers=token), timeout=20) as reply:
+            return reply.read() == (data / "files" / f"{i:02}.bin").read_bytes()
+
+    expect(all(read(i, i % 2) for i in range(48)), "without one server, the others serve every file")
+    start(2)
+    until("the server is back", 20, lambda: members()[0] == up)
+    expect(members()[1] == view, "it is back, and the view of the cluster has the same number")
 
 
 def check_pods(stack, pods, scratch, programs, tag):

@@ -50,6 +50,65 @@ def ci(name):
     return rendered(CHART / "ci" / f"{name}-values.yaml")
 
 
+class Cluster(unittest.TestCase):
+    def test_servers_know_their_names_and_each_other(self):
+        objects = ci("cluster")
+        of = tomllib.loads(settings(objects))["cluster"]
+        pods = [f"http://fletch-etcd-{i}.fletch-etcd.fletch.svc.cluster.local:2379" for i in range(3)]
+        self.assertEqual(of["endpoints"], ",".join(pods))
+        self.assertEqual((of["coordinator"], of["name"]), ("etcd", "fletch.fletch"))
+        self.assertNotIn("insecure_peers", of)
+        spec = server_spec(objects)
+        server = spec["containers"][0]
+        env = {e["name"]: e.get("value", e.get("valueFrom")) for e in server["env"]}
+        self.assertEqual(env["POD_NAME"], {"fieldRef": {"fieldPath": "metadata.name"}})
+        self.assertEqual(env["FLETCH_CLUSTER_ID"], "$(POD_NAME)")
+        host = "$(POD_NAME).fletch-headless.fletch.svc.cluster.local"
+        self.assertEqual(env["FLETCH_CLUSTER_ADVERTISE_URL"], f"https://{host}:7380")
+        names = one(objects, "Certificate", "fletch-tls")["spec"]["dnsNames"]
+        self.assertIn(host.replace("$(POD_NAME)", "*"), names)
+        self.assertEqual(one(objects, "StatefulSet", "fletch-server")["spec"]["replicas"], 3)
+        # Every file that the settings name is mounted.
+        mounted = {m["mountPath"] for m in server["volumeMounts"]}
+        files = [v for k, v in of.items() if k.endswith("_file")]
+        self.assertEqual(len(files), 4, files)
+        for file in files:
+            self.assertIn(file.rsplit("/", 1)[0], mounted)
+        volumes = {v["name"] for v in spec["volumes"]} | {"state", "cache"}
+        self.assertLessEqual({m["name"] for m in server["volumeMounts"]}, volumes)
+
+    def test_etcd_takes_connections_of_servers_only(self):
+        policy = one(ci("cluster"), "NetworkPolicy", "fletch-etcd")["spec"]["ingress"]
+        who = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+               for rule in policy for peer in rule["from"]]
+        self.assertEqual((who, policy[0]["ports"][0]["port"]), (["server", "etcd"], "client"))
+
+    def test_an_existing_etcd_and_a_trusted_network(self):
+        objects, _ = render({
+            "server": {"replicas": 2, "cache": {"storage": "hostPath"}, "state": {"existingClaim": "c"}},
+            "cluster": {"enabled": True, "name": "prod", "insecurePeers": True, "etcd": {
+                "endpoints": ["https://a:2379", "https://b:2379"], "user": "fletch",
+                "passwordSecret": {"name": "p"}, "caSecret": {"name": "ca"}, "clientSecret": "c"}},
+        })
+        of = tomllib.loads(settings(objects))["cluster"]
+        self.assertEqual((of["endpoints"], of["name"], of["user"], of["insecure_peers"]),
+                         ("https://a:2379,https://b:2379", "prod", "fletch", True))
+        spec = server_spec(objects)
+        mounts = {m["name"]: m for m in spec["containers"][0]["volumeMounts"]}
+        for key in ("password_file", "ca_file", "cert_file", "key_file"):
+            self.assertIn(of[key].rsplit("/", 1)[0], [m["mountPath"] for m in mounts.values()], key)
+        self.assertEqual(mounts["state"]["subPathExpr"], "$(POD_NAME)")
+        apart = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0]
+        self.assertEqual(apart["topologyKey"], "kubernetes.io/hostname")
+        self.assertFalse([o for o in objects if o["metadata"]["name"].endswith("-etcd")])
+
+    def test_one_server_knows_nothing_of_a_cluster(self):
+        objects = ci("default")
+        self.assertNotIn("cluster", tomllib.loads(settings(objects)))
+        env = [e["name"] for e in server_spec(objects)["containers"][0]["env"]]
+        self.assertEqual(env, ["HOME"])
+
+
 class Security(unittest.TestCase):
     def test_server_and_test_pods_are_restricted(self):
         seen = set()
@@ -147,7 +206,7 @@ class Server(unittest.TestCase):
         for path in CI:
             maps = {o["metadata"]["name"] for o in rendered(path) if o["kind"] == "ConfigMap"}
             for name, spec in pod_specs(rendered(path)):
-                for volume in spec["volumes"]:
+                for volume in spec.get("volumes", []):
                     if "configMap" in volume:
                         self.assertIn(volume["configMap"]["name"], maps, f"{path.name}: {name}")
 
@@ -209,13 +268,15 @@ class Server(unittest.TestCase):
                 spec = document.get("spec", {})
                 name = f"{path.name}: {title(document)}"
                 if document["kind"] == "Service":
-                    self.assertEqual(reached(spec["selector"]), ["server"], name)
-                    self.assertIn(spec["ports"][0]["targetPort"], ports["server"])
+                    kind = document["metadata"]["labels"]["app.kubernetes.io/component"]
+                    self.assertEqual(reached(spec["selector"]), [kind], name)
+                    self.assertIn(spec["ports"][0]["targetPort"], ports[kind])
                 elif document["kind"] == "NetworkPolicy":
                     kind = document["metadata"]["labels"]["app.kubernetes.io/component"]
                     self.assertEqual(reached(spec["podSelector"]["matchLabels"]), [kind], name)
                 elif document["kind"] == "PodDisruptionBudget":
-                    self.assertEqual(reached(spec["selector"]["matchLabels"]), ["server"], name)
+                    kind = document["metadata"]["labels"]["app.kubernetes.io/component"]
+                    self.assertEqual(reached(spec["selector"]["matchLabels"]), [kind], name)
                 elif document["kind"] == "ServiceMonitor":
                     wanted = spec["selector"]["matchLabels"].items()
                     services = [o for o in objects

@@ -12,13 +12,14 @@ from rendering import CHART, REPO, render, values
 
 DIGEST = "sha256:" + "a" * 64
 SECRET = {"name": "s", "key": "k"}
+ETCD = {"endpoints": ["http://etcd:2379"]}
 NAMESPACE = {"namespace": "a", "domain": "default"}
 
 # Wrong values, and what the message must name.
 REFUSED = [
     ({"servers": {}}, "servers"),
     ({"server": {"replica": 1}}, "replica"),
-    ({"server": {"replicas": 2}}, "/server/replicas"),
+    ({"server": {"replicas": 0}}, "/server/replicas"),
     ({"server": {"kind": "Deployment"}}, "/server/kind"),
     ({"server": {"kind": "DaemonSet", "cache": {"storage": "emptyDir"}}}, "/server/state/existingClaim"),
     ({"server": {"cache": {"storage": "nfs"}}}, "/server/cache/storage"),
@@ -46,7 +47,26 @@ REFUSED = [
     ({"mounts": {"keep": "soon"}}, "/mounts/keep"),
     ({"mounts": {"updateStrategy": "Recreate"}}, "/mounts/updateStrategy"),
     ({"monitoring": {"serviceMonitor": {"enabled": "yes"}}}, "/monitoring/serviceMonitor/enabled"),
+    ({"cluster": {"etcd": {"endpoints": ["etcd:2379"]}}}, "/cluster/etcd/endpoints/0"),
+    ({"cluster": {"forgetAfter": "soon"}}, "/cluster/forgetAfter"),
     # Between values: the templates check these.
+    ({"server": {"replicas": 2}}, "set cluster.enabled"),
+    ({"cluster": {"enabled": True}}, "cluster.etcd.endpoints"),
+    ({"cluster": {"etcd": {"deploy": {"enabled": True}}}}, "needs cluster.enabled"),
+    ({"cluster": {"enabled": True, "etcd": ETCD}}, "cluster.insecurePeers"),
+    (
+        {"cluster": {"enabled": True, "etcd": {**ETCD, "deploy": {"enabled": True}}}},
+        "set one of the two",
+    ),
+    (
+        {"cluster": {"enabled": True, "insecurePeers": True, "etcd": {**ETCD, "user": "fletch"}}},
+        "cluster.etcd.passwordSecret.name",
+    ),
+    (
+        {"cluster": {"enabled": True, "etcd": ETCD}, "tls": {"enabled": True, "existingSecret": "s"},
+         "server": {"kind": "DaemonSet", "cache": {"storage": "emptyDir"}, "state": {"existingClaim": "c"}}},
+        "a DaemonSet has no names for certificates",
+    ),
     ({"mounts": {"namespaces": [{"namespace": "a", "domain": "other"}]}}, "the domain other is not in"),
     ({"mounts": {"enabled": False, "namespaces": [NAMESPACE]}}, "mounts.namespaces needs mounts.enabled"),
     ({"test": {"enabled": True, "domain": "other"}}, "test.domain"),
@@ -79,14 +99,6 @@ class Values(unittest.TestCase):
                 with self.assertRaises(Exception) as refused:
                     render(given)
                 self.assertIn(named, str(refused.exception))
-
-    def test_several_replicas_are_refused_with_the_reason(self):
-        with self.assertRaisesRegex(Exception, "servers do not form a cluster yet"):
-            render({"server": {"replicas": 3}})
-        # The sentence itself is no number of replicas.
-        sentence = "More replicas are refused: servers do not form a cluster yet"
-        with self.assertRaisesRegex(Exception, "servers do not form a cluster yet"):
-            render({"server": {"replicas": sentence}})
 
     def test_the_schema_allows_no_unknown_key(self):
         schema = json.loads((CHART / "values.schema.json").read_text())
@@ -121,7 +133,7 @@ class Values(unittest.TestCase):
 
         defaults = set(leaves(values(CHART / "values.yaml")))
         described = set(known(schema)) - {("global",), ("server", "resources", "claims")}
-        described -= {("mounts", "resources", "claims")}
+        described -= {("mounts", "resources", "claims"), ("cluster", "etcd", "deploy", "resources", "claims")}
         free = {"podSecurityContext", "securityContext", "requests", "limits", "labels"}
         defaults = {path for path in defaults if not free & set(path[:-1])}
         self.assertEqual(described - defaults, set(), "in the schema only")

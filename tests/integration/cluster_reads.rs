@@ -38,7 +38,7 @@ struct Origin {
     config: String,
     tables: String,
     root: String,
-    _scratch: TempDir,
+    scratch: TempDir,
 }
 
 impl Origin {
@@ -51,7 +51,7 @@ impl Origin {
         let at = |name: &str| scratch.path().join(name).display().to_string();
         let settings = format!(
             "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
-             credentials = \"anonymous\"\n",
+             credentials = \"anonymous\"\ndomains = [\"*\"]\n",
             emulator.uri(),
             emulator.endpoint()
         );
@@ -61,18 +61,23 @@ impl Origin {
         let mut index = command("fletch");
         index.args(["index", &emulator.uri(), "--config", &config, "--to", &tables]);
         let root = stdout(&run(index.args(["--state-dir", &at("state")])));
-        let origin = Origin { data, emulator, config, tables, root, _scratch: scratch };
+        let origin = Origin { data, emulator, config, tables, root, scratch };
         origin.emulator.reset_counts();
         origin
     }
 
     fn server(&self, id: &str, etcd: &EtcdCluster, more: &[&str]) -> ClusterServer {
+        self.server_as(id, etcd, more, None)
+    }
+
+    /// Starts a server, which has the dataset. `token`: the file of a token, if the server needs one.
+    fn server_as(&self, id: &str, etcd: &EtcdCluster, more: &[&str], token: Option<&Path>) -> ClusterServer {
         let config = format!("--config={}", self.config);
         let words: Vec<&str> =
             [&config, "--cache-free-floor=0"].into_iter().chain(more.iter().copied()).collect();
         let mut server = ClusterServer::new(id, etcd, &words);
         server.start();
-        server.register("set", &self.emulator.uri(), &self.tables, None);
+        server.register("set", &self.emulator.uri(), &self.tables, token);
         server
     }
 
@@ -256,9 +261,12 @@ fn a_warm_up_fills_the_disks_of_all_owners() {
     }
     let etcd = EtcdCluster::start(1);
     let origin = Origin::start(15, 64, None);
-    let [a, b] = ["a", "b"].map(|id| origin.server(id, &etcd, &[]));
+    let [a, mut b] = ["a", "b"].map(|id| origin.server(id, &etcd, &[]));
     agreed(&[&a, &b], "a:up b:up", NEWS);
     let n = origin.data.files.len() as u64;
+    let pinned = |servers: &[&ClusterServer]| -> Vec<f64> {
+        servers.iter().map(|s| s.metric("fletch_warmup_pinned_chunks ").unwrap_or(-1.0)).collect()
+    };
     let warmup = |server: &ClusterServer, more: &[&str]| {
         let mut c = command("fletch");
         let out =
@@ -272,6 +280,12 @@ fn a_warm_up_fills_the_disks_of_all_owners() {
     assert_eq!(origin.reads(), (n, n));
     let chunks = [&a, &b].map(|s| s.metric("fletch_disk_chunks ").unwrap_or(0.0));
     assert!(chunks.iter().sum::<f64>() == n as f64 && chunks.iter().all(|c| *c > 0.0), "{chunks:?}");
+    // Each owner protects its chunks from eviction, until the warm-up is cancelled at the server that ran it.
+    assert_eq!(pinned(&[&a, &b]), chunks);
+    let id = told["id"].as_str().expect("an id");
+    let url = format!("{}/v1/warmups/{id}", a.url);
+    run(Command::new("curl").args(["-fsS", "-X", "DELETE", "--max-time", "10", &url]));
+    until("no chunk is protected", NEWS, || pinned(&[&a, &b]) == [0.0, 0.0]);
     // From the other server: all is there, and is read where it lies.
     let told = warmup(&b, &["--wait"]);
     assert_eq!(told["present"]["chunks"], n, "{told}");
@@ -279,6 +293,102 @@ fn a_warm_up_fills_the_disks_of_all_owners() {
     assert_eq!((&told["present"]["chunks"], &told["missing"]["chunks"]), (&n.into(), &0.into()), "{told}");
     assert_eq!(origin.reads(), (0, 0));
     assert_eq!(a.sum("fletch_peer_sent_bytes_total") + b.sum("fletch_peer_sent_bytes_total"), 0.0);
+    // An eviction at one server is one at all of them, and ends the protection everywhere.
+    assert_eq!(pinned(&[&a, &b]), chunks);
+    let evict = |server: &ClusterServer| {
+        let out = run(command("fletch").args(["evict", "set", "--json", "--server", &server.url]));
+        let warned = String::from_utf8_lossy(&out.stderr).into_owned();
+        (serde_json::from_slice::<serde_json::Value>(&out.stdout).expect("JSON"), warned)
+    };
+    let (told, warned) = evict(&a);
+    assert_eq!((&told["chunks"], told.get("unconfirmed")), (&n.into(), None), "{told} {warned}");
+    assert_eq!(pinned(&[&a, &b]), [0.0, 0.0]);
+    assert_eq!([&a, &b].map(|s| s.metric("fletch_disk_chunks ")), [Some(0.0), Some(0.0)]);
+    b.end();
+    let (told, warned) = evict(&a);
+    assert_eq!(told["unconfirmed"], serde_json::json!(["b"]), "{told}");
+    assert!(warned.contains("b did not confirm it"), "{warned}");
+}
+
+#[test]
+fn a_drained_server_and_a_new_one_cost_the_origin_nothing() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(17, 96, None);
+    let [a, b, c] = ["a", "b", "c"].map(|id| origin.server(id, &etcd, &[]));
+    agreed(&[&a, &b, &c], "a:up b:up c:up", NEWS);
+    let (readers, n) = (Readers::new(), origin.data.files.len() as u64);
+    let read = |servers: &[&ClusterServer], seed: u64| {
+        let got = readers.read_through(&urls(servers), &origin.root, &origin.shuffled(seed, 1), 16);
+        assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
+        origin.reads()
+    };
+    assert_eq!(read(&[&a, &b, &c], 1), (n, n));
+    let on_disk = |s: &ClusterServer| s.metric("fletch_disk_chunks ").unwrap_or(0.0);
+    until("all chunks are on disks", Duration::from_secs(10), || {
+        [&a, &b, &c].into_iter().map(on_disk).sum::<f64>() >= n as f64
+    });
+    let had = on_disk(&c);
+    run(command("fletch").args(["cluster", "drain", "c", "--server", &a.url]));
+    agreed(&[&a, &b, &c], "a:up b:up c:drained", NEWS);
+    // What c owned moves to a and b when it is read. It comes from c.
+    assert_eq!(read(&[&a, &b], 2), (0, 0));
+    until("the others have all chunks", Duration::from_secs(10), || on_disk(&a) + on_disk(&b) >= n as f64);
+    assert!(c.sum("fletch_peer_sent_bytes_total") >= had * FILE as f64);
+    // A server that joins gets its part from them.
+    let d = origin.server("d", &etcd, &[]);
+    agreed(&[&a, &b, &d], "a:up b:up d:up c:drained", NEWS);
+    assert_eq!(read(&[&a, &b, &d], 3), (0, 0));
+    until("the new server has its chunks", Duration::from_secs(10), || on_disk(&d) > 0.2 * n as f64);
+}
+
+#[test]
+fn a_quota_of_disk_is_divided_by_weight() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    // 64 MiB in 256 chunks. The tenant may have 16 MiB of all disks, which have 40 MiB and 120 MiB.
+    let origin = Origin::start(16, 256, None);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| scratch.path().join(name);
+    let token = |name: &str, more: &[&str]| {
+        let mut c = command("fletch-server");
+        c.args(["token", "new", "--append"]).arg(at("tokens.toml")).args(more);
+        fs::write(at(name), stdout(&run(&mut c))).expect("token");
+    };
+    token("client", &["--tenant", "t"]);
+    token("peer", &["--role", "peer"]);
+    token("monitor", &["--tenant", "ops", "--role", "monitor"]);
+    let tokens = fs::read_to_string(at("tokens.toml")).expect("tokens");
+    let quota = "\n[[tenant]]\nname = \"t\"\nresident = \"16MiB\"\n";
+    fs::write(at("tokens.toml"), tokens + quota).expect("tokens");
+    let [a, b] = [("a", "40MiB"), ("b", "120MiB")].map(|(id, size)| {
+        let words = [
+            format!("--auth-tokens={}", at("tokens.toml").display()),
+            format!("--cluster-peer-token-file={}", at("peer").display()),
+            format!("--cache-size={size}"),
+            format!("--local-dirs={}=*", origin.scratch.path().display()),
+        ];
+        let words = words.each_ref().map(String::as_str);
+        origin.server_as(id, &etcd, &words, Some(&at("client")))
+    });
+    let metric = |server: &ClusterServer, series: &str| -> Option<f64> {
+        let text = get(&format!("{}/metrics", server.url), &at("monitor"), &[]).1;
+        String::from_utf8_lossy(&text).lines().find_map(|l| l.strip_prefix(series)?.trim().parse().ok())
+    };
+    let sees_both = |s: &&ClusterServer| metric(s, "fletch_cluster_members{state=\"up\"} ") == Some(2.0);
+    until("both servers are up", NEWS, || [&a, &b].iter().all(sees_both));
+    let mut warmup = command("fletch");
+    warmup.args(["warmup", "set", "--wait", "--server", &a.url, "--token-file"]).arg(at("client"));
+    let out = warmup.output().expect("runs");
+    let told = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && told.contains("quota `resident` leaves"), "{told}");
+    let used = [&a, &b].map(|s| metric(s, "fletch_disk_chunk_bytes ").unwrap_or(0.0) / f64::from(1 << 20));
+    // A quarter and three quarters of 16 MiB, of which the heads of chunks take a little.
+    assert!((3.0..=4.0).contains(&used[0]) && (10.5..=12.0).contains(&used[1]), "{used:?}");
 }
 
 /// Reads an epoch of a new job through a server, and returns how many entries it delivered.

@@ -16,6 +16,7 @@ use fletch_core::plan::Tail;
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use fletch_tests::{
     bins::{command, repo, run, stdout},
+    cluster::{ClusterServer, EtcdCluster, agreed},
     monitored::{NodeMounts, Service},
     prometheus::{Answer, Prometheus},
     require::{Need, have},
@@ -41,6 +42,10 @@ const STEP: u32 = 16;
 /// Queries without data on a healthy machine: (panel, number of the query from 0). The test below gives each
 /// of them data.
 const EMPTY: [(&str, usize); 2] = [("Firing alerts", 0), ("Failed requests by route", 0)];
+
+/// Panels about what passes between servers, which have data in a cluster only.
+const OF_CLUSTERS: [&str; 3] =
+    ["Bytes sent to other servers", "Requests to other servers by result", "Chunks away from their owners"];
 
 /// How many files there are: more than the server's memory holds, so that its disk is read.
 fn file_count() -> u64 {
@@ -242,7 +247,8 @@ fn every_query_of_every_panel_returns_data() {
     let mut faults = Vec::new();
     for q in &queries {
         let answer = stage.prometheus.query(&q.query, Some(time));
-        let is_empty = EMPTY.iter().any(|empty| q.is(*empty));
+        let is_of_cluster = OF_CLUSTERS.contains(&&*q.panel);
+        let is_empty = is_of_cluster || EMPTY.iter().any(|empty| q.is(*empty));
         if has_data(&answer) == is_empty {
             let what = if is_empty { "has data" } else { "has no data" };
             faults.push(format!("{}: {} ({}) {what}: {}\n  {answer:?}", q.board, q.panel, q.number, q.query));
@@ -271,4 +277,47 @@ fn every_query_of_every_panel_returns_data() {
     until("the failure is shown", Duration::from_secs(20), || {
         shown("Firing alerts") && shown("Failed requests by route")
     });
+}
+
+#[test]
+fn the_row_of_a_cluster_returns_data_in_a_cluster() {
+    if !have(&[Need::Prometheus, Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| scratch.path().join(name).display().to_string();
+    fs::create_dir(at("data")).expect("data");
+    for i in 0..24 {
+        fs::write(scratch.path().join(format!("data/f{i:02}")), bytes(i, FILE)).expect("a file");
+    }
+    let mut index = command("fletch");
+    index.args(["index", &at("data"), "--tables", &at("tables"), "--state-dir", &at("state")]);
+    let root = stdout(&run(&mut index));
+    let dirs = format!("--local-dirs={}=*", scratch.path().display());
+    let [a, b] = ["a", "b"].map(|id| {
+        let mut server = ClusterServer::new(id, &etcd, &[&dirs]);
+        server.start();
+        server
+    });
+    agreed(&[&a, &b], "a:up b:up", Duration::from_secs(5));
+    a.register(SET, &format!("file://{}", at("data")), &format!("file://{}", at("tables")), None);
+    let prometheus = Prometheus::watch(&[("a", &a.url), ("b", &b.url)], "");
+    let queries = queries();
+    let row: Vec<_> = queries.iter().filter(|q| OF_CLUSTERS.contains(&&*q.panel)).collect();
+    assert_eq!(row.len(), 4);
+    until("the other server has the dataset", Duration::from_secs(5), || b.file(&root, "f00").is_some());
+    for i in 0..24 {
+        for server in [&a, &b] {
+            assert!(server.file(&root, &format!("f{i:02}")) == Some(bytes(i, FILE)), "f{i:02}");
+        }
+    }
+    let time = prometheus.settle();
+    for q in row {
+        let answer = prometheus.query(&q.query, Some(time));
+        assert!(has_data(&answer), "{} ({}): {}\n  {answer:?}", q.panel, q.number, q.query);
+    }
+    let sent = queries.iter().find(|q| q.panel == OF_CLUSTERS[0]).expect("a panel");
+    let sent = prometheus.query(&sent.query, Some(time));
+    assert!(sent.values().all(|rate| *rate > 0.0) && sent.len() == 2, "both servers own chunks: {sent:?}");
 }

@@ -11,7 +11,7 @@
 //! [[tenant]]
 //! name = "vision"
 //! registered = "2TiB"   # content bytes of the datasets it registered
-//! resident = "500GiB"   # bytes of its chunks on this server
+//! resident = "500GiB"   # bytes of its chunks on the disks of all servers
 //! state = "4GiB"        # bytes of the records and ledgers of its jobs
 //! jobs = 1000           # known jobs
 //! declared_jobs = 100   # declared jobs

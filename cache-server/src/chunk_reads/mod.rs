@@ -18,7 +18,7 @@ mod peer_fetch;
 
 use crate::{
     accounting::JobCosts,
-    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerRequest, Peers},
+    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerRequest, Peers, PinOrder},
     tenants::{FairPermit, FairPermits, TenantLimit, Tenants},
     versions::{ATTEMPTS, ChunkFetch, LocatedChunk, Sources, Versions},
 };
@@ -200,14 +200,15 @@ impl ChunkReads {
     /// Returns the former owner of a chunk of this server, for some time after the ring changed.
     fn former_owner(&self, peers: &Peers, view: &ClusterView, key: &StoreKey) -> Option<PeerAddress> {
         let former = view.core.former_owner(key).filter(|id| id != self.cluster.own_id())?;
-        let is_news = {
-            let mut seen = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-            if seen.number != view.core.number() {
-                *seen = RingSeen { number: view.core.number(), since: Instant::now() };
-            }
-            seen.since.elapsed() < RING_NEWS
-        };
-        view.address(&former).filter(|_| is_news && peers.may_ask(&former))
+        view.address(&former).filter(|_| self.is_ring_news(view) && peers.may_ask(&former))
+    }
+
+    fn is_ring_news(&self, view: &ClusterView) -> bool {
+        let mut seen = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.number != view.core.number() {
+            *seen = RingSeen { number: view.core.number(), since: Instant::now() };
+        }
+        seen.since.elapsed() < RING_NEWS
     }
 
     fn route(&self, read: &ChunkRead<'_>) -> Route {
@@ -247,11 +248,20 @@ impl ChunkReads {
         let (key, len) = (read.key(), read.located.len);
         let Prepared { fetch, asked, keeps } = self.prepare(read, &key).await?;
         let dataset = if keeps { read.dataset } else { DatasetId::UNCACHED };
-        let hit = self.store.read(key, len, dataset, fetch).await?;
+        let hit = self.store.read(key.clone(), len, dataset, fetch).await?;
         let served = asked.and_then(|asked| asked.served());
         let is_refused = hit.tier == Tier::Bypass && keeps && dataset != DatasetId::UNCACHED;
         if is_refused && served.is_none() && read.part.is_none() && read.sources.are_plain() {
             self.pass_on(read, hit.chunk.clone());
+        }
+        // Memory may have the chunk from the time when another server owned it.
+        if hit.tier == Tier::Memory
+            && keeps
+            && read.part.is_none()
+            && self.cluster.peers().is_some()
+            && self.is_ring_news(&self.cluster.view())
+        {
+            self.store.keep(&key, dataset, &hit.chunk);
         }
         let tier = match (hit.tier, served) {
             // Only a read that led its flight used its own fetch.
@@ -265,13 +275,18 @@ impl ChunkReads {
         Ok(Hit { tier, ..hit })
     }
 
-    /// Has a chunk kept where it belongs: on this server's disk, or by the server that owns it.
+    /// Has a chunk kept where it belongs: on this server's disk, or by the server that owns it, which pins it
+    /// then. On this server the caller pins it.
     ///
     /// # Errors
     /// [`ReadError`]; [`OwnersSilent`] in it if no server that owns the chunk answers.
-    pub async fn keep(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Kept, ReadError> {
+    pub async fn keep(
+        self: &Arc<Self>,
+        read: &ChunkRead<'_>,
+        pin: Option<&PinOrder>,
+    ) -> Result<Kept, ReadError> {
         if let Route::Owners(owners) = self.route(read) {
-            let kept = self.at_owners(read, owners).have_kept(false).await?;
+            let kept = self.at_owners(read, owners).have_kept(pin).await?;
             let at = kept.ok_or_else(|| FetchError::new(Kind::Unavailable, OwnersSilent))?;
             return Ok(Kept::Elsewhere(match at {
                 AtPeer::Hit => Warmed::Already,
@@ -287,7 +302,7 @@ impl ChunkReads {
     /// Reads and hashes a chunk where it is kept. Fetches nothing.
     pub async fn check(self: &Arc<Self>, read: &ChunkRead<'_>) -> ChunkCheck {
         if let Route::Owners(owners) = self.route(read) {
-            return match self.at_owners(read, owners).have_kept(true).await {
+            return match self.at_owners(read, owners).have_checked().await {
                 Ok(Some(_)) => ChunkCheck::Whole,
                 Ok(None) => ChunkCheck::Missing,
                 Err(_) => ChunkCheck::Unread,

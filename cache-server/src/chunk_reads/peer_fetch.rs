@@ -5,7 +5,7 @@
 
 use super::{Asker, ChunkRead, ChunkReads};
 use crate::{
-    cluster::{PeerAddress, PeerAnswer, PeerCall, PeerRequest},
+    cluster::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, PinOrder},
     tenants::{FairPermit, OriginPermits},
     versions::{LocatedChunk, Sources},
 };
@@ -147,13 +147,21 @@ impl PeerFetch {
         (self.from_origin)(attempt).await
     }
 
-    /// Has the first member that answers keep the bytes, and returns what that took it. With `only_if_cached`
-    /// the member reads what it has, and fetches nothing. `None`: no member has them, or none answers.
-    pub async fn have_kept(&self, only_if_cached: bool) -> Result<Option<AtPeer>, FetchError> {
+    /// Has the first member that answers keep the bytes, and returns what that took it. `None`: none answers.
+    pub async fn have_kept(&self, pin: Option<&PinOrder>) -> Result<Option<AtPeer>, FetchError> {
+        self.have(PeerCall::Keep(pin.cloned()), false).await
+    }
+
+    /// Has members read what they have, and fetch nothing. `None`: no member has the bytes, or none answers.
+    pub async fn have_checked(&self) -> Result<Option<AtPeer>, FetchError> {
+        self.have(PeerCall::Keep(None), true).await
+    }
+
+    async fn have(&self, call: PeerCall, only_if_cached: bool) -> Result<Option<AtPeer>, FetchError> {
         let deadline = self.reads.versions.call_deadline();
         while let Some(mut place) = self.with(|s| s.places.pop_front()) {
             place.only_if_cached = only_if_cached;
-            let request = PeerRequest { call: PeerCall::Keep, only_if_cached, ..self.request.clone() };
+            let request = PeerRequest { call: call.clone(), only_if_cached, ..self.request.clone() };
             if let Some((_, at)) = self.ask(&place, &request, deadline).await? {
                 return Ok(Some(at));
             }

@@ -14,6 +14,7 @@ mod embedded;
 mod etcd;
 mod identity;
 mod member;
+mod orders;
 mod peers;
 mod records;
 mod settings;
@@ -22,7 +23,8 @@ mod view;
 
 pub use etcd::{EtcdError, Event, KeyValue, Op};
 pub use member::{DrainError, SharedKeys};
-pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, is_safe};
+pub use orders::PeerOrder;
+pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
 pub use records::{ClusterRecord, Keys, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use view::ClusterView;

@@ -12,7 +12,7 @@ use fletch_api::{Code, Problem, headers};
 use fletch_client::{HttpClient, TlsFault};
 use fletch_core::{Domain, MemberId};
 use fletch_store::AtPeer;
-use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, header};
+use reqwest::{Client, ClientBuilder, Method, RequestBuilder, Response, StatusCode, header};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -52,13 +52,22 @@ pub struct PeerAddress {
     pub url: String,
 }
 
+/// The protection of a chunk from eviction, for a warm-up of another server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PinOrder {
+    /// The id of the warm-up.
+    pub warmup: String,
+    /// How long all chunks of the warm-up are protected from now on.
+    pub hold: Duration,
+}
+
 /// What a member is to do with the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerCall {
     /// Send them.
     Get,
     /// Keep them, and send none.
-    Keep,
+    Keep(Option<PinOrder>),
     /// Keep these, if it has room.
     Offer(Bytes),
 }
@@ -111,7 +120,7 @@ impl PeerAnswer {
 
 /// Why a call to a member failed.
 #[derive(Debug, thiserror::Error)]
-enum CallError {
+pub(super) enum CallError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
     #[error("{0}")]
@@ -120,7 +129,7 @@ enum CallError {
     Late,
     #[error("it left the view of the cluster")]
     Left,
-    #[error("its answer has more than the {0} bytes of the chunk")]
+    #[error("its answer has more than {0} bytes")]
     TooLong(u32),
     #[error("its answer does not say what the bytes count as")]
     NoResult,
@@ -329,35 +338,55 @@ impl Peers {
     }
 
     async fn send(&self, to: &PeerAddress, request: &PeerRequest) -> Result<Response, CallError> {
-        let view = self.views.borrow().core.number();
         let method = match request.call {
             PeerCall::Get => Method::GET,
-            PeerCall::Keep => Method::HEAD,
+            PeerCall::Keep(_) => Method::HEAD,
             PeerCall::Offer(_) => Method::PUT,
         };
-        self.client.refresh(false).await;
-        let mut call = self
-            .client
-            .current()
-            .request(method, format!("{}{}", to.url, request.path))
-            .header(headers::DOMAIN, request.domain.as_str())
-            .header(headers::DATASET, &request.dataset)
-            .header(headers::JOB, &*request.job)
-            .header(headers::COMPONENT, "peer")
-            .header(headers::VIEW, view);
-        if let PeerCall::Offer(bytes) = &request.call {
-            call = call.header(header::CONTENT_TYPE, headers::CHUNK).body(bytes.clone());
+        let call = self.start(to, method, &request.path, &request.domain).await?;
+        let mut call = call.header(headers::DATASET, &request.dataset).header(headers::JOB, &*request.job);
+        match &request.call {
+            PeerCall::Offer(bytes) => {
+                call = call.header(header::CONTENT_TYPE, headers::CHUNK).body(bytes.clone());
+            }
+            PeerCall::Keep(Some(pin)) => {
+                call = call.header(headers::PIN, format!("{} {}", pin.warmup, pin.hold.as_secs()));
+            }
+            PeerCall::Keep(None) | PeerCall::Get => {}
         }
         if request.only_if_cached {
             call = call.header(header::CACHE_CONTROL, "only-if-cached");
         }
+        self.finish(to, call).await
+    }
+
+    /// Begins a request to a member, with what all of them have.
+    pub(super) async fn start(
+        &self,
+        to: &PeerAddress,
+        method: Method,
+        path: &str,
+        domain: &Domain,
+    ) -> Result<RequestBuilder, CallError> {
+        let view = self.views.borrow().core.number();
+        self.client.refresh(false).await;
+        let call = self
+            .client
+            .current()
+            .request(method, format!("{}{path}", to.url))
+            .header(headers::DOMAIN, domain.as_str())
+            .header(headers::COMPONENT, "peer")
+            .header(headers::VIEW, view);
         let token = lock(&self.token).as_ref().map(|token| token.value.clone());
-        if let Some(token) = token {
-            if !self.allows_insecure && !is_safe(&to.url) {
-                return Err(CallError::Insecure(to.url.clone()));
-            }
-            call = call.header(header::AUTHORIZATION, token);
+        let Some(token) = token else { return Ok(call) };
+        if !self.allows_insecure && !is_safe(&to.url) {
+            return Err(CallError::Insecure(to.url.clone()));
         }
+        Ok(call.header(header::AUTHORIZATION, token))
+    }
+
+    /// Sends a request.
+    pub(super) async fn finish(&self, to: &PeerAddress, call: RequestBuilder) -> Result<Response, CallError> {
         call.send().await.map_err(|e| match TlsFault::of(&to.url, &e) {
             Some(fault) => CallError::Tls(fault),
             None => CallError::Http(e),
@@ -365,7 +394,7 @@ impl Peers {
     }
 
     /// Reads the file with the token again, if that was not done a moment ago. Returns whether it changed.
-    async fn read_token_again(&self) -> bool {
+    pub(super) async fn read_token_again(&self) -> bool {
         let Some(path) = self.token_file.clone() else { return false };
         if lock(&self.token).as_ref().is_some_and(|token| token.read.elapsed() < TOKEN_READ_AGAIN) {
             return false;
@@ -456,7 +485,7 @@ impl Peers {
 }
 
 /// Reads a body of at most `len` bytes.
-async fn body(mut response: Response, len: u32) -> Result<Bytes, CallError> {
+pub(super) async fn body(mut response: Response, len: u32) -> Result<Bytes, CallError> {
     let mut bytes = Vec::with_capacity(len as usize);
     while let Some(piece) = response.chunk().await? {
         if bytes.len() + piece.len() > len as usize {

@@ -328,7 +328,7 @@ impl LeaseReader {
         let (source, tally) = (&job.source, tally_of(server, principal, job)?);
         if job.setup.sweep.is_none() {
             let number = job.sources.dataset_id();
-            let (root, footprint) = (source.version.root(), source.footprint_max());
+            let (root, footprint) = (source.version.root(), source.footprint());
             server.shares.note(number, root, footprint, ReaderKind::Ordered, server.now_ns());
         }
         let delivery = Delivery::new(&job.setup, source, epoch);

@@ -95,6 +95,8 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::drain))
         .routes(documented!(peers::chunk, peers::offer))
         .routes(documented!(peers::file))
+        .routes(documented!(peers::evict))
+        .routes(documented!(peers::hold_warmup))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))

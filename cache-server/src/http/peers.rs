@@ -11,28 +11,31 @@ use super::{
     chunk_read::{Payer, has_chunk, read_located_chunk},
     entry_read::{Span, spans},
     error::{ApiError, ApiResult},
-    request::{TwoPaths, parse_param, read_body},
+    request::{OnePath, TwoPaths, parse_param, read_body},
     response_body::{Piece, body_of_piece, respond},
 };
 use crate::{
     accounting::{JobCosts, PEERS},
     auth::{Principal, Role},
     chunk_reads::{Asker, ChunkRead, Kept},
+    cluster::PinOrder,
     server::Server,
     tenants::FairPermit,
     versions::{AskTables, LocatedChunk, Sources},
 };
 use axum::{
+    Json,
     body::Body,
-    extract::{FromRequestParts, Path, State},
-    http::{HeaderMap, HeaderValue, Method, Response, header, request::Parts},
+    extract::{FromRequestParts, Path, Query, State, rejection::QueryRejection},
+    http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts},
     response::IntoResponse as _,
 };
 use bytes::Bytes;
-use fletch_api::{Code, Problem, headers};
+use fletch_api::{Code, Evicted, Problem, headers, warmups::PIN_S_MAX};
 use fletch_core::{DatasetName, Domain, Hash, Kind, Root, StoreKey, Tenant};
 use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, ReaderKind, Tier, Warmed};
 use futures::FutureExt as _;
+use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
 
 /// How long a chunk that is to be kept waits until its dataset has a share of the disk.
@@ -47,6 +50,8 @@ pub struct PeerRead {
     dataset: Option<DatasetName>,
     view: u64,
     only_if_cached: bool,
+    /// For which warm-up the chunk is to be protected, and how long.
+    pin: Option<PinOrder>,
     permit: FairPermit,
 }
 
@@ -54,6 +59,25 @@ fn required<T: std::str::FromStr<Err: std::fmt::Display>>(h: &HeaderMap, name: &
     let text = h.get(name).and_then(|v| v.to_str().ok());
     let text = text.ok_or_else(|| ApiError::bad_request(format!("the header {name} is missing")))?;
     parse_param(text)
+}
+
+/// Parses the header `Fletch-Pin`.
+fn pin_order(value: &HeaderValue) -> ApiResult<PinOrder> {
+    let parsed = value.to_str().ok().and_then(|text| {
+        let (warmup, seconds) = text.split_once(' ')?;
+        let hold = hold(seconds.parse().ok()?)?;
+        is_warmup_id(warmup).then(|| PinOrder { warmup: warmup.to_owned(), hold })
+    });
+    parsed.ok_or_else(|| ApiError::bad_request(format!("the header {} is not valid", headers::PIN)))
+}
+
+fn is_warmup_id(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
+}
+
+/// Returns how long chunks are protected, if the time is not too long.
+fn hold(seconds: u64) -> Option<Duration> {
+    (seconds <= PIN_S_MAX).then(|| Duration::from_secs(seconds))
 }
 
 impl FromRequestParts<Arc<Server>> for PeerRead {
@@ -72,7 +96,8 @@ impl FromRequestParts<Arc<Server>> for PeerRead {
             let detail = "as many requests of other servers for this domain are running as may at once";
             ApiError::new(Code::Overloaded, detail, "wait and send the request again")
         })?;
-        Ok(PeerRead { domain, tenant, dataset, view, only_if_cached, permit })
+        let pin = h.get(headers::PIN).map(pin_order).transpose()?;
+        Ok(PeerRead { domain, tenant, dataset, view, only_if_cached, pin, permit })
     }
 }
 
@@ -82,7 +107,7 @@ async fn peer_access(asked: &PeerRead, server: &Server, root: Root) -> ApiResult
     let (domain, tenant) = (asked.domain.clone(), asked.tenant.clone());
     let principal = Principal { domain, tenant, role: Role::Reader };
     let sources = access(server, &principal, root, asked.dataset.as_ref()).await?;
-    let footprint = sources.first.footprint_max();
+    let footprint = sources.first.footprint();
     server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
     Ok(sources)
 }
@@ -203,6 +228,9 @@ pub async fn chunk(
     let payer = asked.payer(&server, &sources);
     if method == Method::HEAD {
         let kept = keep(&server, &payer, &sources, (hash, &located), asked.only_if_cached).await?;
+        if let Some(pin) = asked.pin.as_ref().filter(|_| kept != AtPeer::Bypass) {
+            server.warmups.pin_for_peer((&sources.domain, sources.dataset()), pin, hash);
+        }
         let head = Response::builder().header(headers::RESULT, kept.as_str());
         return respond(head, Body::empty());
     }
@@ -235,7 +263,7 @@ async fn keep(
         };
     }
     wait_for_share(server, dataset).await;
-    let (Kept::Here(kept) | Kept::Elsewhere(kept)) = server.chunk_reads.keep(&read).await?;
+    let (Kept::Here(kept) | Kept::Elsewhere(kept)) = server.chunk_reads.keep(&read, None).await?;
     Ok(result_of(kept))
 }
 
@@ -288,6 +316,68 @@ pub async fn offer(
     let kept = server.store.warm_to_disk(&key, len, dataset, offered).await?;
     let head = Response::builder().header(headers::RESULT, result_of(kept).as_str());
     respond(head, Body::empty())
+}
+
+/// Evicts a dataset's chunks from this server's disk only, and cancels its warm-ups here.
+#[utoipa::path(
+    delete, path = "/v1/peers/datasets/{name}/chunks", tag = "peers",
+    params(
+        ("name" = String, Path, description = "Name of the dataset"),
+        ("Fletch-Domain" = String, Header, description = "The domain that the dataset belongs to"),
+        ("Fletch-View" = u64, Header, description = "Number of the view of the server that asks"),
+    ),
+    responses(
+        (status = 200, description = "The number of evicted chunks", body = Evicted),
+        (status = 403, description = "The caller is no server of the cluster", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn evict(
+    State(server): State<Arc<Server>>,
+    path: OnePath,
+    asked: PeerRead,
+) -> ApiResult<Json<Evicted>> {
+    let Path(name) = path?;
+    let name: DatasetName = parse_param(&name)?;
+    let (warmups, domain) = (Arc::clone(&server.warmups), asked.domain.clone());
+    let chunks = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name)).await?;
+    Ok(Json(Evicted { chunks: chunks.unwrap_or(0), unconfirmed: Vec::new() }))
+}
+
+/// Query of [`hold_warmup`].
+#[derive(Debug, Deserialize)]
+pub struct HoldQuery {
+    hold_s: u64,
+}
+
+/// Sets how long this server protects the chunks of another server's warm-up from now on.
+#[utoipa::path(
+    put, path = "/v1/peers/warmups/{id}", tag = "peers",
+    params(
+        ("id" = String, Path, description = "Id of the warm-up at the other server"),
+        ("hold_s" = u64, Query, description = "How long the chunks stay protected, in seconds. 0 ends it"),
+        ("Fletch-Domain" = String, Header, description = "The domain that the warm-up belongs to"),
+        ("Fletch-View" = u64, Header, description = "Number of the view of the server that asks"),
+    ),
+    responses(
+        (status = 204, description = "The time is set. A server that protects nothing for it says so, too"),
+        (status = 400, description = "The id or the time is not valid", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 403, description = "The caller is no server of the cluster", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn hold_warmup(
+    State(server): State<Arc<Server>>,
+    path: OnePath,
+    query: Result<Query<HoldQuery>, QueryRejection>,
+    asked: PeerRead,
+) -> ApiResult<StatusCode> {
+    let (Path(warmup), Query(query)) = (path?, query?);
+    let hold = hold(query.hold_s).filter(|_| is_warmup_id(&warmup));
+    let hold = hold.ok_or_else(|| ApiError::bad_request("the id or hold_s is not valid".to_owned()))?;
+    server.warmups.hold_for_peer(&asked.domain, &PinOrder { warmup, hold });
+    Ok(StatusCode::NO_CONTENT)
 }
 
 fn result_of(kept: Warmed) -> AtPeer {

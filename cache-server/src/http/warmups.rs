@@ -7,18 +7,21 @@ use super::{
     error::{ApiError, ApiResult},
     request::{OnePath, read_json},
 };
-use crate::{auth::Principal, server::Server, warmups::WarmupRequest};
+use crate::{auth::Principal, cluster::PeerOrder, server::Server, warmups::WarmupRequest};
 use axum::{
     Json,
     body::Body,
     extract::{Path, State},
-    http::{StatusCode, header},
+    http::{Method, StatusCode, header},
     response::IntoResponse as _,
 };
 use fletch_api::{Evicted, Problem, StartWarmup, Warmup, Warmups, routes, warmups::PIN_S_MAX};
 use fletch_core::Root;
 use fletch_store::ReaderKind;
 use std::{sync::Arc, time::Duration};
+
+/// How long the other servers of the cluster may take to evict chunks. A warm-up that ends first takes 5 s.
+const EVICT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts a warm-up.
 ///
@@ -60,7 +63,7 @@ pub async fn start(
     let sources = access(&server, &principal, root, Some(&request.dataset)).await?;
     // Chunks of a layout that is not the one in use take room of their own.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
-    let (footprint, now) = (source.footprint_max(), server.now_ns());
+    let (footprint, now) = (source.footprint(), server.now_ns());
     server.shares.note(sources.dataset_id(), read, footprint, ReaderKind::Warmup, now);
     let pin = Duration::from_secs(request.pin_s);
     let tenant = principal.tenant;
@@ -124,9 +127,9 @@ pub async fn cancel(
     Ok((StatusCode::ACCEPTED, Json(warmup)).into_response())
 }
 
-/// Evicts a dataset's chunks from this server's disk, and cancels its warm-ups.
+/// Evicts a dataset's chunks from the disks of all servers, and cancels its warm-ups.
 ///
-/// Chunks in memory stay until other chunks need the memory.
+/// `unconfirmed` names the servers of the cluster that did not confirm it within 10 s. Chunks in memory stay until other chunks need the memory.
 #[utoipa::path(
     delete, path = "/v1/datasets/{name}/chunks", tag = "warmups",
     params(("name" = String, Path, description = "Name of the dataset")),
@@ -143,7 +146,13 @@ pub async fn evict(
 ) -> ApiResult<Json<Evicted>> {
     let Path(name) = path?;
     let name = find_dataset(&server, &principal.domain, &name)?.dataset.name.clone();
+    let (method, path) = (Method::DELETE, routes::peer_dataset_chunks(&name));
+    let order = PeerOrder { method, path, domain: principal.domain.clone() };
     let (warmups, domain) = (Arc::clone(&server.warmups), principal.domain);
-    let chunks = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name)).await?;
-    Ok(Json(Evicted { chunks: chunks.unwrap_or(0) }))
+    let here = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name));
+    let (here, elsewhere) = tokio::join!(here, server.cluster.order_all(&order, EVICT_WITHIN));
+    let bodies = elsewhere.bodies.iter().filter_map(|body| serde_json::from_slice::<Evicted>(body).ok());
+    let chunks = here?.unwrap_or(0) + bodies.map(|evicted| evicted.chunks).sum::<u64>();
+    let unconfirmed = elsewhere.unconfirmed.iter().map(ToString::to_string).collect();
+    Ok(Json(Evicted { chunks, unconfirmed }))
 }

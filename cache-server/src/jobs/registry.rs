@@ -384,7 +384,7 @@ impl Registry {
             OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
                 // The use is noted before the first read, so that the disk keeps what that read fetches.
                 let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                let footprint = source.footprint_max();
+                let footprint = source.footprint();
                 self.context.sweep.shares.note(
                     sources.dataset_id(),
                     root,

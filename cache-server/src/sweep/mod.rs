@@ -31,7 +31,7 @@ use fletch_core::{
     plan::{Bits, OrderKey, PlanUnits},
     residency::{CacheAction, Residency},
 };
-use fletch_store::{DatasetId, Pinned, ReaderKind, disk::Policy};
+use fletch_store::{DatasetId, Footprint, Pinned, ReaderKind, disk::Policy};
 use pending_reads::PendingReads;
 pub use recording::Recorder;
 use recording::Recording;
@@ -197,7 +197,8 @@ impl Sweep {
 
     /// Tells the division of the disk that jobs use the sweep.
     pub fn note_use(&self, now_ns: u64) {
-        let footprint = self.samples.unit_map.total_bytes();
+        let units = &self.samples.unit_map;
+        let footprint = Footprint { bytes: units.total_bytes(), chunks: units.units() as u64 };
         let root = self.source.version.root();
         let by = ReaderKind::SweepOver(DatasetId::of(&self.kept_sources.domain, self.kept_sources.dataset()));
         self.context.shares.note(self.kept_sources.dataset_id(), root, footprint, by, now_ns);

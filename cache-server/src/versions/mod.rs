@@ -281,7 +281,7 @@ impl Versions {
         let mut out = BTreeMap::new();
         for (key, slot) in self.open.iter() {
             let Some(sources) = slot.get() else { continue };
-            let size = (sources.first.version.manifest().bytes, sources.first.footprint_max());
+            let size = (sources.first.version.manifest().bytes, sources.first.footprint().bytes);
             let largest = out.entry((key.0.clone(), sources.dataset().clone())).or_insert(size);
             *largest = size.max(*largest);
         }

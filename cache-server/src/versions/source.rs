@@ -4,7 +4,7 @@ use super::{HomeOrigin, VersionError, prove::ProvenFiles, table_blocks::TableBlo
 use crate::state::RegistrationHandle;
 use fletch_core::Hash;
 use fletch_origin::Pin;
-use fletch_store::disk::DiskEngine;
+use fletch_store::{Footprint, disk::DiskEngine};
 use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Table, Version};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
@@ -64,11 +64,11 @@ impl Source {
         self.registered.is_registered()
     }
 
-    /// Returns the most bytes that its chunks occupy on disk. Equal chunks are kept once.
+    /// Returns what its chunks occupy on disk at most. Equal chunks are kept once.
     #[must_use]
-    pub fn footprint_max(&self) -> u64 {
+    pub fn footprint(&self) -> Footprint {
         let doc = self.version.layout_doc();
-        DiskEngine::footprint_max(doc.bytes, doc.chunks)
+        Footprint { bytes: DiskEngine::footprint_max(doc.bytes, doc.chunks), chunks: doc.chunks }
     }
 
     /// Returns whether both are the same dataset and layout.

@@ -8,13 +8,15 @@
 //!    finished one is forgotten first. All warm-ups together pin at most [`PINNED_CHUNKS_MAX`] chunks.
 //! 2. (I7) A warm-up belongs to its domain. For other domains it does not exist.
 //! 3. The number of missing chunks comes from a count at the end, not from sums of the run. Chunks that other
-//!    servers of the cluster own are missing if these refused them, and are not pinned.
+//!    servers of the cluster own are missing if these refused them. Those servers pin them (`peer_pins`).
 
+mod peer_pins;
 mod run;
 
 use crate::{
     accounting::Accounts,
     chunk_reads::ChunkReads,
+    cluster::ClusterState,
     tenants::Tenants,
     versions::{Source, Sources},
 };
@@ -25,11 +27,11 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The most warm-ups that run at once. The others wait for a permit.
@@ -51,6 +53,8 @@ pub struct WarmupContext {
     pub accounts: Arc<Accounts>,
     /// Whose permits the fetches take. While readers hold permits, warm-ups fetch less.
     pub tenants: Arc<Tenants>,
+    /// The other servers, which pin the chunks that they own.
+    pub cluster: Arc<ClusterState>,
     /// How many chunks are fetched at once while there are no readers.
     pub parallel: usize,
 }
@@ -123,6 +127,8 @@ struct WarmupRecord {
     refused: Count,
     /// The part of `refused` that other servers of the cluster refused.
     refused_elsewhere: Count,
+    /// Whether other servers of the cluster may protect chunks of this warm-up.
+    pinned_elsewhere: AtomicBool,
     failed: Count,
     damaged: Count,
     missing: Count,
@@ -214,6 +220,8 @@ pub struct Warmups {
     all: Mutex<VecDeque<Arc<WarmupRecord>>>,
     permits: Arc<Semaphore>,
     pinned: Arc<AtomicU64>,
+    peer_pins: peer_pins::AllPeerPins,
+    peer_pins_changed: Notify,
     totals: [Count; 3],
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -233,6 +241,8 @@ impl Warmups {
             all: Mutex::default(),
             permits: Arc::new(Semaphore::new(RUNNING_MAX)),
             pinned: Arc::default(),
+            peer_pins: peer_pins::AllPeerPins::default(),
+            peer_pins_changed: Notify::new(),
             totals: Default::default(),
             tasks,
             stop: CancellationToken::new(),
@@ -287,6 +297,7 @@ impl Warmups {
             fetched: Count::default(),
             refused: Count::default(),
             refused_elsewhere: Count::default(),
+            pinned_elsewhere: AtomicBool::new(false),
             failed: Count::default(),
             damaged: Count::default(),
             missing: Count::default(),
@@ -338,6 +349,7 @@ impl Warmups {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+        self.peer_pins.forget_dataset(domain, dataset);
         Some(self.context.store.disk()?.evict_dataset(DatasetId::of(domain, dataset)))
     }
 

@@ -10,15 +10,20 @@
 use super::{Pins, WarmupRecord, WarmupRequest, Warmups, unix_ns};
 use crate::accounting::WARMUP;
 use crate::chunk_reads::{Asker, ChunkRead, Kept, OwnersSilent, PeersOverloaded};
+use crate::cluster::{PeerOrder, PinOrder};
 use crate::tenants::NoOriginPermit;
 use crate::versions::{LocatedChunk, VersionError};
-use fletch_api::{Amount, Code, WarmupState};
+use fletch_api::{Amount, Code, WarmupState, routes};
 use fletch_core::StoreKey;
 use fletch_settings::ByteSize;
 use fletch_store::{ChunkCheck, DiskState, ReadError, Warmed};
 use fletch_tables::ChunkRow;
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use std::{sync::Arc, time::Duration};
+use reqwest::Method;
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// A warm-up fails after this many failed chunks in a row: the origin is down, or the tables are wrong.
@@ -29,6 +34,10 @@ const TRIES_MAX: u32 = 20;
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a warm-up waits until its dataset has a share of the disk.
 const SHARE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The shortest time for which other servers protect the chunks of a running warm-up after each of them.
+const HOLD_MIN: Duration = Duration::from_secs(600);
+/// How long the other servers may take for an order.
+const ORDER_WITHIN: Duration = Duration::from_secs(5);
 /// How long a warm-up waits at the end until queued chunks are written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -71,7 +80,8 @@ impl Warmups {
         };
         let pin = request.pin;
         drop(request);
-        let pins_stay = state != WarmupState::Cancelled && !pins.hashes.is_empty() && !pin.is_zero();
+        let has_pins = !pins.hashes.is_empty() || record.pinned_elsewhere.load(Relaxed);
+        let pins_stay = state != WarmupState::Cancelled && has_pins && !pin.is_zero();
         if pins_stay {
             let ns = u64::try_from(pin.as_nanos()).unwrap_or(u64::MAX);
             record.lock().pinned_until_ns = Some(unix_ns().saturating_add(ns));
@@ -82,14 +92,25 @@ impl Warmups {
             id = %record.id, dataset = %record.dataset, state = state.as_str(), missing,
             "a warm-up ended"
         );
+        self.hold_elsewhere(&record, if pins_stay { pin } else { Duration::ZERO }).await;
         if pins_stay {
             tokio::select! {
                 () = sleep_until(Instant::now() + pin) => {}
-                () = record.cancel.cancelled() => {}
+                () = record.cancel.cancelled() => self.hold_elsewhere(&record, Duration::ZERO).await,
             }
         }
         drop(pins);
         record.lock().pinned_until_ns = None;
+    }
+
+    /// Tells the other servers how long they are to protect the warm-up's chunks from now on.
+    async fn hold_elsewhere(&self, record: &WarmupRecord, hold: Duration) {
+        if record.pinned_elsewhere.load(Relaxed) {
+            let path = format!("{}?hold_s={}", routes::peer_warmup(&record.id), hold.as_secs());
+            let order = PeerOrder { method: Method::PUT, path, domain: record.domain.clone() };
+            // Whoever does not answer ends the protection by itself.
+            self.context.cluster.order_all(&order, ORDER_WITHIN).await;
+        }
     }
 
     async fn process(
@@ -119,7 +140,7 @@ impl Warmups {
     fn why_refused(&self, request: &WarmupRequest) -> (Code, String, &'static str) {
         let disk = self.context.store.disk();
         let dataset = request.sources.dataset_id();
-        let needs = ByteSize(request.source.footprint_max());
+        let needs = ByteSize(self.context.shares.part().of(request.source.footprint()));
         if let Some(DiskState::Absent(why)) = disk.map(|d| d.state()) {
             let hint = "make the cache directory usable, then start the warm-up again";
             return (Code::Overloaded, format!("the disk tier is absent: {why}"), hint);
@@ -144,8 +165,9 @@ impl Warmups {
     /// Waits until the dataset has a share of the disk, which it gets because the warm-up counts as a read.
     async fn wait_for_share(&self, request: &WarmupRequest) {
         let Some(disk) = self.context.store.disk() else { return };
+        let needs = self.context.shares.part().of(request.source.footprint());
         let shared = async {
-            while !disk.has_share(request.sources.dataset_id(), request.source.footprint_max()) {
+            while !disk.has_share(request.sources.dataset_id(), needs) {
                 sleep(Duration::from_millis(10)).await;
             }
         };
@@ -236,9 +258,10 @@ impl Warmups {
             let found = self.context.reads.check(&read).await;
             return (row, ChunkOutcome::Checked(found));
         }
+        let pin = PinOrder { warmup: record.id.clone(), hold: request.pin.max(HOLD_MIN) };
         let mut tries = 0;
         loop {
-            let warmed = self.context.reads.keep(&read).await;
+            let warmed = self.context.reads.keep(&read, Some(&pin)).await;
             match warmed {
                 Ok(Kept::Here(warmed)) => return (row, ChunkOutcome::Warmed(warmed)),
                 Ok(Kept::Elsewhere(warmed)) => return (row, ChunkOutcome::Elsewhere(warmed)),
@@ -298,9 +321,11 @@ impl Warmups {
             }
         }
         *failures = 0;
-        // Pin the chunk at once, so that later chunks cannot evict it. Another server pins nothing.
+        // Pin the chunk at once, so that later chunks cannot evict it. Another server does that by itself.
         if !record.check && is_here {
             pins.pin(row.chunk);
+        } else if !record.check {
+            record.pinned_elsewhere.store(true, Relaxed);
         }
         Ok(())
     }

@@ -14,6 +14,8 @@ pub const COMPONENT: &str = "fletch-component";
 pub const DOMAIN: &str = "fletch-domain";
 /// As what the bytes of a reply to a peer count: `hit`, `miss` or `bypass`.
 pub const RESULT: &str = "fletch-result";
+/// The protection of a chunk for a warm-up of another server: the warm-up's id, a space, and seconds.
+pub const PIN: &str = "fletch-pin";
 /// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL.
 pub const OWNER: &str = "fletch-owner";
 /// How the cache handled the request (RFC 9211).

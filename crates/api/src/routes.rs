@@ -76,6 +76,10 @@ pub const MEMBER_DRAIN: &str = "/v1/cluster/members/{id}/drain";
 pub const PEER_CHUNK: &str = "/v1/peers/versions/{root}/chunks/{hash}";
 /// GET: a file that lies in a chunk with others, for another server of the cluster.
 pub const PEER_FILE: &str = "/v1/peers/versions/{root}/files/{ordinal}";
+/// DELETE: evicts a dataset's chunks, for another server of the cluster.
+pub const PEER_DATASET_CHUNKS: &str = "/v1/peers/datasets/{name}/chunks";
+/// PUT: sets how long the chunks of a warm-up stay protected, for another server of the cluster.
+pub const PEER_WARMUP: &str = "/v1/peers/warmups/{id}";
 /// What the routes for other servers of the cluster begin with.
 pub const PEERS: &str = "/v1/peers/";
 /// GET: the server's version, formats and limits.
@@ -129,6 +133,18 @@ pub fn peer_chunk(root: Root, hash: Hash) -> String {
 #[must_use]
 pub fn peer_file(root: Root, ordinal: u64) -> String {
     format!("/v1/peers/versions/{root}/files/{ordinal}")
+}
+
+/// Returns the path of a dataset's chunks for another server of the cluster.
+#[must_use]
+pub fn peer_dataset_chunks(name: &DatasetName) -> String {
+    format!("/v1/peers/datasets/{name}/chunks")
+}
+
+/// Returns the path of a warm-up for another server of the cluster.
+#[must_use]
+pub fn peer_warmup(id: &str) -> String {
+    format!("/v1/peers/warmups/{id}")
 }
 
 /// Returns the path of a manifest.
@@ -272,6 +288,8 @@ mod tests {
         assert_eq!(chunk(root, h), fill(CHUNK));
         assert_eq!(manifest(root), fill(MANIFEST));
         assert_eq!(peer_chunk(root, h), fill(PEER_CHUNK));
+        assert_eq!(peer_dataset_chunks(&name), fill(PEER_DATASET_CHUNKS));
+        assert_eq!(peer_warmup("7"), PEER_WARMUP.replace("{id}", "7"));
         assert_eq!(peer_file(root, 7), fill(PEER_FILE).replace("{ordinal}", "7"));
         assert!([PEER_CHUNK, PEER_FILE].iter().all(|route| route.starts_with(PEERS)));
         assert_eq!(entries(root), fill(ENTRIES));

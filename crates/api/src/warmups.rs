@@ -146,8 +146,11 @@ pub struct Warmups {
 }
 
 /// The result of an eviction.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Evicted {
-    /// The number of chunks that were evicted from disk.
+    /// The number of chunks that were evicted from the disks of all servers.
     pub chunks: u64,
+    /// The servers of the cluster that did not confirm it: their disks may still have chunks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed: Vec<String>,
 }

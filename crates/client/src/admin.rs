@@ -114,7 +114,7 @@ impl Client {
         self.delete(&routes::warmup(id), StatusCode::ACCEPTED).await
     }
 
-    /// Evicts a dataset's chunks from the server's disk.
+    /// Evicts a dataset's chunks from the disks of all servers of the cluster.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -24,7 +24,7 @@ use crate::{
     dataset_id::DatasetId,
     disk::{
         Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy,
-        ReapReport, Recovery, ScrubReport, split_by_claims,
+        ReapReport, Recovery, ScrubReport, Stored, split_by_claims,
     },
     stats::Counters,
 };
@@ -499,19 +499,26 @@ impl DiskTier {
             Some(_) => engine.quarantine(key),
             None => {}
         }
-        let mut queue = lock(&self.queue);
-        // What is queued will occupy the same space. Without it a chunk is admitted here and refused later.
-        if engine.admit_beside(key, dataset, len, queue.footprint_of(dataset)) == Admission::No {
-            drop(queue);
-            self.note_refused(dataset, len);
-            return false;
+        if lock(&self.queue).get(key).is_some() {
+            return true;
         }
+        // The dataset is charged now, so that whatever is queued is also written.
+        let reserved = match engine.reserve_share(key, dataset, len) {
+            Ok(reserved) => reserved,
+            Err(Stored::Yes | Stored::Already) => return true,
+            Err(Stored::Refused(_)) => {
+                self.note_refused(dataset, len);
+                return false;
+            }
+        };
+        let mut queue = lock(&self.queue);
         if queue.bytes() + u64::from(len) > self.queue_bytes {
             Counters::add(&self.counters.append_drops, 1);
             Counters::add(&self.counters.append_dropped_bytes, u64::from(len));
             return false;
         }
-        queue.push(Append { key: key.clone(), dataset, chunk: chunk.clone() });
+        let (key, chunk) = (key.clone(), chunk.clone());
+        queue.push(Append { key, dataset, chunk, reserved: Some(reserved) });
         if !std::mem::replace(&mut queue.has_drainer, true) {
             let disk = Arc::clone(self);
             drop(spawn_blocking(move || disk.drain()));
@@ -530,10 +537,15 @@ impl DiskTier {
         }
         loop {
             let permit = DrainerGuard(self);
-            while let Some(next) = self.next() {
-                let Append { key, dataset, chunk } = &next.append;
-                // The engine counts its errors and turns itself off.
-                if let Some(Err(e)) = self.engine().map(|t| t.put(key, *dataset, chunk)) {
+            while let Some(mut next) = self.next() {
+                let reserved = next.append.reserved.take();
+                let Append { key, dataset, chunk, .. } = &next.append;
+                // None: the engine was closed meanwhile. It counts its errors and turns itself off.
+                let stored = reserved.and_then(|reserved| {
+                    let engine = reserved.engine()?;
+                    Some(engine.put_reserved(key, *dataset, chunk, reserved))
+                });
+                if let Some(Err(e)) = stored {
                     tracing::debug!(chunk = %key.hash, error = %e, "a chunk was not appended to the disk");
                 }
             }

@@ -45,7 +45,7 @@ pub use maintenance::DiskOwner;
 pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
 pub use read::{Fetch, Store, StoreLimits};
-pub use shares::{ReaderKind, Shares, Split, TenantQuota, apply_quotas};
+pub use shares::{Footprint, Part, ReaderKind, Shares, Split, TenantQuota, apply_quotas};
 pub use stats::StoreStats;
 pub use warm::{ChunkCheck, Warmed};
 

@@ -11,6 +11,9 @@
 //! epoch reads each sample once, so it hits the same part of the samples in the sweep's share as in a share
 //! of its own. The sweep's jobs share what it keeps, so the sweep makes more of the space (ADR 44).
 //!
+//! A server of a cluster keeps only the chunks that it owns. So a version wants [`Part::of`] its footprint here,
+//! except that of a sweep, which keeps its units on its own server.
+//!
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. Further versions get no share of their
 //! own, only the space that the others leave.
 
@@ -38,6 +41,48 @@ const VERSIONS_MAX: usize = 65_536;
 /// The claims by which the disk is divided.
 pub type Split = Vec<Claim>;
 
+/// What the chunks of a version need on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// The most bytes that its chunks can occupy.
+    pub bytes: u64,
+    /// The number of its chunks.
+    pub chunks: u64,
+}
+
+/// The part of all chunks that this server owns: its weight over the weights of all members, from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Part(f64);
+
+impl Part {
+    /// All chunks, as for a server that is alone.
+    pub const ALL: Part = Part(1.0);
+
+    /// Returns the part of a member with `weight` among members with `all` in sum. A member without a weight
+    /// keeps what it has, so its part is not less than all.
+    #[must_use]
+    pub fn new(weight: u64, all: u64) -> Self {
+        if weight == 0 || all <= weight { Part::ALL } else { Part(weight as f64 / all as f64) }
+    }
+
+    /// Returns the part of a number of bytes.
+    #[must_use]
+    pub fn of_bytes(self, bytes: u64) -> u64 {
+        if self == Part::ALL { bytes } else { (bytes as f64 * self.0) as u64 }
+    }
+
+    /// Returns the most bytes that a server with this part may own of a version: the mean and four standard
+    /// deviations, because chunks are placed at random (a binomial distribution).
+    #[must_use]
+    pub fn of(self, footprint: Footprint) -> u64 {
+        if self == Part::ALL {
+            return footprint.bytes;
+        }
+        let spread = 4.0 * (self.0 * (1.0 - self.0) / footprint.chunks.max(1) as f64).sqrt();
+        (footprint.bytes as f64 * (self.0 + spread).min(1.0)) as u64
+    }
+}
+
 /// The kind of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReaderKind {
@@ -60,13 +105,12 @@ struct VersionReads {
     last_plain: AtomicU64,
     /// Time of the last warm-up, plus one; 0 for never.
     last_warmup: AtomicU64,
-    /// The most bytes that its chunks can occupy on disk.
-    footprint: u64,
+    footprint: Footprint,
     kind: ReaderKind,
 }
 
 impl VersionReads {
-    fn new(footprint: u64, kind: ReaderKind) -> Self {
+    fn new(footprint: Footprint, kind: ReaderKind) -> Self {
         let never = || AtomicU64::new(0);
         VersionReads { last: never(), last_plain: never(), last_warmup: never(), footprint, kind }
     }
@@ -121,6 +165,7 @@ pub struct Shares {
     quota_parts: Mutex<BTreeMap<DatasetId, u64>>,
     /// The capacity of the tier at that time, in footprints.
     capacity: AtomicU64,
+    part: Mutex<Option<Part>>,
     changed: Notify,
 }
 
@@ -180,8 +225,22 @@ fn capacity_changed(then: u64, now: u64) -> bool {
 }
 
 impl Shares {
-    /// Notes that a version of a dataset is read. Its chunks occupy at most `footprint` on disk.
-    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, kind: ReaderKind, now_ns: u64) {
+    /// Returns the part of all chunks that this server owns.
+    #[must_use]
+    pub fn part(&self) -> Part {
+        self.part.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(Part::ALL)
+    }
+
+    /// Sets the part of all chunks that this server owns. Has the disk divided anew if that changed.
+    pub fn set_part(&self, part: Part) {
+        let before = self.part.lock().unwrap_or_else(PoisonError::into_inner).replace(part);
+        if before.unwrap_or(Part::ALL) != part {
+            self.divide_anew();
+        }
+    }
+
+    /// Notes that a version of a dataset is read.
+    pub fn note(&self, dataset: DatasetId, root: Root, footprint: Footprint, kind: ReaderKind, now_ns: u64) {
         let version = (dataset, root);
         let known = self
             .read
@@ -226,9 +285,12 @@ impl Shares {
         #[derive(Default)]
         struct Sum {
             footprint: u64,
+            /// The most that this server keeps of them.
+            kept: u64,
             wants_all: u64,
             plain: bool,
         }
+        let part = self.part();
         let mut sums: BTreeMap<DatasetId, Sum> = BTreeMap::new();
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
@@ -245,10 +307,15 @@ impl Shares {
                     continue;
                 }
                 let sum = sums.entry(version.0).or_default();
-                sum.footprint = sum.footprint.saturating_add(r.footprint);
+                let kept = match r.kind {
+                    ReaderKind::SweepOver(_) => r.footprint.bytes,
+                    ReaderKind::Plain | ReaderKind::Warmup | ReaderKind::Ordered => part.of(r.footprint),
+                };
+                sum.footprint = sum.footprint.saturating_add(r.footprint.bytes);
+                sum.kept = sum.kept.saturating_add(kept);
                 sum.plain |= VersionReads::lately(&r.last_plain, now_ns);
                 if r.wants_all(swept, now_ns) {
-                    sum.wants_all = sum.wants_all.saturating_add(r.footprint);
+                    sum.wants_all = sum.wants_all.saturating_add(kept);
                 }
             }
         }
@@ -259,7 +326,7 @@ impl Shares {
         let claim = |(dataset, sum): (DatasetId, Sum)| {
             let want = wants.entry(dataset).or_default();
             *want = grown(*want, demand.get(&dataset).copied().unwrap_or(0));
-            let want = (*want).max(sum.wants_all).min(sum.footprint);
+            let want = (*want).max(sum.wants_all).min(sum.kept);
             Claim { dataset, want: Some(want), most: Some(sum.footprint) }
         };
         let split: Split = sums.into_iter().map(claim).collect();
@@ -326,6 +393,31 @@ mod tests {
         claim(dataset, footprint, footprint)
     }
 
+    /// A footprint of many small chunks.
+    fn bytes(bytes: u64) -> Footprint {
+        Footprint { bytes, chunks: 10_000 }
+    }
+
+    #[test]
+    fn a_server_of_a_cluster_wants_the_part_that_it_owns_and_may_use_more() {
+        let (s, set, sweep, root) = (Shares::default(), DatasetId(1), DatasetId(2), Root(Hash::of(b"r")));
+        s.note(set, root, bytes(100_000), ReaderKind::Warmup, 1);
+        assert_eq!(split(&s, 2), Some(vec![all(set, 100_000)]));
+        s.set_part(Part::new(1, 4));
+        // A quarter, and 4 * sqrt(.25 * .75 / 10,000) = .0173.
+        assert_eq!(split(&s, 3), Some(vec![claim(set, 26_732, 100_000)]));
+        s.note(sweep, root, bytes(100_000), ReaderKind::SweepOver(set), 3);
+        assert_eq!(split(&s, 4), Some(vec![claim(set, 26_732, 100_000), all(sweep, 100_000)]));
+        s.set_part(Part::new(1, 4));
+        assert_eq!(split(&s, 5), None);
+        let few = Footprint { bytes: 1000, chunks: 1 };
+        assert_eq!(
+            (Part::new(1, 2).of(few), Part::new(0, 9).of(few), Part::new(9, 9).of(few)),
+            (1000, 1000, 1000)
+        );
+        assert_eq!((Part::new(1, 4).of_bytes(1000), Part::ALL.of_bytes(7)), (250, 7));
+    }
+
     fn split(s: &Shares, now_ns: u64) -> Option<Split> {
         s.changed_split(&HashMap::new(), now_ns)
     }
@@ -353,8 +445,8 @@ mod tests {
     #[test]
     fn plain_readers_want_what_they_asked_for() {
         let (s, set, sweep, root) = (Shares::default(), DatasetId(1), DatasetId(2), Root(Hash::of(b"r")));
-        s.note(sweep, root, 1000, ReaderKind::SweepOver(set), 1);
-        s.note(set, root, 1000, ReaderKind::Plain, 1);
+        s.note(sweep, root, bytes(1000), ReaderKind::SweepOver(set), 1);
+        s.note(set, root, bytes(1000), ReaderKind::Plain, 1);
         let claims = |want| Some(vec![claim(set, want, 1000), all(sweep, 1000)]);
         let after = |demand: u64| s.changed_split(&HashMap::from([(set, demand)]), 2);
         assert_eq!(split(&s, 2), claims(0), "nothing was asked for yet");
@@ -365,11 +457,11 @@ mod tests {
         assert_eq!(after(81), claims(90), "it grows by an eighth at least");
         assert_eq!(after(10), None, "it does not fall while the dataset is read");
         assert_eq!(after(5000), claims(1000), "it cannot use more");
-        s.note(sweep, root, 1000, ReaderKind::SweepOver(set), HOUR);
+        s.note(sweep, root, bytes(1000), ReaderKind::SweepOver(set), HOUR);
         assert_eq!(split(&s, HOUR + 2), Some(vec![all(sweep, 1000)]), "idle for an hour");
-        s.note(set, root, 1000, ReaderKind::Plain, HOUR + 3);
+        s.note(set, root, bytes(1000), ReaderKind::Plain, HOUR + 3);
         assert_eq!(split(&s, HOUR + 4), claims(0), "it begins anew");
-        s.note(set, root, 1000, ReaderKind::Warmup, HOUR + 5);
+        s.note(set, root, bytes(1000), ReaderKind::Warmup, HOUR + 5);
         assert_eq!(split(&s, HOUR + 6), claims(1000), "a warm-up reads all of it");
     }
 
@@ -396,18 +488,18 @@ mod tests {
         let s = Shares::default();
         let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
         assert_eq!(split(&s, 0), Some(vec![]));
-        s.note(a, root(1), 100, ReaderKind::Plain, 5);
+        s.note(a, root(1), bytes(100), ReaderKind::Plain, 5);
         assert_eq!(split(&s, 6), Some(vec![claim(a, 0, 100)]));
-        s.note(a, root(1), 100, ReaderKind::Ordered, 7);
+        s.note(a, root(1), bytes(100), ReaderKind::Ordered, 7);
         assert_eq!(split(&s, 8), None, "nothing new");
         // Another version of it, and another dataset.
-        s.note(a, root(2), 50, ReaderKind::Plain, 10);
-        s.note(b, root(3), 7, ReaderKind::Ordered, HOUR);
+        s.note(a, root(2), bytes(50), ReaderKind::Plain, 10);
+        s.note(b, root(3), bytes(7), ReaderKind::Ordered, HOUR);
         assert_eq!(split(&s, HOUR), Some(vec![claim(a, 0, 150), all(b, 7)]));
         assert_eq!(split(&s, HOUR + 8), Some(vec![claim(a, 0, 50), all(b, 7)]), "one version is idle");
         assert_eq!(split(&s, HOUR + 10), Some(vec![all(b, 7)]));
         // A clock that steps back forgets nobody.
-        s.note(b, root(3), 7, ReaderKind::Plain, 3);
+        s.note(b, root(3), bytes(7), ReaderKind::Plain, 3);
         assert_eq!(split(&s, 1), None);
         s.forget_applied();
         assert_eq!(split(&s, 1), Some(vec![all(b, 7)]));
@@ -418,26 +510,26 @@ mod tests {
         let s = Shares::default();
         let (set, sweep, other) = (DatasetId(1), DatasetId(2), DatasetId(3));
         let root = Root(Hash::of(b"r"));
-        s.note(set, root, 100, ReaderKind::Ordered, 1);
-        s.note(other, root, 30, ReaderKind::Ordered, 1);
+        s.note(set, root, bytes(100), ReaderKind::Ordered, 1);
+        s.note(other, root, bytes(30), ReaderKind::Ordered, 1);
         assert_eq!(split(&s, 2), Some(vec![all(set, 100), all(other, 30)]), "alone they have shares");
-        s.note(sweep, root, 100, ReaderKind::SweepOver(set), 3);
+        s.note(sweep, root, bytes(100), ReaderKind::SweepOver(set), 3);
         assert_eq!(split(&s, 4), Some(vec![all(sweep, 100), all(other, 30)]), "of another domain");
         // Somebody reads the mount: a floor for as long as that is not idle.
-        s.note(set, root, 100, ReaderKind::Plain, 5);
+        s.note(set, root, bytes(100), ReaderKind::Plain, 5);
         let each = vec![claim(set, 0, 100), all(sweep, 100), all(other, 30)];
         assert_eq!(split(&s, 6), Some(each));
         for id in [set, sweep, other] {
             let by = if id == sweep { ReaderKind::SweepOver(set) } else { ReaderKind::Ordered };
-            s.note(id, root, 100, by, HOUR);
+            s.note(id, root, bytes(100), by, HOUR);
         }
         assert_eq!(split(&s, HOUR + 6), Some(vec![all(sweep, 100), all(other, 30)]));
         // Nor does a sweep stand for another version of the dataset.
         let newer = Root(Hash::of(b"s"));
-        s.note(set, newer, 40, ReaderKind::Ordered, HOUR);
+        s.note(set, newer, bytes(40), ReaderKind::Ordered, HOUR);
         assert_eq!(split(&s, HOUR + 7), Some(vec![all(set, 40), all(sweep, 100), all(other, 30)]));
         // The sweep has ended.
-        s.note(set, root, 100, ReaderKind::Ordered, 2 * HOUR);
+        s.note(set, root, bytes(100), ReaderKind::Ordered, 2 * HOUR);
         assert_eq!(split(&s, 2 * HOUR + 1), Some(vec![all(set, 100)]));
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     outcome::{ReadError, Tier},
     read::{Fetch, Store},
 };
-use fletch_core::StoreKey;
+use fletch_core::{StoreKey, Verified};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -107,6 +107,14 @@ impl Store {
             }
         }
         Ok(warmed)
+    }
+
+    /// Has a chunk appended to disk, if it is not there and the disk tier admits it.
+    pub fn keep(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) {
+        let Ok(len) = u32::try_from(chunk.bytes().len()) else { return };
+        if let Some(disk) = self.disk().filter(|disk| !disk.has_or_queued(key, len)) {
+            disk.enqueue(key, dataset, chunk);
+        }
     }
 
     /// Whether the chunk is where the store keeps chunks. Reads nothing.

@@ -157,8 +157,18 @@ pub fn evict(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     struct Evicted<'a> {
         name: &'a DatasetName,
         chunks: u64,
+        #[serde(skip_serializing_if = "<[_]>::is_empty")]
+        unconfirmed: &'a [String],
     }
     let client = ctx.client()?;
-    let evicted = Evicted { name, chunks: ctx.rt.block_on(client.evict(name))?.chunks };
+    let of = ctx.rt.block_on(client.evict(name))?;
+    if !of.unconfirmed.is_empty() {
+        let servers = of.unconfirmed.join(", ");
+        ctx.out.warn(format!(
+            "{servers} did not confirm it, and may still have chunks of {name} on disk; `fletch cluster status` \
+             shows the servers; evict again when they are up"
+        ));
+    }
+    let evicted = Evicted { name, chunks: of.chunks, unconfirmed: &of.unconfirmed };
     ctx.out.result(&evicted, |w| writeln!(w, "{name}\t{} evicted", count(evicted.chunks, "chunk")))
 }

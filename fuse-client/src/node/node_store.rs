@@ -17,7 +17,7 @@ use bytes::Bytes;
 use fletch_api::node::{MountedVersion, NodeState};
 use fletch_client::{Client, ClientError};
 use fletch_core::{Domain, Hash, Kind, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
-use fletch_store::{Fetch, FetchError, Hit, ReaderKind, Shares, Store, Tier};
+use fletch_store::{Fetch, FetchError, Footprint, Hit, ReaderKind, Shares, Store, Tier};
 use futures::future::FutureExt;
 use std::{
     collections::HashMap,
@@ -157,7 +157,8 @@ impl NodeStore {
     /// Records a read of this version, which gives its dataset a share of the disk for the next hour.
     pub fn record_read(&self, root: Root) {
         let footprints = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
-        let footprint = footprints.get(&root).copied().unwrap_or(u64::MAX);
+        // A node store keeps all chunks, so their number does not matter.
+        let footprint = Footprint { bytes: footprints.get(&root).copied().unwrap_or(u64::MAX), chunks: 1 };
         drop(footprints);
         self.shares.note(dataset_id(root), root, footprint, ReaderKind::Plain, self.now_ns());
     }

@@ -76,6 +76,81 @@ annotations:
 {{ printf "%s://%s:%v" (ternary "https" "http" .Values.tls.enabled) $host $port }}
 {{- end -}}
 
+{{- /* URLs of etcd, separated by commas. */ -}}
+{{- define "fletch.etcdUrls" -}}
+{{- $full := include "fletch.fullname" . -}}
+{{- $urls := .Values.cluster.etcd.endpoints -}}
+{{- if .Values.cluster.etcd.deploy.enabled -}}
+{{- range $i := until 3 -}}
+{{- $urls = append $urls (printf "http://%s" (include "fletch.etcdHost" (dict "root" $ "number" $i "port" 2379))) -}}
+{{- end -}}
+{{- end -}}
+{{ join "," $urls }}
+{{- end -}}
+
+{{- /* Host and port of an etcd pod. Arguments: root, number, port. */ -}}
+{{- define "fletch.etcdHost" -}}
+{{- $pods := printf "%s-etcd" (include "fletch.fullname" .root) -}}
+{{- $domain := printf "%s.svc.%s" .root.Release.Namespace .root.Values.clusterDomain -}}
+{{ printf "%s-%d.%s.%s:%d" $pods .number $pods $domain .port }}
+{{- end -}}
+
+{{- /* What only members of a cluster mount. */ -}}
+{{- define "fletch.clusterMounts" -}}
+{{- with .Values.cluster }}
+{{- if .enabled }}
+- {name: peer-token, mountPath: /etc/fletch/peer, readOnly: true}
+{{- if and .etcd.user .etcd.passwordSecret.name }}
+- {name: etcd-password, mountPath: /etc/fletch/etcd-password, readOnly: true}
+{{- end }}
+{{- if .etcd.caSecret.name }}
+- {name: etcd-ca, mountPath: /etc/fletch/etcd-ca, readOnly: true}
+{{- end }}
+{{- if .etcd.clientSecret }}
+- {name: etcd-client, mountPath: /etc/fletch/etcd-client, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "fletch.clusterVolumes" -}}
+{{- with .Values.cluster }}
+{{- if .enabled }}
+- name: peer-token
+  secret:
+    secretName: {{ .peerTokenSecret.name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .peerTokenSecret.key }}, path: token}
+{{- if and .etcd.user .etcd.passwordSecret.name }}
+- name: etcd-password
+  secret:
+    secretName: {{ .etcd.passwordSecret.name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .etcd.passwordSecret.key }}, path: password}
+{{- end }}
+{{- if .etcd.caSecret.name }}
+- name: etcd-ca
+  secret:
+    secretName: {{ .etcd.caSecret.name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .etcd.caSecret.key }}, path: ca.crt}
+{{- end }}
+{{- if .etcd.clientSecret }}
+- name: etcd-client
+  secret:
+    secretName: {{ .etcd.clientSecret }}
+    defaultMode: 0440
+    items:
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "fletch.tlsSecret" -}}
 {{ default (printf "%s-tls" (include "fletch.fullname" .)) .Values.tls.existingSecret }}
 {{- end -}}
@@ -159,8 +234,28 @@ and it leads to the domain's parent. A volume of the type Directory keeps pods w
 
 {{- /* Checks between values that a JSON schema cannot express. */ -}}
 {{- define "fletch.check" -}}
-{{- if ne (toString .Values.server.replicas) "1" -}}
-{{- fail "server.replicas is not 1: servers do not form a cluster yet" -}}
+{{- $cluster := .Values.cluster -}}
+{{- $etcd := $cluster.etcd -}}
+{{- if and (gt (int .Values.server.replicas) 1) (not $cluster.enabled) -}}
+{{- fail "server.replicas is more than 1: set cluster.enabled, and give the servers an etcd" -}}
+{{- end -}}
+{{- if and $cluster.enabled (not $etcd.endpoints) (not $etcd.deploy.enabled) -}}
+{{- fail "cluster.enabled: name an etcd in cluster.etcd.endpoints, or set cluster.etcd.deploy.enabled" -}}
+{{- end -}}
+{{- if and $etcd.endpoints $etcd.deploy.enabled -}}
+{{- fail "cluster.etcd.endpoints and cluster.etcd.deploy.enabled: set one of the two" -}}
+{{- end -}}
+{{- if and $etcd.deploy.enabled (not $cluster.enabled) -}}
+{{- fail "cluster.etcd.deploy.enabled needs cluster.enabled: enable the cluster, or run no etcd" -}}
+{{- end -}}
+{{- if and $cluster.enabled (not .Values.tls.enabled) (not $cluster.insecurePeers) -}}
+{{- fail "cluster.enabled without tls.enabled: enable TLS, or set cluster.insecurePeers on a trusted network" -}}
+{{- end -}}
+{{- if and $cluster.enabled .Values.tls.enabled (eq .Values.server.kind "DaemonSet") -}}
+{{- fail "cluster.enabled with tls.enabled: a DaemonSet has no names for certificates; use a StatefulSet" -}}
+{{- end -}}
+{{- if and $etcd.user (not $etcd.passwordSecret.name) -}}
+{{- fail "cluster.etcd.user: name the Secret of its password in cluster.etcd.passwordSecret.name" -}}
 {{- end -}}
 {{- $names := (include "fletch.domainNames" . | fromJson).names -}}
 {{- if ne (len $names) (len (uniq $names)) -}}
@@ -221,6 +316,38 @@ key_file = "/etc/fletch/tls/tls.key"
 {{- with .Values.tls.clientCA }}
 {{- if .name }}
 client_ca_file = {{ printf "/etc/fletch/client-ca/%s" .key | toRawJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.cluster }}
+{{- if .enabled }}
+
+[cluster]
+coordinator = "etcd"
+name = {{ default (printf "%s.%s" $.Release.Namespace (include "fletch.fullname" $)) .name | toRawJson }}
+endpoints = {{ include "fletch.etcdUrls" $ | toRawJson }}
+forget_after = {{ .forgetAfter | toRawJson }}
+peer_token_file = "/etc/fletch/peer/token"
+{{- if not $.Values.tls.enabled }}
+insecure_peers = true
+{{- end }}
+{{- if and $.Values.tls.enabled $.Values.tls.caKey }}
+peer_ca_file = "/etc/fletch/server-ca/ca.crt"
+{{- end }}
+{{- if and $.Values.tls.enabled $.Values.tls.clientCA.name }}
+peer_cert_file = "/etc/fletch/client-tls/tls.crt"
+peer_key_file = "/etc/fletch/client-tls/tls.key"
+{{- end }}
+{{- with .etcd.user }}
+user = {{ . | toRawJson }}
+password_file = "/etc/fletch/etcd-password/password"
+{{- end }}
+{{- if .etcd.caSecret.name }}
+ca_file = "/etc/fletch/etcd-ca/ca.crt"
+{{- end }}
+{{- if .etcd.clientSecret }}
+cert_file = "/etc/fletch/etcd-client/tls.crt"
+key_file = "/etc/fletch/etcd-client/tls.key"
 {{- end }}
 {{- end }}
 {{- end }}

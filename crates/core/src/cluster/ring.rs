@@ -105,6 +105,13 @@ impl Ring {
         self.members.binary_search_by(|m| m.id.cmp(id)).ok().map(|at| &self.members[at])
     }
 
+    /// Returns the weight of a member, 0 outside of the ring, and the weights of all members in sum.
+    #[must_use]
+    pub fn weights(&self, id: &MemberId) -> (u64, u64) {
+        let all = self.members.iter().map(|m| u64::from(m.weight)).sum();
+        (self.get(id).map_or(0, |m| m.weight.into()), all)
+    }
+
     /// Returns the placement of chunks on the members.
     #[must_use]
     pub fn placement(&self) -> Placement {

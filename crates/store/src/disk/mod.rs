@@ -77,6 +77,7 @@ use std::{
         atomic::{AtomicU8, AtomicU32, Ordering},
     },
 };
+pub(crate) use writer::ReservedShare;
 
 /// The settings of a tier.
 #[derive(Debug, Clone)]

@@ -18,7 +18,11 @@ use super::{
 };
 use crate::dataset_id::DatasetId;
 use fletch_core::{StoreKey, Verified};
-use std::{collections::HashMap, fs::File, sync::Arc};
+use std::{
+    collections::HashMap,
+    fs::File,
+    sync::{Arc, Weak},
+};
 
 /// How often a newcomer finds that other newcomers took the space that was made for it, before it is refused.
 const ROUNDS: usize = 4;
@@ -75,6 +79,38 @@ struct Reservation {
     file: Arc<File>,
 }
 
+/// What a dataset was charged for a chunk that is not in the index yet.
+#[derive(Debug)]
+struct ChargedSpace {
+    /// Numbers of the domain and of the dataset in the index.
+    domain: u16,
+    dataset: u32,
+    bytes: u64,
+}
+
+/// The part of a dataset's share that a chunk will occupy once it is written. Dropping this value gives it
+/// back.
+#[derive(Debug)]
+pub(crate) struct ReservedShare {
+    engine: Weak<DiskEngine>,
+    space: Option<ChargedSpace>,
+}
+
+impl ReservedShare {
+    /// Returns the engine that charged for it, unless that is closed.
+    pub fn engine(&self) -> Option<Arc<DiskEngine>> {
+        self.engine.upgrade()
+    }
+}
+
+impl Drop for ReservedShare {
+    fn drop(&mut self) {
+        if let (Some(engine), Some(space)) = (self.engine.upgrade(), self.space.take()) {
+            engine.write_index().datasets.discharge(space.dataset, space.bytes);
+        }
+    }
+}
+
 /// What a record is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -97,7 +133,59 @@ impl DiskEngine {
     pub fn put(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
         self.check_writable()?;
         debug_assert_eq!(key.hash, chunk.hash(), "I1: kept under another name");
-        let stored = self.admit_and_write(key, dataset, chunk);
+        let Some(len) = u32::try_from(chunk.bytes().len()).ok().filter(|&l| self.plan.fits(l)) else {
+            return self.count(chunk, Ok(Stored::Refused(Refusal::TooLong)));
+        };
+        let stored = match self.charge(key, dataset, len) {
+            Ok(space) => self.write_charged(key, dataset, chunk, space),
+            Err(stored) => Ok(stored),
+        };
+        self.count(chunk, stored)
+    }
+
+    /// Charges a dataset for a chunk that will be written later, if the policy admits the chunk.
+    pub(crate) fn reserve_share(
+        self: &Arc<Self>,
+        key: &StoreKey,
+        dataset: DatasetId,
+        len: u32,
+    ) -> Result<ReservedShare, Stored> {
+        if self.check_writable().is_err() {
+            return Err(Stored::Refused(Refusal::Full));
+        }
+        if !self.plan.fits(len) {
+            return Err(Stored::Refused(Refusal::TooLong));
+        }
+        let space = Some(self.charge(key, dataset, len)?);
+        Ok(ReservedShare { engine: Arc::downgrade(self), space })
+    }
+
+    /// Keeps a chunk for which [`DiskEngine::reserve_share`] of this engine charged its dataset.
+    ///
+    /// # Errors
+    /// As [`DiskEngine::put`].
+    pub(crate) fn put_reserved(
+        &self,
+        key: &StoreKey,
+        dataset: DatasetId,
+        chunk: &Verified,
+        mut reserved: ReservedShare,
+    ) -> Result<Stored, DiskError> {
+        self.check_writable()?;
+        let stored = match reserved.space.take() {
+            // Another append of the same chunk came first.
+            Some(space) if self.read_index().contains(key) => {
+                self.write_index().datasets.discharge(space.dataset, space.bytes);
+                Ok(Stored::Already)
+            }
+            Some(space) => self.write_charged(key, dataset, chunk, space),
+            None => Ok(Stored::Refused(Refusal::Share)),
+        };
+        self.count(chunk, stored)
+    }
+
+    /// Counts the outcome of a write.
+    fn count(&self, chunk: &Verified, stored: Result<Stored, DiskError>) -> Result<Stored, DiskError> {
         match &stored {
             Ok(Stored::Yes) => {
                 add(&self.counters.puts, 1);
@@ -111,50 +199,49 @@ impl DiskEngine {
         stored
     }
 
-    fn admit_and_write(
+    /// Admits a chunk and charges its dataset, or says why there is nothing to write.
+    fn charge(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> Result<ChargedSpace, Stored> {
+        let bytes = footprint(len);
+        let capacity = self.capacity();
+        let mut index = self.write_index();
+        if index.contains(key) {
+            return Err(Stored::Already);
+        }
+        let fletch = self.config.policy == Policy::Fletch;
+        if fletch && !index.datasets.has_space(dataset, bytes, capacity) {
+            return Err(Stored::Refused(Refusal::Share));
+        }
+        if self.config.policy != Policy::Lru && self.full.excludes(bytes, self.deaths()) {
+            return Err(Stored::Refused(Refusal::Full));
+        }
+        let domain = index.domain(&key.domain).ok_or(Stored::Refused(Refusal::Domains))?;
+        let dataset = index.datasets.number(dataset);
+        index.datasets.charge(dataset, bytes);
+        Ok(ChargedSpace { domain, dataset, bytes })
+    }
+
+    fn write_charged(
         &self,
         key: &StoreKey,
         dataset: DatasetId,
         chunk: &Verified,
+        space: ChargedSpace,
     ) -> Result<Stored, DiskError> {
-        if key.hash != chunk.hash() {
-            return Err(DiskError::Invalid(format!("chunk {} cannot be kept as {}", chunk.hash(), key.hash)));
-        }
-        let Some(len) = u32::try_from(chunk.bytes().len()).ok().filter(|&l| self.plan.fits(l)) else {
-            return Ok(Stored::Refused(Refusal::TooLong));
-        };
-        let need = footprint(len);
-        let capacity = self.capacity();
-        let (domain, set) = {
-            let mut index = self.write_index();
-            if index.contains(key) {
-                return Ok(Stored::Already);
-            }
-            let fletch = self.config.policy == Policy::Fletch;
-            if fletch && !index.datasets.has_space(dataset, need, capacity) {
-                return Ok(Stored::Refused(Refusal::Share));
-            }
-            if self.config.policy != Policy::Lru && self.full.excludes(need, self.deaths()) {
-                return Ok(Stored::Refused(Refusal::Full));
-            }
-            let Some(domain) = index.domain(&key.domain) else {
-                return Ok(Stored::Refused(Refusal::Domains));
-            };
-            let set = index.datasets.number(dataset);
-            index.datasets.charge(set, need);
-            (domain, set)
-        };
         let deaths = self.deaths();
-        let written = self.write_record(key, dataset, domain, chunk, Purpose::Newcomer);
+        let written = if key.hash == chunk.hash() {
+            self.write_record(key, dataset, space.domain, chunk, Purpose::Newcomer)
+        } else {
+            Err(DiskError::Invalid(format!("chunk {} cannot be kept as {}", chunk.hash(), key.hash)))
+        };
         let inserted = match &written {
-            Ok(Some(location)) => self.write_index().insert(domain, key.hash, set, *location),
+            Ok(Some(at)) => self.write_index().insert(space.domain, key.hash, space.dataset, *at),
             _ => false,
         };
         if !inserted {
-            self.write_index().datasets.discharge(set, need);
+            self.write_index().datasets.discharge(space.dataset, space.bytes);
         }
         let Some(location) = written? else {
-            self.full.note(need, deaths);
+            self.full.note(space.bytes, deaths);
             return Ok(Stored::Refused(Refusal::Full));
         };
         self.finish_record(location.slab)?;

@@ -1,6 +1,6 @@
 //! The append queue: chunks that wait to be written to disk. Readers find them here until they are on disk.
 
-use crate::{dataset_id::DatasetId, disk::DiskEngine};
+use crate::{dataset_id::DatasetId, disk::ReservedShare};
 use fletch_core::{StoreKey, Verified};
 use std::collections::{HashMap, VecDeque};
 
@@ -10,6 +10,8 @@ pub(super) struct Append {
     pub key: StoreKey,
     pub dataset: DatasetId,
     pub chunk: Verified,
+    /// The part of the dataset's share that it will occupy. Taken by the thread that appends.
+    pub reserved: Option<ReservedShare>,
 }
 
 /// Appends in the order of their arrival. The disk tier bounds its bytes.
@@ -20,8 +22,6 @@ pub(super) struct Queue {
     chunks: HashMap<StoreKey, Verified>,
     /// Bytes of `chunks`.
     bytes: u64,
-    /// The footprints of `chunks` on disk, for each dataset.
-    footprints: HashMap<DatasetId, u64>,
     /// Whether a thread appends.
     pub has_drainer: bool,
 }
@@ -30,20 +30,10 @@ fn len(chunk: &Verified) -> u64 {
     chunk.bytes().len() as u64
 }
 
-/// Returns the bytes that a chunk will occupy on disk.
-fn footprint(chunk: &Verified) -> u64 {
-    DiskEngine::footprint(u32::try_from(chunk.bytes().len()).unwrap_or(u32::MAX))
-}
-
 impl Queue {
     /// Returns the bytes that are queued or being written.
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Returns the bytes that a dataset's chunks in this queue will occupy on disk.
-    pub fn footprint_of(&self, dataset: DatasetId) -> u64 {
-        self.footprints.get(&dataset).copied().unwrap_or(0)
     }
 
     /// Whether no append waits.
@@ -53,7 +43,6 @@ impl Queue {
 
     pub fn push(&mut self, append: Append) {
         self.bytes += len(&append.chunk);
-        *self.footprints.entry(append.dataset).or_default() += footprint(&append.chunk);
         self.chunks.insert(append.key.clone(), append.chunk.clone());
         self.waiting.push_back(append);
     }
@@ -66,12 +55,6 @@ impl Queue {
     /// Ends an append that was written or failed.
     pub fn finish(&mut self, append: &Append) {
         self.bytes = self.bytes.saturating_sub(len(&append.chunk));
-        if let Some(of) = self.footprints.get_mut(&append.dataset) {
-            *of = of.saturating_sub(footprint(&append.chunk));
-            if *of == 0 {
-                self.footprints.remove(&append.dataset);
-            }
-        }
         self.chunks.remove(&append.key);
     }
 

@@ -1,0 +1,88 @@
+//! Orders to all other members: what this server does for a domain, the others are to do, too.
+
+use super::{
+    ClusterState,
+    peers::{CallError, PeerAddress, Peers},
+};
+use bytes::Bytes;
+use fletch_core::{Domain, MemberId};
+use futures::future::join_all;
+use reqwest::{Method, StatusCode};
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+
+/// The longest answer to an order.
+const ANSWER_BYTES_MAX: u32 = 16 << 10;
+
+/// An order to other members.
+#[derive(Debug, Clone)]
+pub struct PeerOrder {
+    /// The method.
+    pub method: Method,
+    /// The path and the query, below `/v1/peers/`.
+    pub path: String,
+    /// The domain that it is about.
+    pub domain: Domain,
+}
+
+/// What became of an order.
+#[derive(Debug, Default)]
+pub struct OrderAnswers {
+    /// The bodies of the answers.
+    pub bodies: Vec<Bytes>,
+    /// The members that did not confirm it: they are down, did not answer in time, or are too old.
+    pub unconfirmed: Vec<MemberId>,
+}
+
+impl ClusterState {
+    /// Gives an order to all other members, and waits at most `within` for their answers.
+    ///
+    /// A server that is alone gives it to nobody.
+    pub async fn order_all(&self, order: &PeerOrder, within: Duration) -> OrderAnswers {
+        let Some(peers) = self.peers() else { return OrderAnswers::default() };
+        let view = self.view();
+        let outside = view.core.up().iter().filter(|id| view.core.ring().get(id).is_none());
+        let ring = view.core.ring().members().iter().map(|m| &m.id);
+        let others: Vec<&MemberId> = ring.chain(outside).filter(|id| *id != self.own_id()).collect();
+        let until = Instant::now() + within;
+        let calls = others.into_iter().map(|id| {
+            let to = view.address(id);
+            async move {
+                let answer = match &to {
+                    Some(to) => peers.order(to, order, until).await.inspect_err(|error| {
+                        tracing::warn!(peer = %id, %error, path = order.path, "a peer did not take an order");
+                    }),
+                    None => Err(CallError::Left),
+                };
+                (id, answer)
+            }
+        });
+        let mut answers = OrderAnswers::default();
+        for (id, answer) in join_all(calls).await {
+            match answer {
+                Ok(body) => answers.bodies.push(body),
+                Err(_) => answers.unconfirmed.push(id.clone()),
+            }
+        }
+        answers
+    }
+}
+
+impl Peers {
+    async fn order(&self, to: &PeerAddress, order: &PeerOrder, until: Instant) -> Result<Bytes, CallError> {
+        let answered = async {
+            let call = || self.start(to, order.method.clone(), &order.path, &order.domain);
+            let mut response = self.finish(to, call().await?).await?;
+            if response.status() == StatusCode::UNAUTHORIZED && self.read_token_again().await {
+                response = self.finish(to, call().await?).await?;
+            }
+            match response.status() {
+                StatusCode::OK | StatusCode::NO_CONTENT => {
+                    super::peers::body(response, ANSWER_BYTES_MAX).await
+                }
+                status => Err(CallError::Status(status)),
+            }
+        };
+        timeout_at(until, answered).await.unwrap_or(Err(CallError::Late))
+    }
+}

@@ -59,7 +59,7 @@ pub enum Verdict {
 /// The parts of a job's time, which add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Parts {
-    /// The part in which it computes.
+    /// The part in which it computes, or the machine stops its loop while a batch is ready.
     pub compute: f64,
     /// The part in which it waits for preparation.
     pub preparation: f64,
@@ -115,6 +115,9 @@ struct Steps {
     /// First and last end of a step.
     span: (f64, f64),
     waited: f64,
+    /// Seconds that the loop waited for batches that were not ready. `None` if the acknowledgements do not
+    /// say how long workers waited for leases.
+    delayed: Option<f64>,
     decoded: f64,
     /// Seconds that the device computed, if enough steps tell.
     device: Option<f64>,
@@ -157,6 +160,7 @@ impl Steps {
         let ends = || by_step.values().map(|ranks| ranks.iter().map(|b| b.ended).fold(f64::MIN, f64::max));
         let span = (ends().fold(f64::INFINITY, f64::min), ends().fold(f64::MIN, f64::max));
         let (mut count, mut waited, mut decoded, mut paused) = (0.0, 0.0, 0.0, 0.0);
+        let mut kept = Vec::new();
         let (mut device, mut device_steps) = (0.0, 0.0);
         let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for ranks in by_step.values() {
@@ -169,6 +173,7 @@ impl Steps {
             count += 1.0;
             waited += largest(ranks.iter().map(|b| b.waited));
             decoded += largest(ranks.iter().map(|b| b.prepared));
+            kept.push(ranks.as_slice());
             // A step whose device time one rank does not tell is not known.
             let of_step = ranks.iter().map(|b| b.device).try_fold(0.0, |most: f64, d| Some(most.max(d?)));
             if let Some(seconds) = of_step {
@@ -192,6 +197,7 @@ impl Steps {
             elapsed,
             span,
             waited,
+            delayed: delayed(&kept, elapsed),
             decoded,
             device: (device_steps >= DEVICE_PART * count).then(|| device / device_steps * count),
             host: count * largest(shown.iter().copied()),
@@ -278,7 +284,9 @@ pub fn estimate(window: &Window<'_>) -> Result<Estimate, NotMeasured> {
         || steps.waited < WAIT_LITTLE * steps.elapsed
         || (shows_steps && stepped > STEPS_PART * steps.elapsed)
         || preparation < PREPARATION_LIMITS * now;
-    let parts = parts(now, compute, most_rate, is_fed);
+    // A loop that prepares batches itself has no workers that could be idle.
+    let delayed = if in_loop || steps.prepare() { None } else { steps.delayed };
+    let parts = parts(now, compute, most_rate, is_fed, delayed.map(|seconds| seconds / all));
     let mut out = Estimate {
         rate: now,
         most_rate,
@@ -300,13 +308,45 @@ fn unexplained(batch: &BatchObservation) -> f64 {
     batch.received.map_or(0.0, |received| (received - batch.origin - batch.disk - batch.queue).max(0.0))
 }
 
+/// Returns how long loops waited for batches that were not ready, over steps that took `elapsed` seconds.
+/// `None` if the acknowledgements do not say how long workers waited for their leases.
+///
+/// A worker is busy with a batch while it receives and prepares the batch. Two parts of a wait belong to the
+/// loop, because the batch was ready and the machine did not run the loop: the part beyond the time for which
+/// the worker was busy with the batch, and the share of time in which the worker was idle. A worker that is
+/// busy for [`BUSY`] of the time is never idle.
+///
+/// A wait up to the usual wait counts in full. Stalls of a machine are rare, and a cost that no clock shows
+/// comes with each batch.
+fn delayed(steps: &[&[&BatchObservation]], elapsed: f64) -> Option<f64> {
+    let mut lanes: BTreeMap<u32, f64> = BTreeMap::new();
+    let mut waits = Vec::new();
+    for batch in steps.iter().copied().flatten() {
+        *lanes.entry(batch.lane).or_default() += batch.received? + batch.prepared;
+        waits.push(batch.waited);
+    }
+    waits.sort_by(f64::total_cmp);
+    let usual = waits.get(waits.len() / 2).copied().unwrap_or_default();
+    let delay = |batch: &BatchObservation| {
+        let of_batch = batch.received.unwrap_or_default() + batch.prepared;
+        let of_lane = lanes.get(&batch.lane).copied().unwrap_or_default();
+        let busy = (of_lane / (BUSY * elapsed)).min(1.0);
+        (busy * batch.waited.min(of_batch)).max(batch.waited.min(usual))
+    };
+    Some(steps.iter().map(|ranks| largest(ranks.iter().map(|batch| delay(batch)))).sum())
+}
+
 /// Divides the time of a sample into computing, waiting for preparation and waiting for data.
-fn parts(now: f64, compute: f64, most_rate: f64, is_fed: bool) -> Parts {
+///
+/// `delayed` is the time of a sample for which the loop waited for batches that were not ready, if it is
+/// known. The loop's time beyond it counts as computing: neither workers nor data could shorten it.
+fn parts(now: f64, compute: f64, most_rate: f64, is_fed: bool, delayed: Option<f64>) -> Parts {
     let time = 1.0 / now;
     let base = (1.0 / compute).min(time);
-    let preparation = if is_fed { time - base } else { (1.0 / most_rate - base).clamp(0.0, time - base) };
-    let (compute, preparation) = (base / time, preparation / time);
-    Parts { compute, preparation, fetch: (1.0 - compute - preparation).max(0.0) }
+    let stall = (time - base).min(delayed.unwrap_or(f64::INFINITY));
+    let preparation = if is_fed { stall } else { (1.0 / most_rate - base).clamp(0.0, stall) };
+    let (stall, preparation) = (stall / time, preparation / time);
+    Parts { compute: 1.0 - stall, preparation, fetch: (stall - preparation).max(0.0) }
 }
 
 fn verdict(parts: &Parts, in_loop: bool, (link, disk): (Service, Service), blocked: [f64; 3]) -> Verdict {

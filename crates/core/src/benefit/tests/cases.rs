@@ -110,6 +110,66 @@ fn a_bottleneck_that_moves_is_found_again_within_128_steps() {
     }
 }
 
+/// Returns a job of 16 ms a batch where the bottleneck is, and about 4 ms elsewhere. The machine stops the
+/// loop in a tenth of its steps, and workers in a tenth of their batches.
+fn on_a_loaded_machine() -> Job {
+    use Part::{Disk, Origin, Preparation, Step};
+    Job {
+        workers: 1,
+        prefetch: 4,
+        is_serial: true,
+        step: 0.016,
+        preparation: 0.004,
+        jitter: 0.05,
+        origin: 10_400.0,
+        first_byte: 0.0005,
+        stalls: 0.1,
+        changes: vec![
+            (600, Step, 0.25),
+            (600, Preparation, 4.0),
+            (1200, Preparation, 0.25),
+            (1200, Origin, 0.25),
+            (1800, Origin, 4.0),
+            (1800, Disk, 0.2),
+        ],
+        ..Job::default()
+    }
+}
+
+#[test]
+fn a_bottleneck_is_found_within_64_steps_on_a_loaded_machine() {
+    let phases = [Verdict::Compute, Verdict::Preparation, Verdict::Origin, Verdict::Disk];
+    let one = on_a_loaded_machine();
+    let four = Job { workers: 4, prefetch: 2, preparation: 0.016, ..one.clone() };
+    let jobs = [one, Job { is_serial: false, ..four.clone() }, four];
+    for (job, seed) in jobs.iter().flat_map(|job| (1..=20).map(move |seed| (job, seed))) {
+        let observed = simulate(job, 2400, seed);
+        for (begun, verdict) in (0..).step_by(600).zip(phases) {
+            let told = |to: usize| {
+                let batches = observed.between(to - 64, to);
+                estimate(&observed.window(job, &batches)).expect("steps")
+            };
+            let e = told(begun + 64);
+            assert_eq!(e.verdict, verdict, "seed {seed}, 64 steps after step {begun}: {e:?} of {job:?}");
+            let later: Vec<usize> = (begun + 72..=begun + 600).step_by(8).collect();
+            let wrong = later.iter().filter(|&&to| told(to).verdict != verdict).count();
+            // A few windows have most of their stalls in one place.
+            assert!(wrong * 20 <= later.len(), "{wrong}: {verdict:?}, seed {seed} of {job:?}");
+        }
+    }
+}
+
+/// A batch goes from its worker to the loop through a queue, and no clock of the worker shows how long.
+#[test]
+fn a_wait_that_every_batch_has_is_no_stall_of_the_machine() {
+    let job = Job { step: 0.004, preparation: 0.016, stalls: 0.0, changes: vec![], ..on_a_loaded_machine() };
+    let observed = simulate(&job, 812, 1);
+    let mut batches = observed.between(300, 812);
+    batches.iter_mut().for_each(|batch| batch.prepared *= 0.1);
+    let e = estimate(&observed.window(&job, &batches)).expect("steps");
+    assert!(e.verdict == Verdict::Preparation && e.parts.preparation > 0.6, "{e:?}");
+}
+
 /// Returns a random job.
 fn random(rng: &mut Rng) -> Job {
     let ranks = [1, 1, 1, 2, 4][rng.below(5)];

@@ -55,6 +55,8 @@ pub struct Job {
     pub slow_rank: f64,
     /// The time to the first byte from the origin.
     pub first_byte: f64,
+    /// The probability that the machine stops the loop in a step, or a worker in a batch, for 5 to 50 ms.
+    pub stalls: f64,
     /// At these steps, times or rates change by a factor.
     pub changes: Vec<(usize, Part, f64)>,
 }
@@ -85,6 +87,7 @@ impl Default for Job {
             pause: (usize::MAX, 0.0),
             slow_rank: 1.0,
             first_byte: 0.02,
+            stalls: 0.0,
             changes: Vec::new(),
         }
     }
@@ -139,6 +142,8 @@ struct Lane {
     /// Since when it could prepare a batch, if it had one.
     waits_since: Option<f64>,
     preparing: Option<Batch>,
+    /// The stall of the batch that it receives or prepares.
+    stall: (f64, Place),
 }
 
 #[derive(Debug, Default)]
@@ -148,6 +153,8 @@ struct Rank {
     out: usize,
     /// Since when it waits for a batch.
     waits_since: Option<f64>,
+    /// Until when the machine stops it.
+    stopped_until: f64,
     /// The batch of its next step: since when it waited, when it got it (`None`: it prepares it), the batch.
     next: Option<(f64, Option<f64>, Batch)>,
 }
@@ -159,6 +166,20 @@ enum Event {
     /// The loop has prepared the batch of this rank.
     InLoop(usize),
     Stepped,
+    /// The machine lets this rank go on.
+    GoesOn(usize),
+}
+
+/// Where the machine stops a loop or a worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Place {
+    /// In the step, or while the worker prepares.
+    #[default]
+    Busy,
+    /// When its wait has ended: while it waits, by its clock.
+    Wakes,
+    /// Between two times that it measures.
+    Between,
 }
 
 struct Simulation {
@@ -173,6 +194,8 @@ struct Simulation {
     lanes: Vec<Lane>,
     ranks: Vec<Rank>,
     steps: usize,
+    /// Where the machine stops the loop after its present step.
+    stopped: (f64, Place),
     /// When the device ends the steps that the host has given it.
     device: VecDeque<f64>,
     out: Observed,
@@ -182,6 +205,15 @@ impl Simulation {
     /// Returns a factor of mean 1.
     fn jitter(&mut self, spread: f64) -> f64 {
         (spread * self.rng.normal() - spread * spread / 2.0).exp()
+    }
+
+    /// Returns for how long the machine stops a loop or a worker now, and where.
+    fn stall(&mut self) -> (f64, Place) {
+        if self.job.stalls == 0.0 || self.rng.unit() >= self.job.stalls {
+            return (0.0, Place::Busy);
+        }
+        let place = [Place::Busy, Place::Wakes, Place::Between][self.rng.below(3)];
+        (self.rng.between(0.005, 0.05), place)
     }
 
     fn at(&mut self, time: f64, event: Event) {
@@ -225,7 +257,10 @@ impl Simulation {
             queue: if self.job.sees_queue { start - now } else { 0.0 },
             hit_part: hits / BATCH,
         };
-        self.at(from_origin.max(from_disk), Event::Received(lane));
+        let stall = self.stall();
+        self.lanes[lane].stall = stall;
+        let wakes = if stall.1 == Place::Wakes { stall.0 } else { 0.0 };
+        self.at(from_origin.max(from_disk) + wakes, Event::Received(lane));
     }
 
     /// A worker prepares its next batch, if its rank has room for one.
@@ -246,8 +281,11 @@ impl Simulation {
             let crowded = (busy / self.job.cores).max(1.0);
             batch.prepared = self.job.preparation * self.jitter(spread) * crowded;
             self.ranks[rank].out += 1;
+            let (stall, place) = self.lanes[lane].stall;
+            batch.prepared += if place == Place::Busy { stall } else { 0.0 };
+            let between = if place == Place::Between { stall } else { 0.0 };
             self.lanes[lane].preparing = Some(batch);
-            self.at(now + batch.prepared, Event::Prepared(lane));
+            self.at(now + batch.prepared + between, Event::Prepared(lane));
         }
         if self.lanes[lane].waits_since.is_some() || !self.job.is_serial {
             self.receive(lane, now);
@@ -257,6 +295,9 @@ impl Simulation {
     /// A rank that waits takes a batch. When all ranks have one, they step.
     fn take(&mut self, rank: usize, now: f64) {
         let Some(since) = self.ranks[rank].waits_since else { return };
+        if now < self.ranks[rank].stopped_until {
+            return;
+        }
         if self.job.workers == 0 {
             let Some(mut batch) = self.lanes[rank].received.pop_front() else { return };
             let spread = self.job.jitter;
@@ -296,6 +337,9 @@ impl Simulation {
             mean => mean * self.jitter(self.job.jitter),
         };
         end += in_step;
+        let stall = self.stall();
+        end += if stall.1 == Place::Busy { stall.0 } else { 0.0 };
+        self.stopped = if stall.1 == Place::Busy { (0.0, Place::Busy) } else { stall };
         if self.job.ahead > 0 {
             // The host goes on after it has launched the step.
             let launched = now + in_step;
@@ -374,13 +418,20 @@ impl Simulation {
             Event::Stepped => {
                 self.steps += 1;
                 self.change();
+                let (stall, place) = self.stopped;
+                let asks = now + if place == Place::Between { stall } else { 0.0 };
                 for rank in &mut self.ranks {
-                    (rank.next, rank.waits_since) = (None, Some(now));
+                    (rank.next, rank.waits_since, rank.stopped_until) = (None, Some(asks), now + stall);
                 }
                 for rank in 0..self.ranks.len() {
-                    self.take(rank, now);
+                    if stall > 0.0 {
+                        self.at(now + stall, Event::GoesOn(rank));
+                    } else {
+                        self.take(rank, now);
+                    }
                 }
             }
+            Event::GoesOn(rank) => self.take(rank, now),
         }
     }
 }
@@ -400,6 +451,7 @@ pub fn simulate(job: &Job, steps: usize, seed: u64) -> Observed {
         lanes: (0..lanes).map(|_| Lane::default()).collect(),
         ranks: (0..job.ranks).map(|_| waiting()).collect(),
         steps: 0,
+        stopped: (0.0, Place::Busy),
         device: VecDeque::new(),
         out: Observed::default(),
     };

@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     auth::Principal,
-    jobs::OpenJob,
+    groups::{KnownJob, NewJob},
+    jobs::{OpenJob, Record},
     server::Server,
     versions::{Source, Sources},
 };
@@ -46,6 +47,7 @@ async fn sources_of(
 /// [`fletch_api::Code::NotFound`]; those of the registry, the origin and the tables.
 pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiResult<Arc<OpenJob>> {
     let (domain, tenant, registry) = (&principal.domain, &principal.tenant, &server.registry);
+    server.groups.check(domain, tenant, id)?;
     if let Some(open) = registry.opened(domain, tenant, id)? {
         if open.sources.is_registered() {
             return Ok(open);
@@ -56,6 +58,27 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
     let (root, layout) = (place.root, Some(place.layout));
     let (sources, source) = sources_of(server, principal, root, layout, Some(&place.dataset)).await?;
     Ok(registry.get(domain, tenant, id, &sources, &source).await?)
+}
+
+/// Opens a declared job that gets a state in place of its ledgers. A job whose server is gone comes to this
+/// server. Returns whether it came.
+///
+/// # Errors
+/// Those of [`open_job`], and of the groups.
+pub async fn open_to_replace(
+    server: &Server,
+    principal: &Principal,
+    id: &str,
+) -> ApiResult<(Arc<OpenJob>, bool)> {
+    let (domain, tenant) = (&principal.domain, &principal.tenant);
+    let Some(KnownJob { record }) = server.groups.take_over(domain, tenant, id).await? else {
+        return Ok((open_job(server, principal, id).await?, false));
+    };
+    let (root, layout) = (record.root, Some(record.layout));
+    let (sources, source) = sources_of(server, principal, root, layout, Some(&record.dataset)).await?;
+    let known = |_| async { Ok(()) };
+    let declared = server.registry.declare((domain, tenant), record.ask, &sources, &source, known).await?;
+    Ok((declared.0, true))
 }
 
 /// Returns a job as the API shows it, with its share of the disk.
@@ -107,6 +130,9 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
             "a job names either a dataset or a root; this request names both or none",
         ));
     }
+    let (domain, tenant) = (&principal.domain, &principal.tenant);
+    let known = Record::id_of(domain, tenant, request.name.as_str());
+    server.groups.check(domain, tenant, &known)?;
     let (sources, source) =
         match server.registry.declared(&principal.domain, &principal.tenant, request.name.as_str()) {
             // The job keeps the version that its tag named when it was declared.
@@ -128,8 +154,19 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
                 sources_of(&server, &principal, root.0, root.1, request.dataset.as_ref()).await?
             }
         };
+    // After the access check: what the answer says depends on the version.
+    server.groups.check_new(&NewJob {
+        domain,
+        tenant,
+        name: request.name.as_str(),
+        order: request.order,
+        root: source.version.root(),
+        layout: source.version.layout(),
+    })?;
+    let groups = Arc::clone(&server.groups);
+    let record = move |job| async move { groups.record(job).await };
     let (job, new) =
-        server.registry.declare(&principal.domain, &principal.tenant, request, &sources, &source).await?;
+        server.registry.declare((domain, tenant), request, &sources, &source, record).await?;
     drop(memory);
     let job = view(&server, &job).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -222,6 +259,7 @@ pub async fn world(
     let job = open_job(&server, &principal, &id).await?;
     let world: WorldSpec = read_json(&server, &principal.tenant, body).await?;
     job.change_world(world).await?;
+    server.groups.changed();
     Ok(Json(view(&server, &job).await?))
 }
 
@@ -241,6 +279,6 @@ pub async fn delete(
     path: OnePath,
 ) -> ApiResult<StatusCode> {
     let Path(id) = path?;
-    server.registry.delete(&principal.domain, &principal.tenant, &id).await?;
+    server.groups.delete(&server.registry, &principal.domain, &principal.tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -14,7 +14,8 @@ pub const COMPONENT: &str = "fletch-component";
 pub const DOMAIN: &str = "fletch-domain";
 /// As what the bytes of a reply to a peer count: `hit`, `miss` or `bypass`.
 pub const RESULT: &str = "fletch-result";
-/// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL.
+/// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL. In the
+/// answer of a server that does not have the job: the id of the member that has it.
 pub const OWNER: &str = "fletch-owner";
 /// How the cache handled the request (RFC 9211).
 pub const CACHE_STATUS: &str = "cache-status";

@@ -6,7 +6,7 @@
 //! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
 //! /fletch/NAME/data/datasets/DOMAIN/DATASET   {format, tenant, uri, …, bytes}
 //! /fletch/NAME/data/tenants/TENANT            {format}         written with every change of its datasets
-//! /fletch/NAME/jobs/declared/ID     {format, group, term, domain, …}   written by the server that has the job
+//! /fletch/NAME/jobs/declared/ID     {format, group, term, domain, …}   written by the primary of the group
 //! /fletch/NAME/jobs/groups/GROUP    {format, term, primary, incarnation}   by compare-and-swap
 //! /fletch/NAME/seen/ID      {format, revision}             the latest change that the member executed
 //! ```

@@ -1,16 +1,16 @@
 //! Which server of a cluster has which job.
 //!
 //! ```text
-//! declare ─▶ Table::place ─▶ another server: 307          etcd ─▶ watch ─▶ Table ─▶ Standing of each request
+//! declare ─▶ Table::place ─▶ another server: 307          etcd ─▶ watch ─▶ Table ─▶ JobPlace of each request
 //!                └─▶ this one: transaction in etcd ─▶ record on disk     (here, elsewhere, waits, lost)
 //! ```
 //! A group is what shares a sweep: the jobs of one (domain, root, layout) with the order `substitute`. Every
-//! other job is a group of its own. One server has a group: its primary. It runs the epochs as a server that is
-//! alone does.
+//! other job is a group of its own. One server has a group: its primary. It runs the epochs as a server that
+//! is alone does.
 //!
 //! I1. A group changes its primary by compare-and-swap only, and its term grows with each change.
 //! I2. A job is declared once its key is in etcd. The record on the primary's disk follows.
-//! I3. A server serves a job only while it is the primary, as far as it knows, of the group of that job's key.
+//! I3. A server serves a job only while it is the primary of the group in that job's key, as far as it knows.
 //!     Without etcd that is what it knew last; after a start it must have read etcd once.
 //! I4. A server that finds another primary of a group sets its ledgers of that group aside. It deletes none.
 //! I5. A group goes to another server only if somebody gives up what was delivered since a saved state, and
@@ -30,7 +30,7 @@ use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
 use std::{path::Path, sync::Arc};
-use table::Standing;
+use table::JobPlace;
 use tokio_util::sync::CancellationToken;
 
 /// A server that has a job.
@@ -54,7 +54,7 @@ pub enum GroupError {
         owner: Owner,
     },
     /// Another server has it, and is not up.
-    #[error("job {job} is served by {}, which is {}; the job waits for that server", owner.id, down(*is_gone))]
+    #[error("job {job} is served by {}, which is {}; it waits for that server", owner.id, down(*is_gone))]
     Waits {
         /// The job's name or id.
         job: String,
@@ -139,7 +139,7 @@ impl Groups {
     pub fn check(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), GroupError> {
         let Some(shared) = &self.shared else { return Ok(()) };
         let name = shared.name_of(domain, tenant, id);
-        shared.standing(domain, tenant, id)?.check(&name)
+        shared.place_of(domain, tenant, id)?.check(&name)
     }
 
     /// Checks that this server may declare a new job of a version. The job's group need not exist.
@@ -148,7 +148,7 @@ impl Groups {
     /// As [`Groups::check`].
     pub fn check_new(&self, record: &NewJob<'_>) -> Result<(), GroupError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        shared.place(record)?.check(record.name)
+        shared.place_of_new(record)?.check(record.name)
     }
 
     /// Records the declaration of a new job with the cluster, and claims its group if no server has it.
@@ -173,8 +173,8 @@ impl Groups {
     ) -> Result<Option<KnownJob>, GroupError> {
         let Some(shared) = &self.shared else { return Ok(None) };
         shared.take_over(domain, tenant, id).await?;
-        match shared.standing(domain, tenant, id)? {
-            Standing::Lost => {
+        match shared.place_of(domain, tenant, id)? {
+            JobPlace::Lost => {
                 let job = shared.job(domain, tenant, id).ok_or(JobError::NotFound)?;
                 let JobRecord { record, is_long, .. } = job;
                 match is_long {
@@ -182,7 +182,7 @@ impl Groups {
                     false => Ok(Some(KnownJob { record })),
                 }
             }
-            standing => standing.check(&shared.name_of(domain, tenant, id)).map(|()| None),
+            place => place.check(&shared.name_of(domain, tenant, id)).map(|()| None),
         }
     }
 

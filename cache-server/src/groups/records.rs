@@ -44,8 +44,8 @@ pub enum JobKey {
     Unknown,
 }
 
-/// Returns the group of a new job: the jobs that share a sweep, or the job alone. The number at the end leaves
-/// room for several sweeps over one version.
+/// Returns the group of a new job: the jobs that share a sweep, or the job alone. The number at the end
+/// leaves room for several sweeps over one version.
 pub fn group_of(id: &str, domain: &Domain, order: OrderKind, root: Root, layout: LayoutId) -> String {
     match order {
         OrderKind::Substitute => {
@@ -123,7 +123,8 @@ mod tests {
             r#"{"format":1,"term":2,"primary":"srv-1","incarnation":"00ff"}"#
         );
         let ask: StartJob =
-            serde_json::from_str(r#"{"name":"run","dataset":"set","seed":18446744073709551615}"#).expect("JSON");
+            serde_json::from_str(r#"{"name":"run","dataset":"set","seed":18446744073709551615}"#)
+                .expect("JSON");
         let record = Record {
             domain: Domain::new("a").expect("name"),
             tenant: fletch_core::Tenant::new("t").expect("name"),

@@ -9,7 +9,7 @@ use super::{
         GroupRecord, JobKey, JobRecord, group_key, group_of, job_key, job_text, parse_key, read_job,
         single_group,
     },
-    table::{Me, Standing, Table},
+    table::{JobPlace, Me, Table},
 };
 use crate::{
     cluster::{ClusterRecord, ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
@@ -26,11 +26,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{
-    sync::Notify,
-    task::spawn_blocking,
-    time::sleep,
-};
+use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
 
 /// How soon a failed read or write is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -94,11 +90,11 @@ impl Shared {
         GroupStats { jobs, groups, claimed, taken_over, set_aside }
     }
 
-    pub fn standing(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Standing, GroupError> {
+    pub fn place_of(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<JobPlace, GroupError> {
         let view = self.cluster.view();
         let table = self.table();
         match table.is_loaded {
-            true => Ok(table.standing(&self.me, &view, (domain, tenant), id)),
+            true => Ok(table.place_of(&self.me, &view, (domain, tenant), id)),
             false => Err(GroupError::NoCluster),
         }
     }
@@ -117,15 +113,15 @@ impl Shared {
         }
     }
 
-    pub fn place(&self, new: &NewJob<'_>) -> Result<Standing, GroupError> {
+    pub fn place_of_new(&self, new: &NewJob<'_>) -> Result<JobPlace, GroupError> {
         let NewJob { domain, tenant, name, order, root, layout } = *new;
         let id = Record::id_of(domain, tenant, name);
-        let known = self.standing(domain, tenant, &id)?;
-        if known != Standing::Unknown {
+        let known = self.place_of(domain, tenant, &id)?;
+        if known != JobPlace::Unknown {
             return Ok(known);
         }
         let group = group_of(&id, domain, order, root, layout);
-        Ok(self.table().place(&self.me, &self.cluster.view(), domain, &group))
+        Ok(self.table().place_of_new(&self.me, &self.cluster.view(), domain, &group))
     }
 
     /// Checks that etcd has the cluster that this server joined. Returns the revision of its record.
@@ -256,7 +252,8 @@ impl Shared {
         };
         if let Some(held) = holder.as_ref().filter(|held| !self.me.has(&held.value)) {
             tracing::warn!(
-                job = %own.ask.name, tenant = %own.tenant, primary = %held.value.primary, term = held.value.term,
+                job = %own.ask.name, tenant = %own.tenant,
+                primary = %held.value.primary, term = held.value.term,
                 "another server has this job; its ledgers on this server are set aside"
             );
             registry.set_aside(&id).await?;
@@ -292,8 +289,7 @@ impl Shared {
         };
         let (key, of_group) = (job_key(&self.of.keys, id), group_key(&self.of.keys, &job.group));
         let seen = holder.as_ref().map_or(0, |held| held.0);
-        let compare =
-            [(self.of.keys.cluster(), cluster), (key.clone(), revision), (of_group.clone(), seen)];
+        let compare = [(self.of.keys.cluster(), cluster), (key.clone(), revision), (of_group.clone(), seen)];
         let mut ops = vec![put(key, job_text(&job))];
         let Me { id: primary, incarnation } = self.me.clone();
         let claim = GroupRecord { term: 1, primary, incarnation };
@@ -338,10 +334,10 @@ impl Shared {
         Err(GroupError::Contended)
     }
 
-    /// Makes this server the primary of a job's group, if the one that etcd names is gone and this is the next.
+    /// Makes this server the primary of a job's group, if the present one is gone and this one is the next.
     pub async fn take_over(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), GroupError> {
         for _ in 0..TRIES {
-            let Standing::Waits { is_gone: true, heir, .. } = self.standing(domain, tenant, id)? else {
+            let JobPlace::Waits { is_gone: true, heir, .. } = self.place_of(domain, tenant, id)? else {
                 return Ok(());
             };
             let name = self.name_of(domain, tenant, id);
@@ -411,9 +407,9 @@ impl Shared {
         id: &str,
     ) -> Result<(), GroupError> {
         self.take_over(domain, tenant, id).await?;
-        match self.standing(domain, tenant, id)? {
-            Standing::Lost => {}
-            standing => standing.check(&self.name_of(domain, tenant, id))?,
+        match self.place_of(domain, tenant, id)? {
+            JobPlace::Lost => {}
+            place => place.check(&self.name_of(domain, tenant, id))?,
         }
         let _one = self.comparing.lock().await;
         let mut had_key = false;
@@ -481,7 +477,9 @@ impl Shared {
             }
             match key {
                 JobKey::Job(id) if event.is_delete() => table.remove_job(&id, event.kv.mod_revision),
-                JobKey::Group(group) if event.is_delete() => table.remove_group(&group, event.kv.mod_revision),
+                JobKey::Group(group) if event.is_delete() => {
+                    table.remove_group(&group, event.kv.mod_revision)
+                }
                 _ => self.note(&mut table, &event.kv)?,
             }
         }

@@ -43,7 +43,7 @@ pub struct Table {
 
 /// Where a job is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum JobPlace {
     /// No server has declared it with the cluster.
     Unknown,
     /// This server has it.
@@ -102,50 +102,50 @@ impl Table {
     }
 
     /// Returns where a group is. `None`: no server has claimed it.
-    fn group_standing(&self, me: &Me, view: &ClusterView, domain: &Domain, group: &str) -> Option<Standing> {
+    fn place_of_group(&self, me: &Me, view: &ClusterView, domain: &Domain, group: &str) -> Option<JobPlace> {
         let record = &self.groups.get(group)?.value;
         if me.has(record) {
-            return Some(Standing::Here);
+            return Some(JobPlace::Here);
         }
         let GroupRecord { primary, incarnation, .. } = record;
         let owner = |url: Option<&str>| Owner { id: primary.clone(), url: url.map(str::to_owned) };
         if let Some(url) = view.url_of(primary, incarnation) {
-            return Some(Standing::At(owner(Some(url))));
+            return Some(JobPlace::At(owner(Some(url))));
         }
         let first = view.first_for(&ranking_key(domain, group));
         let heir = first.map(|(id, url)| Owner { id: id.clone(), url: Some(url.to_owned()) });
-        Some(Standing::Waits { owner: owner(None), is_gone: view.is_gone(primary, incarnation), heir })
+        Some(JobPlace::Waits { owner: owner(None), is_gone: view.is_gone(primary, incarnation), heir })
     }
 
     /// Returns where a job of a tenant is.
-    pub fn standing(
+    pub fn place_of(
         &self,
         me: &Me,
         view: &ClusterView,
         (domain, tenant): (&Domain, &Tenant),
         id: &str,
-    ) -> Standing {
-        let Some(job) = self.job(domain, tenant, id) else { return Standing::Unknown };
+    ) -> JobPlace {
+        let Some(job) = self.job(domain, tenant, id) else { return JobPlace::Unknown };
         let (group, term) = (&job.value.group, job.value.term);
-        match self.group_standing(me, view, domain, group) {
-            None => Standing::Unknown,
-            Some(Standing::Here) if self.groups.get(group).is_some_and(|g| g.value.term > term) => {
-                Standing::Lost
+        match self.place_of_group(me, view, domain, group) {
+            None => JobPlace::Unknown,
+            Some(JobPlace::Here) if self.groups.get(group).is_some_and(|g| g.value.term > term) => {
+                JobPlace::Lost
             }
-            Some(standing) => standing,
+            Some(place) => place,
         }
     }
 
     /// Returns where a new job of a group belongs.
-    pub fn place(&self, me: &Me, view: &ClusterView, domain: &Domain, group: &str) -> Standing {
-        if let Some(standing) = self.group_standing(me, view, domain, group) {
-            return standing;
+    pub fn place_of_new(&self, me: &Me, view: &ClusterView, domain: &Domain, group: &str) -> JobPlace {
+        if let Some(place) = self.place_of_group(me, view, domain, group) {
+            return place;
         }
         match view.first_for(&ranking_key(domain, group)) {
             // Where nobody is up, this server is as good as any.
-            None => Standing::Here,
-            Some((id, _)) if *id == me.id => Standing::Here,
-            Some((id, url)) => Standing::At(Owner { id: id.clone(), url: Some(url.to_owned()) }),
+            None => JobPlace::Here,
+            Some((id, _)) if *id == me.id => JobPlace::Here,
+            Some((id, url)) => JobPlace::At(Owner { id: id.clone(), url: Some(url.to_owned()) }),
         }
     }
 
@@ -157,15 +157,15 @@ impl Table {
     }
 }
 
-impl Standing {
+impl JobPlace {
     /// Returns an error for a job that this server cannot serve. `name` is what the caller calls it.
     pub fn check(self, name: &str) -> Result<(), GroupError> {
         let job = name.to_owned();
         match self {
-            Standing::Unknown | Standing::Here => Ok(()),
-            Standing::Lost => Err(GroupError::Lost { job }),
-            Standing::At(owner) => Err(GroupError::Elsewhere { job, owner }),
-            Standing::Waits { owner, is_gone, .. } => Err(GroupError::Waits { job, owner, is_gone }),
+            JobPlace::Unknown | JobPlace::Here => Ok(()),
+            JobPlace::Lost => Err(GroupError::Lost { job }),
+            JobPlace::At(owner) => Err(GroupError::Elsewhere { job, owner }),
+            JobPlace::Waits { owner, is_gone, .. } => Err(GroupError::Waits { job, owner, is_gone }),
         }
     }
 }

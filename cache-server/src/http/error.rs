@@ -229,7 +229,8 @@ impl From<TooManyJobs> for ApiError {
 impl From<GroupError> for ApiError {
     fn from(e: GroupError) -> Self {
         let told = e.to_string();
-        let on_etcd = "check that etcd can be reached, and send the request again; declared jobs go on meanwhile";
+        let on_etcd =
+            "check that etcd can be reached, and send the request again; declared jobs go on meanwhile";
         match e {
             GroupError::Elsewhere { owner, .. } => {
                 let hint = "send the request to the URL in Location; fletch and the Python package do so";
@@ -247,8 +248,8 @@ impl From<GroupError> for ApiError {
                 ApiError::new(Code::JobWaits, told, hint).owned_by(owner)
             }
             GroupError::Lost { .. } => {
-                let hint = "load a saved state of the job's epoch (PUT …/state?replace=true), or delete the job \
-                    and declare it again";
+                let hint = "load a saved state of the job's epoch (PUT …/state?replace=true), or delete the \
+                    job and declare it again";
                 ApiError::new(Code::JobWaits, told, hint)
             }
             GroupError::Long { .. } => {

@@ -100,6 +100,9 @@ pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
     responses(
         (status = 201, description = "The job is declared. `Location` has its URL", body = Job),
         (status = 200, description = "The same job was declared before", body = Job),
+        (status = 307, description = "Another server of the cluster has the job, or is to have it. \
+            `Location` is the request there. All routes of a job answer so", body = Problem,
+            content_type = "application/problem+json"),
         (status = 400,
             description = "The request is not valid, for example its plan or its world", body = Problem,
             content_type = "application/problem+json"),
@@ -115,6 +118,9 @@ pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
             content_type = "application/problem+json"),
         (status = 507, description = "The job records and ledgers of the tenant are at their limit",
             body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The server that has the job is away (`job_waits`): all routes of a job \
+            answer so. Or etcd is away, and the job is not declared", body = Problem,
+            content_type = "application/problem+json"),
         (status = 504, description = "The client sent a long body too slowly", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -165,8 +171,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     })?;
     let groups = Arc::clone(&server.groups);
     let record = move |job| async move { groups.record(job).await };
-    let (job, new) =
-        server.registry.declare((domain, tenant), request, &sources, &source, record).await?;
+    let (job, new) = server.registry.declare((domain, tenant), request, &sources, &source, record).await?;
     drop(memory);
     let job = view(&server, &job).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -174,7 +179,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     Ok((status, at, Json(job)).into_response())
 }
 
-/// Lists the declared jobs of the caller's tenant.
+/// Lists the declared jobs of the caller's tenant. In a cluster, those of the server that is asked.
 #[utoipa::path(
     get, path = "/v1/jobs", tag = "jobs",
     responses((status = 200, description = "The jobs, sorted by name", body = JobList))

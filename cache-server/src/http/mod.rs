@@ -210,7 +210,8 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
 /// Adds the URL of a request at the server that has the job.
 fn locate(response: &mut Response, path: &str) {
     let url = response.extensions().get::<Owner>().and_then(|owner| owner.url.as_deref());
-    let location = url.and_then(|url| HeaderValue::try_from(format!("{}{path}", url.trim_end_matches('/'))).ok());
+    let location =
+        url.and_then(|url| HeaderValue::try_from(format!("{}{path}", url.trim_end_matches('/'))).ok());
     if let Some(location) = location {
         response.headers_mut().insert(header::LOCATION, location);
     }

@@ -487,10 +487,12 @@ impl Registry {
     #[must_use]
     pub fn records(&self) -> Vec<RecordSummary> {
         let jobs: Vec<_> = lock(&self.jobs).values().cloned().collect();
-        jobs.iter().map(|job| job.opened.get().map_or_else(|| job.known.clone(), |open| open.known())).collect()
+        jobs.iter()
+            .map(|job| job.opened.get().map_or_else(|| job.known.clone(), |open| open.known()))
+            .collect()
     }
 
-    /// Takes a job out of service and moves its files to the directory `jobs-aside`, where nothing reads them.
+    /// Takes a job out of service and moves its files to the directory `jobs-aside`, which nothing reads.
     ///
     /// # Errors
     /// [`JobError::Io`]; the job is still there.

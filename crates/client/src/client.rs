@@ -520,7 +520,9 @@ impl Client {
     ) -> Result<(Arc<Server>, Response), ClientError> {
         match self.ask(call, &[StatusCode::OK], None, until).await? {
             (server, Answer::Open(response)) => Ok((server, response)),
-            (server, Answer::Whole(_) | Answer::Elsewhere(_)) => Err(responder(&server).protocol("the answer has no stream")),
+            (server, Answer::Whole(_) | Answer::Elsewhere(_)) => {
+                Err(responder(&server).protocol("the answer has no stream"))
+            }
         }
     }
 
@@ -544,7 +546,9 @@ impl Client {
         let until = Instant::now() + self.io_timeout;
         match self.ask(call, want, Some(length), until).await? {
             (server, Answer::Whole(bytes)) => Ok((server, bytes)),
-            (server, Answer::Open(_) | Answer::Elsewhere(_)) => Err(responder(&server).protocol("the answer has no body")),
+            (server, Answer::Open(_) | Answer::Elsewhere(_)) => {
+                Err(responder(&server).protocol("the answer has no body"))
+            }
         }
     }
 
@@ -787,7 +791,7 @@ impl Client {
             let place = url.strip_suffix(&call.path).unwrap_or(url);
             responder(from).protocol(format!(
                 "it sends the request on to {place}, which is no server of the cluster that this client may \
-                 ask; nothing was sent there; name servers by URL, and set cluster.advertise_url of that server"
+                 ask; nothing was sent there; name servers by URL, and set its cluster.advertise_url"
             ))
         })
     }

@@ -46,7 +46,8 @@ pub async fn find(client: &Client, name: &str) -> Result<JobHandle, Failure> {
         Err(e) if silent.is_empty() => Err(e),
         Err(_) => {
             let told = format!("no server that answers has a job {name}; {} did not", silent.join(", "));
-            Err(Failure::new(told).hint("start these servers again; `fletch cluster status` shows all of them"))
+            Err(Failure::new(told)
+                .hint("start these servers again; `fletch cluster status` shows all of them"))
         }
     }
 }

@@ -64,8 +64,8 @@ impl Client {
         Ok(self.get_json::<JobList>(routes::JOBS).await?.jobs)
     }
 
-    /// Returns the jobs of the caller's tenant at all servers of the cluster, sorted by name, and the ids of the
-    /// servers that did not answer.
+    /// Returns the jobs of the caller's tenant at all servers of the cluster, sorted by name, and the ids of
+    /// the servers that did not answer.
     ///
     /// # Errors
     /// [`ClientError`], if no server answers.

@@ -94,7 +94,8 @@ impl EpochReader {
 
     /// Sets how long the reader retries while the server or the origin does not answer.
     ///
-    /// The default is the client's `io_timeout`, and in a cluster at least 120 s: the job may wait for its server.
+    /// The default is the client's `io_timeout`, and in a cluster at least 120 s: the job may wait for its
+    /// server.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.requester.patience = patience;

@@ -134,6 +134,7 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     disk::open_first(&server).await.map_err(StartError::Disk)?;
     server.cluster.join_first(server.cluster_weight()).await?;
     server.catalog.load_first().await;
+    server.groups.load_first(&server.registry).await;
     // After the state directory is locked, so that a second server does not get this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
     let tcp = listener.map(|l| l.set_nonblocking(true).and_then(|()| TcpListener::from_std(l))).transpose();
@@ -168,8 +169,12 @@ async fn run(
     let (leave_cluster, cluster_tasks) = (CancellationToken::new(), TaskTracker::new());
     let (server, token) = (Arc::clone(&app.server), leave_cluster.clone());
     cluster_tasks.spawn(async move {
-        let follow_ring = server.follow_ring(token.clone());
-        tokio::join!(server.cluster.run(token.clone()), server.catalog.run(token), follow_ring);
+        tokio::join!(
+            server.cluster.run(token.clone()),
+            server.catalog.run(token.clone()),
+            server.groups.run(&server.registry, token.clone()),
+            server.follow_ring(token)
+        );
     });
     let (stop_maintenance, maintenance_tasks) = (CancellationToken::new(), TaskTracker::new());
     let disk = app.server.store.disk().map(Arc::clone);

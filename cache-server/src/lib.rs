@@ -34,6 +34,7 @@ mod dashboard;
 mod epochs;
 #[doc(hidden)]
 pub mod fuzzing;
+mod groups;
 mod http;
 mod idle;
 mod jobs;

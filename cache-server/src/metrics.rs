@@ -250,6 +250,30 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
             &[(vec![], revision)],
         )?;
     }
+    if let Some(stats) = server.groups.stats() {
+        page.gauge(
+            "fletch_cluster_jobs",
+            "Declared jobs of the cluster that this server has",
+            &[],
+            &[(vec![], stats.jobs)],
+        )?;
+        page.gauge(
+            "fletch_cluster_groups",
+            "Groups of jobs of the cluster that this server has",
+            &[],
+            &[(vec![], stats.groups)],
+        )?;
+        page.counter(
+            "fletch_cluster_group_changes_total",
+            "Groups that this server claimed or took over, and jobs that it set aside",
+            &["change"],
+            &[
+                (vec!["claimed"], stats.claimed),
+                (vec!["taken_over"], stats.taken_over),
+                (vec!["set_aside"], stats.set_aside),
+            ],
+        )?;
+    }
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)

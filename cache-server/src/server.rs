@@ -16,6 +16,7 @@ use crate::{
     credentials::{HeldCredentials, is_personal},
     dashboard::{DashboardState, Prometheus},
     epochs::JobContext,
+    groups::Groups,
     idle::Activity,
     jobs::Registry,
     limits::{CACHE_MIN, Limits, PROBES_MAX, SLABS_MAX},
@@ -146,6 +147,8 @@ pub struct Server {
     pub tasks: TaskTracker,
     /// Registers and unregisters datasets.
     pub catalog: Catalog,
+    /// Which server of the cluster has which job.
+    pub groups: Arc<Groups>,
     /// The server's part of its cluster.
     pub cluster: Arc<ClusterState>,
     /// Reads chunks, from this server's cache, other servers and origins.
@@ -303,6 +306,7 @@ impl Server {
             mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
             publish,
             registry,
+            groups: Arc::new(Groups::new(&cluster, state.path())),
             catalog: Catalog::new(Arc::clone(&registrations), &cluster, effects),
             access_changes,
             origins,

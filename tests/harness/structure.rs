@@ -95,6 +95,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["overview"],
     &["metrics"],
     &["server"],
+    &["groups"],
     &["jobs", "warmups", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],

@@ -190,6 +190,11 @@ impl EtcdMember {
         SharedKeys { etcd, keys, member_ttl }
     }
 
+    /// Returns the random number of the own state directory.
+    pub fn incarnation(&self) -> String {
+        lock(&self.own).record.incarnation.clone()
+    }
+
     /// Returns the uid of the cluster that this server has joined.
     pub fn uid(&self) -> Option<String> {
         lock(&self.own).uid.clone()

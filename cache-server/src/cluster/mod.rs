@@ -164,6 +164,15 @@ impl ClusterState {
         }
     }
 
+    /// Returns the random number of this server's state directory. `None` for a server that is alone.
+    #[must_use]
+    pub fn incarnation(&self) -> Option<String> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => Some(member.incarnation()),
+        }
+    }
+
     /// Returns the URL by which clients reach this server.
     #[must_use]
     pub fn own_url(&self) -> &str {

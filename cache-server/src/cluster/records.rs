@@ -6,6 +6,8 @@
 //! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
 //! /fletch/NAME/data/datasets/DOMAIN/DATASET   {format, tenant, uri, …, bytes}
 //! /fletch/NAME/data/tenants/TENANT            {format}         written with every change of its datasets
+//! /fletch/NAME/jobs/declared/ID     {format, group, term, domain, …}   written by the primary of the group
+//! /fletch/NAME/jobs/groups/GROUP    {format, term, primary, incarnation}   by compare-and-swap
 //! /fletch/NAME/seen/ID      {format, revision}             the latest change that the member executed
 //! ```
 //! A record with another format is an error, because an older server would misread it.
@@ -48,6 +50,11 @@ impl Keys {
     /// Returns the prefix of everything that all members execute.
     pub fn data(&self) -> String {
         format!("{}data/", self.prefix)
+    }
+
+    /// Returns the prefix of everything about jobs.
+    pub fn jobs(&self) -> String {
+        format!("{}jobs/", self.prefix)
     }
 
     /// Returns the prefix of the keys that say what members have executed.

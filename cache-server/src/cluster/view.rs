@@ -6,7 +6,7 @@ use super::{
 };
 use fletch_api::{Cluster, Member, MemberState, cluster::VIEW_ALONE};
 use fletch_core::{
-    MemberId,
+    MemberId, StoreKey,
     cluster::{Ring, RingMember, View, Weight},
 };
 use serde::{Deserialize, Serialize};
@@ -84,8 +84,37 @@ impl ClusterView {
         Some(PeerAddress { id: id.clone(), url })
     }
 
+    /// Returns the URL by which clients reach a member, if it is up with this state directory.
+    #[must_use]
+    pub fn url_of(&self, id: &MemberId, incarnation: &str) -> Option<&str> {
+        let record = self.records.get(id).filter(|r| r.incarnation == incarnation)?;
+        self.core.is_up(id).then_some(record.url.as_str())
+    }
+
+    /// Returns whether a member with this state directory has no key: it is neither up nor restarting.
+    #[must_use]
+    pub fn is_gone(&self, id: &MemberId, incarnation: &str) -> bool {
+        self.records.get(id).is_none_or(|r| r.incarnation != incarnation)
+    }
+
+    /// Returns whether a member of that name has no key, with whatever state directory.
+    #[must_use]
+    pub fn is_absent(&self, id: &MemberId) -> bool {
+        !self.records.contains_key(id)
+    }
+
+    /// Returns the member that is first in a ranking among those that are up, with its URL for clients. Where
+    /// no member has a weight, the first one of the ring.
+    #[must_use]
+    pub fn first_for(&self, key: &StoreKey) -> Option<(&MemberId, &str)> {
+        let ring = self.core.ring().members();
+        let first = self.core.owner(key).or_else(|| ring.iter().find(|m| self.core.is_up(&m.id)))?;
+        self.records.get(&first.id).map(|record| (&first.id, record.url.as_str()))
+    }
+
     /// Returns the state of a member.
-    fn state(&self, id: &MemberId) -> MemberState {
+    #[must_use]
+    pub fn state(&self, id: &MemberId) -> MemberState {
         let phase = self.records.get(id).map(|r| r.phase);
         match (self.core.is_up(id), phase) {
             (true, _) if self.core.ring().drained().contains(id) => MemberState::Drained,

@@ -135,6 +135,9 @@ pub enum JobError {
     /// A task of the server ended without an answer.
     #[error("a task was lost")]
     TaskLost,
+    /// The cluster did not record the declaration.
+    #[error("the job was not declared: {0}")]
+    Unrecorded(String),
     /// The job or epoch is being closed; the next request opens it anew.
     #[error("the job is being opened anew")]
     Reopening,
@@ -202,6 +205,7 @@ impl JobError {
             JobError::UnitMap(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
             JobError::UnitMap(_) => Code::BadPlan,
             JobError::Reopening => Code::Overloaded,
+            JobError::Unrecorded(_) => Code::NotReady,
             JobError::Damaged { .. } | JobError::Io { .. } | JobError::TaskLost => Code::Internal,
         }
     }
@@ -279,6 +283,9 @@ impl JobError {
             JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",
             JobError::Io { .. } => "check the disk of --state-dir",
             JobError::TaskLost => "see the server's log",
+            JobError::Unrecorded(_) => {
+                "check that etcd can be reached, and declare the job again; declared jobs go on meanwhile"
+            }
             JobError::Reopening => "ask again",
         }
     }
@@ -310,6 +317,7 @@ mod tests {
             JobError::AtLimit(String::new()),
             JobError::LedgerFull { epoch: 1, most: 1 },
             JobError::TaskLost,
+            JobError::Unrecorded(String::new()),
             JobError::Reopening,
         ];
         for hint in errors.iter().map(JobError::hint) {

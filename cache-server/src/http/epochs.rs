@@ -2,8 +2,8 @@
 
 use super::{
     admission::acquire_read_permit,
-    error::ApiResult,
-    jobs::open_job,
+    error::{ApiError, ApiResult},
+    jobs::{open_job, open_to_replace},
     request::{read_body, read_json},
     response_body::{BodyError, Piece, body_of_piece, body_of_stream},
 };
@@ -24,7 +24,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use bytes::BytesMut;
-use fletch_api::{Acked, Acks, Checkpoint, Epoch as View, EpochReceipt, Problem, Rollback, headers};
+use fletch_api::{Acked, Acks, Checkpoint, Code, Epoch as View, EpochReceipt, Problem, Rollback, headers};
 use futures::stream;
 use serde::Deserialize;
 use std::{io::Read as _, sync::Arc};
@@ -139,7 +139,8 @@ pub struct PutQuery {
 /// Continues an epoch from a state.
 ///
 /// The epoch begins if it has not begun. With `replace`, an epoch that delivered more than the state says
-/// discards the difference and delivers it again.
+/// discards the difference and delivers it again. In a cluster it also moves the job to another server if the
+/// job's server is gone.
 #[utoipa::path(
     put, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
     request_body(content_type = "application/vnd.fletch.ledger",
@@ -169,11 +170,23 @@ pub async fn put_state(
     query: Result<Query<PutQuery>, QueryRejection>,
     body: Body,
 ) -> ApiResult<Json<View>> {
-    let Query(query) = query?;
-    let (job, number) = job_of(&server, &principal, path).await?;
+    let (Query(query), Path((id, number))) = (query?, path?);
+    let opened = match query.replace {
+        true => open_to_replace(&server, &principal, &id).await,
+        false => open_job(&server, &principal, &id).await.map(|job| (job, false)),
+    };
+    let is_elsewhere = |e: &ApiError| e.code() == Code::JobElsewhere;
+    if let Some(error) = opened.as_ref().err().filter(|e| !is_elsewhere(e)) {
+        return Err(error.clone());
+    }
+    // Also of a request that belongs elsewhere: a client that still sends may miss the answer.
     let hint = "send a state as it was saved";
     let received = read_body(&server, &principal.tenant, body, STATE_BYTES_MAX, hint).await?;
+    let (job, came) = opened?;
     let epoch = job.put_state(number, &received.bytes, query.replace).await?;
+    if came {
+        server.groups.revived(&id).await?;
+    }
     Ok(Json(epoch.view()))
 }
 

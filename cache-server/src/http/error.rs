@@ -6,6 +6,7 @@ use crate::{
     catalog::CatalogError,
     chunk_reads::PeersOverloaded,
     epochs::JobError,
+    groups::{GroupError, Owner},
     state::RegisterError,
     tenants::{NoChunkMemory, NoOriginPermit},
     versions::{UriNotAllowed, VersionError},
@@ -28,7 +29,7 @@ const SEE_LOG: &str = "see the server's log";
 
 /// The error of a handler, sent as RFC 9457 problem JSON.
 #[derive(Debug, Clone)]
-pub struct ApiError(pub Box<Problem>);
+pub struct ApiError(pub Box<Problem>, Option<Box<Owner>>);
 
 /// The result of a handler.
 pub type ApiResult<T = Response> = Result<T, ApiError>;
@@ -40,7 +41,12 @@ impl ApiError {
         detail: impl Into<String>,
         hint: impl Into<std::borrow::Cow<'static, str>>,
     ) -> Self {
-        ApiError(Box::new(Problem::new(code, detail, hint)))
+        ApiError(Box::new(Problem::new(code, detail, hint)), None)
+    }
+
+    /// Returns the error with the server that has the job.
+    fn owned_by(self, owner: Owner) -> Self {
+        ApiError(self.0, Some(Box::new(owner)))
     }
 
     /// Returns the error of a request that cannot be parsed.
@@ -87,11 +93,18 @@ impl IntoResponse for ApiError {
         let h = response.headers_mut();
         h.insert(header::CONTENT_TYPE, HeaderValue::from_static(headers::PROBLEM));
         h.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if self.0.code == Code::Overloaded || self.0.code == Code::NotReady {
+        if [Code::Overloaded, Code::NotReady, Code::JobWaits].contains(&self.0.code) {
             h.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
         }
         if self.0.code == Code::Unauthorized {
             h.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(owner) = self.1 {
+            if let Ok(id) = HeaderValue::try_from(owner.id.as_str()) {
+                h.insert(headers::OWNER, id);
+            }
+            // The path is known outside of the handler.
+            response.extensions_mut().insert(*owner);
         }
         response
     }
@@ -210,6 +223,51 @@ impl From<TooManyJobs> for ApiError {
         let hint = "name jobs by training run, not by process; or raise the tenant's quota `jobs`, \
             limits.tenant_jobs or limits.jobs";
         ApiError::new(Code::Overloaded, e.to_string(), hint)
+    }
+}
+
+impl From<GroupError> for ApiError {
+    fn from(e: GroupError) -> Self {
+        let told = e.to_string();
+        let on_etcd =
+            "check that etcd can be reached, and send the request again; declared jobs go on meanwhile";
+        match e {
+            GroupError::Elsewhere { owner, .. } => {
+                let hint = "send the request to the URL in Location; fletch and the Python package do so";
+                ApiError::new(Code::JobElsewhere, told, hint).owned_by(owner)
+            }
+            GroupError::Waits { owner, is_gone, .. } => {
+                let hint = match is_gone {
+                    true => {
+                        "start that server again with its state directory, and the job goes on; without it, \
+                         load a saved state of the job's epoch (PUT …/state?replace=true) or delete the job, \
+                         at any server"
+                    }
+                    false => "the server is expected back soon; the job goes on then",
+                };
+                ApiError::new(Code::JobWaits, told, hint).owned_by(owner)
+            }
+            GroupError::Lost { .. } => {
+                let hint = "load a saved state of the job's epoch (PUT …/state?replace=true), or delete the \
+                    job and declare it again";
+                ApiError::new(Code::JobWaits, told, hint)
+            }
+            GroupError::Long { .. } => {
+                let hint = "delete the job, declare it again with its lists, then load the state";
+                ApiError::new(Code::Conflict, told, hint)
+            }
+            GroupError::Job(e) => e.into(),
+            GroupError::Etcd(why) => {
+                // Its text names hosts.
+                tracing::warn!(error = %why, "a change of the cluster's jobs failed");
+                ApiError::new(Code::NotReady, told, on_etcd)
+            }
+            GroupError::NoCluster | GroupError::Contended => ApiError::new(Code::NotReady, told, on_etcd),
+            GroupError::Record(..) => {
+                let hint = "a newer server wrote it: bring this server to the same version";
+                ApiError::new(Code::NotReady, told, hint)
+            }
+        }
     }
 }
 

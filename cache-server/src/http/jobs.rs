@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     auth::Principal,
-    jobs::OpenJob,
+    groups::{KnownJob, NewJob},
+    jobs::{OpenJob, Record},
     server::Server,
     versions::{Source, Sources},
 };
@@ -46,6 +47,7 @@ async fn sources_of(
 /// [`fletch_api::Code::NotFound`]; those of the registry, the origin and the tables.
 pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiResult<Arc<OpenJob>> {
     let (domain, tenant, registry) = (&principal.domain, &principal.tenant, &server.registry);
+    server.groups.check(domain, tenant, id)?;
     if let Some(open) = registry.opened(domain, tenant, id)? {
         if open.sources.is_registered() {
             return Ok(open);
@@ -56,6 +58,27 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
     let (root, layout) = (place.root, Some(place.layout));
     let (sources, source) = sources_of(server, principal, root, layout, Some(&place.dataset)).await?;
     Ok(registry.get(domain, tenant, id, &sources, &source).await?)
+}
+
+/// Opens a declared job that gets a state in place of its ledgers. A job whose server is gone comes to this
+/// server. Returns whether it came.
+///
+/// # Errors
+/// Those of [`open_job`], and of the groups.
+pub async fn open_to_replace(
+    server: &Server,
+    principal: &Principal,
+    id: &str,
+) -> ApiResult<(Arc<OpenJob>, bool)> {
+    let (domain, tenant) = (&principal.domain, &principal.tenant);
+    let Some(KnownJob { record }) = server.groups.take_over(domain, tenant, id).await? else {
+        return Ok((open_job(server, principal, id).await?, false));
+    };
+    let (root, layout) = (record.root, Some(record.layout));
+    let (sources, source) = sources_of(server, principal, root, layout, Some(&record.dataset)).await?;
+    let known = |_| async { Ok(()) };
+    let declared = server.registry.declare((domain, tenant), record.ask, &sources, &source, known).await?;
+    Ok((declared.0, true))
 }
 
 /// Returns a job as the API shows it, with its share of the disk.
@@ -77,6 +100,9 @@ pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
     responses(
         (status = 201, description = "The job is declared. `Location` has its URL", body = Job),
         (status = 200, description = "The same job was declared before", body = Job),
+        (status = 307, description = "Another server of the cluster has the job, or is to have it. \
+            `Location` is the request there. All routes of a job answer so", body = Problem,
+            content_type = "application/problem+json"),
         (status = 400,
             description = "The request is not valid, for example its plan or its world", body = Problem,
             content_type = "application/problem+json"),
@@ -92,6 +118,9 @@ pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
             content_type = "application/problem+json"),
         (status = 507, description = "The job records and ledgers of the tenant are at their limit",
             body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The server that has the job is away (`job_waits`): all routes of a job \
+            answer so. Or etcd is away, and the job is not declared", body = Problem,
+            content_type = "application/problem+json"),
         (status = 504, description = "The client sent a long body too slowly", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -107,6 +136,9 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
             "a job names either a dataset or a root; this request names both or none",
         ));
     }
+    let (domain, tenant) = (&principal.domain, &principal.tenant);
+    let known = Record::id_of(domain, tenant, request.name.as_str());
+    server.groups.check(domain, tenant, &known)?;
     let (sources, source) =
         match server.registry.declared(&principal.domain, &principal.tenant, request.name.as_str()) {
             // The job keeps the version that its tag named when it was declared.
@@ -128,8 +160,18 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
                 sources_of(&server, &principal, root.0, root.1, request.dataset.as_ref()).await?
             }
         };
-    let (job, new) =
-        server.registry.declare(&principal.domain, &principal.tenant, request, &sources, &source).await?;
+    // After the access check: what the answer says depends on the version.
+    server.groups.check_new(&NewJob {
+        domain,
+        tenant,
+        name: request.name.as_str(),
+        order: request.order,
+        root: source.version.root(),
+        layout: source.version.layout(),
+    })?;
+    let groups = Arc::clone(&server.groups);
+    let record = move |job| async move { groups.record(job).await };
+    let (job, new) = server.registry.declare((domain, tenant), request, &sources, &source, record).await?;
     drop(memory);
     let job = view(&server, &job).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -137,7 +179,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     Ok((status, at, Json(job)).into_response())
 }
 
-/// Lists the declared jobs of the caller's tenant.
+/// Lists the declared jobs of the caller's tenant. In a cluster, those of the server that is asked.
 #[utoipa::path(
     get, path = "/v1/jobs", tag = "jobs",
     responses((status = 200, description = "The jobs, sorted by name", body = JobList))
@@ -222,6 +264,7 @@ pub async fn world(
     let job = open_job(&server, &principal, &id).await?;
     let world: WorldSpec = read_json(&server, &principal.tenant, body).await?;
     job.change_world(world).await?;
+    server.groups.changed();
     Ok(Json(view(&server, &job).await?))
 }
 
@@ -241,6 +284,6 @@ pub async fn delete(
     path: OnePath,
 ) -> ApiResult<StatusCode> {
     let Path(id) = path?;
-    server.registry.delete(&principal.domain, &principal.tenant, &id).await?;
+    server.groups.delete(&server.registry, &principal.domain, &principal.tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -31,11 +31,11 @@ mod response_body;
 mod tables;
 mod warmups;
 
-use crate::{connections::Refusal, limits::Limits, server::Server};
+use crate::{connections::Refusal, groups::Owner, limits::Limits, server::Server};
 use axum::{
     Json, Router,
     extract::{MatchedPath, Request, State},
-    http::{HeaderValue, Method, header},
+    http::{HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse as _, Response},
     routing::get,
@@ -190,6 +190,7 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
     let route = request.extensions().get::<MatchedPath>().map(|m| m.as_str().to_owned());
     let header: usize = request.headers().iter().map(|(n, v)| n.as_str().len() + v.len() + 4).sum();
     let header = header + request.uri().path().len() + request.uri().query().map_or(0, str::len);
+    let path = request.uri().path_and_query().map(ToString::to_string);
     let mut response = if header as u64 > server.limits.header_bytes {
         let detail =
             format!("the header has {header} bytes; at most {} are allowed", server.limits.header_bytes);
@@ -200,9 +201,22 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
             Err(error) => error.into_response(),
         }
     };
+    if response.status() == StatusCode::TEMPORARY_REDIRECT {
+        locate(&mut response, &path.unwrap_or_default());
+    }
     response.headers_mut().insert(headers::VIEW, HeaderValue::from(server.cluster.view_number()));
     server.requests.count(route.as_deref().unwrap_or("none"), response.status().as_u16(), started.elapsed());
     response
+}
+
+/// Adds the URL of a request at the server that has the job.
+fn locate(response: &mut Response, path: &str) {
+    let url = response.extensions().get::<Owner>().and_then(|owner| owner.url.as_deref());
+    let location =
+        url.and_then(|url| HeaderValue::try_from(format!("{}{path}", url.trim_end_matches('/'))).ok());
+    if let Some(location) = location {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
 }
 
 /// Refuses a request of a foreign web page or with an encoded body, and authenticates the others.

@@ -10,5 +10,5 @@ mod registry;
 mod settings;
 
 pub use open_job::OpenJob;
-pub use record::Record;
+pub use record::{Record, RecordSummary};
 pub use registry::Registry;

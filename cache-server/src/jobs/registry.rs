@@ -20,7 +20,7 @@ use crate::versions::{Home, Source, Sources};
 use crate::{
     allocation::Reader,
     benefit::busy_rate,
-    epochs::{JobContext, JobError},
+    epochs::{JobContext, JobError, sync_parent},
     limits::DECLARED_MAX,
     sweep::Sweep,
     tenants::{JobCharges, ShareUse, Stream, TenantLimit},
@@ -47,6 +47,8 @@ use tokio::{
 
 /// Most jobs with a long part that are declared or opened at once.
 const LONG_JOBS_AT_ONCE: usize = 2;
+/// The directory of jobs that another server of the cluster has now, beside the one of this server's jobs.
+const ASIDE_DIR: &str = "jobs-aside";
 
 /// A declared job, open or not.
 struct RegisteredJob {
@@ -428,18 +430,22 @@ impl Registry {
         if is_long { Arc::clone(&self.long).acquire_owned().await.ok() } else { None }
     }
 
-    /// Declares a job; returns whether it is new.
+    /// Declares a job; returns whether it is new. `record_elsewhere` is called before a
+    /// new job is written here.
     ///
     /// # Errors
     /// [`JobError`]; nothing was declared.
-    pub async fn declare(
+    pub async fn declare<R>(
         &self,
-        domain: &Domain,
-        tenant: &Tenant,
+        (domain, tenant): (&Domain, &Tenant),
         ask: StartJob,
         sources: &Arc<Sources>,
         source: &Arc<Source>,
-    ) -> Result<(Arc<OpenJob>, bool), JobError> {
+        record_elsewhere: impl FnOnce(RecordSummary) -> R + Send + 'static,
+    ) -> Result<(Arc<OpenJob>, bool), JobError>
+    where
+        R: Future<Output = Result<(), JobError>> + Send,
+    {
         let id = Record::id_of(domain, tenant, ask.name.as_str());
         let record = Record {
             domain: domain.clone(),
@@ -468,12 +474,53 @@ impl Registry {
         let task = self.context.tasks.spawn(async move {
             let _held = (permit, long);
             let known = opened.known();
+            record_elsewhere(known.clone()).await?;
             spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
             let cell = OnceCell::new_with(Some(Arc::clone(&opened)));
             lock(&jobs).insert(id, RegisteredJob::new(known, charges, settings, cell));
             Ok::<_, JobError>(opened)
         });
         Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
+    }
+
+    /// Returns the records of all jobs.
+    #[must_use]
+    pub fn records(&self) -> Vec<RecordSummary> {
+        let jobs: Vec<_> = lock(&self.jobs).values().cloned().collect();
+        jobs.iter()
+            .map(|job| job.opened.get().map_or_else(|| job.known.clone(), |open| open.known()))
+            .collect()
+    }
+
+    /// Takes a job out of service and moves its files to the directory `jobs-aside`, which nothing reads.
+    ///
+    /// # Errors
+    /// [`JobError::Io`]; the job is still there.
+    pub async fn set_aside(&self, id: &str) -> Result<(), JobError> {
+        let _permit = self.permit_to_change(id).await;
+        let Some(registered) = lock(&self.jobs).remove(id) else { return Ok(()) };
+        let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
+        if let Ok(opened) = registered.opened.get_or_try_init(none).await {
+            opened.close().await;
+        }
+        let (from, to) = (self.dir.join(id), self.dir.with_file_name(ASIDE_DIR));
+        let moved = spawn_blocking(move || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let place = to.join(format!("{name}-{}", now.as_millis()));
+            let failed = |error| JobError::Io { path: from.clone(), error };
+            std::fs::create_dir_all(&to).and_then(|()| std::fs::rename(&from, &place)).map_err(failed)?;
+            sync_parent(&from).and_then(|()| sync_parent(&place)).map_err(failed)?;
+            tracing::info!(dir = %place.display(), "the ledgers of a job lie here now");
+            Ok(())
+        });
+        let moved = moved.await.map_err(|_| JobError::TaskLost)?;
+        if moved.is_err() && self.dir.join(id).exists() {
+            let (charges, settings) = (Arc::clone(&registered.charges), Arc::clone(&registered.settings));
+            let again = RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new());
+            lock(&self.jobs).insert(id.to_owned(), again);
+        }
+        moved
     }
 
     /// Replaces a job's settings. `check` gets the least bytes that all other jobs have set, in sum.

@@ -16,7 +16,8 @@ pub const DOMAIN: &str = "fletch-domain";
 pub const RESULT: &str = "fletch-result";
 /// The protection of a chunk for a warm-up of another server: the warm-up's id, a space, and seconds.
 pub const PIN: &str = "fletch-pin";
-/// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL.
+/// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL. In the
+/// answer of a server that does not have the job: the id of the member that has it.
 pub const OWNER: &str = "fletch-owner";
 /// How the cache handled the request (RFC 9211).
 pub const CACHE_STATUS: &str = "cache-status";

@@ -125,6 +125,8 @@ codes! {
     Misdirected = "misdirected", Invalid, Some(421), "the request is for another host";
     /// Another server of the cluster owns the chunk. Only routes of peers answer so.
     WrongServer = "wrong_server", Invalid, Some(421), "another server owns the chunk";
+    /// Another server of the cluster has the job. `Location` is the same request there.
+    JobElsewhere = "job_elsewhere", Invalid, Some(307), "another server has the job";
     /// A web page of another site sent the request.
     CrossSite = "cross_site", Invalid, Some(403), "a web page of another site sent the request";
     /// The body is not of a type that the route takes.
@@ -155,6 +157,8 @@ codes! {
     Deadline = "deadline", Unavailable, Some(504), "the request took too long";
     /// The server is starting or stopping.
     NotReady = "not_ready", Unavailable, None, "the server is not ready";
+    /// The server of the cluster that has the job is away.
+    JobWaits = "job_waits", Unavailable, None, "the job waits for its server";
     /// The Prometheus of the server's settings did not answer a query of the admin page.
     PrometheusFailed = "prometheus_failed", Unavailable, None, "Prometheus did not answer";
     /// The server has reached a limit. Wait, then retry.

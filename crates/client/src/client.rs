@@ -5,7 +5,7 @@ use crate::body::{BodyLength, Responder};
 use crate::call::Call;
 use crate::config::{ClientConfig, FirstAnswer};
 use crate::route::{Route, Subject};
-use crate::server::Server;
+use crate::server::{JobServer, Server};
 use crate::token::Bearer;
 use crate::{Batch, ClientError, Endpoint, PlacedItem, Servers};
 use bytes::Bytes;
@@ -38,6 +38,9 @@ const PROBE_AFTER: Duration = Duration::from_secs(2);
 const PROBE_WITHIN: Duration = Duration::from_secs(1);
 /// The longest time for which a call waits for the view of the cluster.
 const VIEW_WITHIN: Duration = Duration::from_millis(500);
+
+/// How often servers may send a call on to each other.
+const REDIRECTS_MAX: u32 = 3;
 
 /// The time within which a failed connection is tried once more, even by a client that fails fast.
 ///
@@ -78,6 +81,8 @@ pub struct Client {
     route: Arc<Route>,
     /// The server that gets every request; `None`: the route decides.
     pinned: Option<Arc<Server>>,
+    /// Where the job of a handle lives, in a cluster.
+    job_server: Option<Arc<JobServer>>,
     /// How many members of a chunk's ranking are passed by.
     skip: usize,
     io_timeout: Duration,
@@ -106,6 +111,7 @@ impl Client {
         Ok(Client {
             route: Arc::new(Route::new(&config)?),
             pinned: None,
+            job_server: None,
             skip: 0,
             io_timeout: config.io_timeout,
             fail_fast: false,
@@ -177,6 +183,11 @@ impl Client {
         self.route.members()
     }
 
+    /// Returns the members of the view, each with the connections to it.
+    pub(crate) fn known_members(&self) -> Vec<(String, Arc<Server>)> {
+        self.route.known_members()
+    }
+
     /// Returns the same client, of which every request goes to the server at `address`.
     ///
     /// Changes nothing if `address` is none that this client may ask.
@@ -190,14 +201,25 @@ impl Client {
         Client { pinned: Some(server), ..self.clone() }
     }
 
+    /// Returns the same client for calls about one job. In a cluster they go to the server that has the job.
+    pub(crate) fn for_calls_of_job(&self) -> Self {
+        Client { job_server: Some(Arc::new(JobServer::new(self.pinned.clone()))), ..self.clone() }
+    }
+
     /// Returns the same client, of which the route chooses the servers.
     pub(crate) fn routed(&self) -> Self {
-        Client { pinned: None, ..self.clone() }
+        Client { pinned: None, job_server: None, ..self.clone() }
+    }
+
+    /// Returns whether this client knows several servers of one cluster.
+    pub(crate) fn has_members(&self) -> bool {
+        self.route.has_members()
     }
 
     /// Returns the address of the server that gets every request, or the one that is asked first.
     pub(crate) fn preferred(&self) -> String {
-        let server = self.pinned.as_ref().or(self.route.first());
+        let of_job = self.job_server.as_ref().and_then(|job| job.get());
+        let server = of_job.as_ref().or(self.pinned.as_ref()).or(self.route.first());
         server.map_or_else(|| self.route.servers().to_string(), |server| server.shown.to_string())
     }
 
@@ -498,7 +520,9 @@ impl Client {
     ) -> Result<(Arc<Server>, Response), ClientError> {
         match self.ask(call, &[StatusCode::OK], None, until).await? {
             (server, Answer::Open(response)) => Ok((server, response)),
-            (server, Answer::Whole(_)) => Err(responder(&server).protocol("the answer has no stream")),
+            (server, Answer::Whole(_) | Answer::Elsewhere(_)) => {
+                Err(responder(&server).protocol("the answer has no stream"))
+            }
         }
     }
 
@@ -522,7 +546,24 @@ impl Client {
         let until = Instant::now() + self.io_timeout;
         match self.ask(call, want, Some(length), until).await? {
             (server, Answer::Whole(bytes)) => Ok((server, bytes)),
-            (server, Answer::Open(_)) => Err(responder(&server).protocol("the answer has no body")),
+            (server, Answer::Open(_) | Answer::Elsewhere(_)) => {
+                Err(responder(&server).protocol("the answer has no body"))
+            }
+        }
+    }
+
+    /// Returns the servers that a call asks, in their order.
+    fn servers_for(&self, subject: Subject) -> Vec<Arc<Server>> {
+        let all = || self.route.candidates(subject, Instant::now());
+        match (&self.job_server, &self.pinned) {
+            (Some(job), _) if self.has_members() => {
+                let first = job.get();
+                let is_other = |s: &Arc<Server>| first.as_ref().is_none_or(|first| !Arc::ptr_eq(first, s));
+                let others: Vec<_> = all().into_iter().filter(is_other).collect();
+                first.iter().map(Arc::clone).chain(others).collect()
+            }
+            (_, Some(server)) => vec![Arc::clone(server)],
+            (_, None) => all(),
         }
     }
 
@@ -541,10 +582,7 @@ impl Client {
         let (begun, mut unanswered) = (Instant::now(), 0);
         let mut renewed = false;
         let error = loop {
-            let servers = match &self.pinned {
-                Some(server) => vec![Arc::clone(server)],
-                None => self.route.candidates(call.subject, Instant::now()),
-            };
+            let servers = self.servers_for(call.subject);
             let error = match self.round(call, &servers, (want, length), until, &mut renewed).await {
                 Ok(answer) => return Ok(answer),
                 Err(Round::Late) => {
@@ -560,6 +598,9 @@ impl Client {
             };
             let is_first = !self.first_answer.is_received();
             let is_local = servers.iter().all(|s| s.endpoint.is_local());
+            if error.is_unreachable() && self.job_server.is_some() && !self.has_members() {
+                self.look_for_members(&servers, until).await;
+            }
             if is_first && (error.is_refused() && is_local || error.is_tls()) || !error.retryable() {
                 break error;
             }
@@ -616,24 +657,37 @@ impl Client {
                 continue;
             }
             asked += 1;
+            let (mut server, mut hops) = (Arc::clone(server), 0);
             let error = loop {
                 server.http.refresh(false).await;
                 let token = self.bearer.header();
-                let request = self.request(call, server, view);
+                let request = self.request(call, &server, view);
                 let request = match &token {
                     Some(token) => request.header(header::AUTHORIZATION, token),
                     None => request,
                 };
-                let attempt = self.attempt(request, server, want, length);
+                let attempt = self.attempt(request, &server, want, length);
                 let tried = match is_several && !is_last {
-                    true => timeout_at(until, self.watched(attempt, server)).await,
+                    true => timeout_at(until, self.watched(attempt, &server)).await,
                     false => timeout_at(until, attempt).await,
                 };
                 match tried {
+                    Ok(Ok(Received { answer: Answer::Elsewhere(url), view })) => {
+                        self.look_at_view(&server, view, until).await;
+                        hops += 1;
+                        if hops > REDIRECTS_MAX {
+                            let why = "the servers of the cluster do not agree where the job lives";
+                            break responder(&server).unreachable(why);
+                        }
+                        server = self.sent_on(call, &server, &url, until).await.map_err(Round::Failed)?;
+                    }
                     Ok(Ok(answer)) => {
                         self.counters.failovers.fetch_add(u64::from(failed.is_some()), Relaxed);
-                        self.look_at_view(server, answer.view, until).await;
-                        return Ok((Arc::clone(server), answer.answer));
+                        self.look_at_view(&server, answer.view, until).await;
+                        if let Some(job) = &self.job_server {
+                            job.answered(&server);
+                        }
+                        return Ok((server, answer.answer));
                     }
                     Ok(Err(e)) if e.is_unauthorized() && !*renewed && self.renewed(token).await => {
                         *renewed = true;
@@ -646,11 +700,14 @@ impl Client {
                 }
             };
             let is_gone = error.is_unreachable();
+            if let Some(job) = self.job_server.as_ref().filter(|_| is_gone || is_away(&error)) {
+                job.forget(&server);
+            }
             if is_gone || is_unready(&error) {
-                self.route.failed(server, is_gone && !error.is_refused(), Instant::now());
+                self.route.failed(&server, is_gone && !error.is_refused(), Instant::now());
             } else if matches!(call.subject, Subject::Chunk { .. }) && error.kind() == Kind::NotFound {
                 // The answer of a server that the user named is final.
-                if self.route.is_given(server) || is_unknown {
+                if self.route.is_given(&server) || is_unknown {
                     return Err(Round::Failed(error));
                 }
                 is_unknown = true;
@@ -717,9 +774,48 @@ impl Client {
         tokio::time::timeout(within, probe).await.is_ok_and(|answer| answer.is_ok())
     }
 
+    /// Returns the server to which another one sends a call on.
+    async fn sent_on(
+        &self,
+        call: &Call,
+        from: &Arc<Server>,
+        url: &str,
+        until: Instant,
+    ) -> Result<Arc<Server>, ClientError> {
+        if let Some(server) = self.route.member_at(url, &call.path) {
+            return Ok(server);
+        }
+        // It may have joined since.
+        self.fetch_view(from, until).await;
+        self.route.member_at(url, &call.path).ok_or_else(|| {
+            let place = url.strip_suffix(&call.path).unwrap_or(url);
+            responder(from).protocol(format!(
+                "it sends the request on to {place}, which is no server of the cluster that this client may \
+                 ask; nothing was sent there; name servers by URL, and set its cluster.advertise_url"
+            ))
+        })
+    }
+
+    /// Looks for other servers of the cluster, where the one that has a job does not answer. Never fails.
+    async fn look_for_members(&self, asked: &[Arc<Server>], until: Instant) {
+        let others = self.route.candidates(Subject::Any, Instant::now());
+        for other in others.iter().filter(|other| !asked.iter().any(|s| Arc::ptr_eq(s, other))) {
+            self.fetch_view(other, until).await;
+            if self.has_members() {
+                return;
+            }
+        }
+    }
+
     /// Fetches the view from a server, if its answer is news of one. Never fails.
     async fn look_at_view(&self, server: &Arc<Server>, number: Option<u64>, until: Instant) {
-        if !self.route.hear(number, Instant::now()) {
+        if self.route.hear(number, Instant::now()) {
+            self.fetch_view(server, until).await;
+        }
+    }
+
+    async fn fetch_view(&self, server: &Arc<Server>, until: Instant) {
+        if self.servers().is_unix() {
             return;
         }
         let known = self.route.view().and_then(|view| view.etag.clone());
@@ -780,6 +876,14 @@ impl Client {
         self.counters.answered(response.headers());
         let view = response.headers().get(headers::VIEW).and_then(|v| v.to_str().ok()?.parse().ok());
         let from = response.remote_addr();
+        let place = response.headers().get(header::LOCATION).and_then(|v| v.to_str().ok());
+        if let (StatusCode::TEMPORARY_REDIRECT, Some(url)) = (response.status(), place) {
+            let url = url.to_owned();
+            // Read to its end, so that the connection can be used again.
+            drop(server_says.body(response, BodyLength::AtMost(JSON_BYTES_MAX)).await);
+            server.answered(from);
+            return Ok(Received { answer: Answer::Elsewhere(url), view });
+        }
         let response = server_says.accept(response, want).await?;
         let Some(length) = length else {
             server.answered(from);
@@ -822,6 +926,11 @@ fn is_unready(error: &ClientError) -> bool {
     // A proxy whose server is away answers 502 to 504 without a code.
     problem.code == Code::NotReady
         || problem.code == Code::Unknown && problem.retryable && matches!(problem.status, 502..=504)
+}
+
+/// Whether the server that has a job cannot serve it now.
+fn is_away(error: &ClientError) -> bool {
+    is_unready(error) || error.code() == Some(Code::JobWaits)
 }
 
 impl Counters {
@@ -878,6 +987,8 @@ enum Answer {
     Whole(Bytes),
     /// An answer whose body is not read yet.
     Open(reqwest::Response),
+    /// Another server has the job: the URL of the call there.
+    Elsewhere(String),
 }
 
 impl fmt::Debug for Client {

@@ -11,7 +11,9 @@
 //!    it.
 //! 4. A client that was given https:// sends nothing to a member without TLS. A client of other machines
 //!    sends nothing to its own machine because a view says so.
-//! 5. A client of a unix socket has no view: that server knows the user and not a token.
+//! 5. A server may send a request on to another one. The client sends it only to members of the view and to
+//!    the given servers.
+//! 6. A client of a unix socket has no view: that server knows the user and not a token.
 
 use crate::server::{Connector, Server};
 use crate::{ClientConfig, ClientError, Endpoint, Servers};
@@ -221,6 +223,13 @@ impl Route {
         members.map(|m| (m.id.clone(), m.server.shown.to_string())).collect()
     }
 
+    /// Returns the members of the view by id, with the connections to them.
+    pub fn known_members(&self) -> Vec<(String, Arc<Server>)> {
+        let view = self.view();
+        let members = view.iter().flat_map(|v| &v.members);
+        members.map(|m| (m.id.clone(), Arc::clone(&m.server))).collect()
+    }
+
     /// Returns the servers in the order in which they are asked.
     pub fn candidates(&self, subject: Subject, now: Instant) -> Vec<Arc<Server>> {
         let mut order = match self.view() {
@@ -249,6 +258,19 @@ impl Route {
         let endpoint: Endpoint = address.parse().ok()?;
         let is_refused = self.servers.is_unix() || self.refusal(&endpoint).is_some();
         if is_refused { None } else { self.connector.one_of_several(endpoint).ok() }
+    }
+
+    /// Returns whether this client knows several servers of one cluster.
+    pub fn has_members(&self) -> bool {
+        self.view().is_some_and(|view| view.members.len() > 1)
+    }
+
+    /// Returns the server at a URL of which `path` is the end, if it is a given one or a member of the view.
+    pub fn member_at(&self, url: &str, path: &str) -> Option<Arc<Server>> {
+        let endpoint: Endpoint = url.strip_suffix(path)?.parse().ok()?;
+        let view = self.view();
+        let members = view.iter().flat_map(|v| v.members.iter().map(|m| &m.server));
+        self.given.iter().chain(members).find(|s| s.endpoint == endpoint).map(Arc::clone)
     }
 
     /// Returns whether a server is one that the user named.

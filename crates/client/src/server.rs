@@ -250,6 +250,33 @@ impl fmt::Debug for Server {
     }
 }
 
+/// The server that has a job, as far as a handle of the job knows. Clones of the handle share it.
+#[derive(Debug, Default)]
+pub(crate) struct JobServer(Mutex<Option<Arc<Server>>>);
+
+impl JobServer {
+    pub fn new(server: Option<Arc<Server>>) -> Self {
+        JobServer(Mutex::new(server))
+    }
+
+    pub fn get(&self) -> Option<Arc<Server>> {
+        lock(&self.0).clone()
+    }
+
+    /// Notes that a server answered for the job.
+    pub fn answered(&self, server: &Arc<Server>) {
+        *lock(&self.0) = Some(Arc::clone(server));
+    }
+
+    /// Forgets a server that did not serve the job.
+    pub fn forget(&self, failed: &Arc<Server>) {
+        let mut known = lock(&self.0);
+        if known.as_ref().is_some_and(|server| Arc::ptr_eq(server, failed)) {
+            *known = None;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -40,8 +40,16 @@ pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
 /// # Errors
 /// [`Failure`] when the tenant has no such job.
 pub async fn find(client: &Client, name: &str) -> Result<JobHandle, Failure> {
-    let jobs = client.jobs().await?;
-    Ok(client.job(&line_of(&jobs, name)?.id).await?)
+    let (jobs, silent) = client.jobs_of_all().await?;
+    match line_of(&jobs, name) {
+        Ok(line) => Ok(client.job(&line.id).await?),
+        Err(e) if silent.is_empty() => Err(e),
+        Err(_) => {
+            let told = format!("no server that answers has a job {name}; {} did not", silent.join(", "));
+            Err(Failure::new(told)
+                .hint("start these servers again; `fletch cluster status` shows all of them"))
+        }
+    }
 }
 
 fn line_of<'a>(jobs: &'a [JobLine], name: &str) -> Result<&'a JobLine, Failure> {
@@ -65,7 +73,11 @@ fn list(ctx: &Context) -> Result<(), Failure> {
         jobs: Vec<JobLine>,
     }
     let client = ctx.client()?;
-    let all = All { jobs: ctx.rt.block_on(client.jobs())? };
+    let (jobs, silent) = ctx.rt.block_on(client.jobs_of_all())?;
+    let all = All { jobs };
+    if !silent.is_empty() {
+        ctx.out.warn(format_args!("the jobs of {} are missing: no answer", silent.join(", ")));
+    }
     ctx.out.result(&all, |w| {
         all.jobs.iter().try_for_each(|j| writeln!(w, "{}\t{}@{}", j.name, j.dataset, j.root.0.short()))
     })
@@ -83,9 +95,14 @@ fn state_word(state: EpochState) -> &'static str {
 fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
     let client = ctx.client()?;
     let job = ctx.rt.block_on(find(&client, job))?;
+    let at = job.server();
+    let server = client.members().into_iter().find(|member| member.1 == at);
     let job = job.info();
     ctx.out.result(job, |w| {
         writeln!(w, "name\t{}\nid\t{}", job.name, job.id)?;
+        if let Some((id, url)) = &server {
+            writeln!(w, "server\t{id} at {url}")?;
+        }
         writeln!(w, "dataset\t{}@{}", job.dataset, job.root)?;
         writeln!(w, "order\t{}\nseed\t{}", job.order.as_str(), job.seed)?;
         let world = &job.world;
@@ -267,7 +284,7 @@ fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
     }
     let client = ctx.client()?;
     let lines = ctx.rt.block_on(async {
-        let jobs = client.jobs().await?;
+        let (jobs, _) = client.jobs_of_all().await?;
         // A name that is wrong deletes none of the others.
         let mut lines =
             names.iter().map(|name| line_of(&jobs, name).cloned()).collect::<Result<Vec<_>, _>>()?;

@@ -13,12 +13,15 @@ use http::{Method, StatusCode};
 use serde::Serialize;
 use std::sync::Arc;
 
+/// The longest time for the jobs of one server of several.
+const MEMBER_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// The longest ledger or state that is received, in bytes.
 const LEDGER_BYTES_MAX: u64 = (1 << 30) + (64 << 20);
 
 /// A declared job and the leases that are held through it. Clones share both.
 ///
-/// A job lives at the server where it was declared. All calls about it go there, also while it is away.
+/// In a cluster one server has the job. The handle remembers it, and finds the next one when that server is
+/// away. Of servers that are alone, all calls go to the one where the job was declared.
 #[derive(Debug, Clone)]
 pub struct JobHandle {
     pub(super) client: Client,
@@ -49,16 +52,40 @@ impl Client {
     /// Returns a new handle of a job that the caller has already read. Sends no request; holds no lease yet.
     #[must_use]
     pub fn job_handle(&self, job: Job) -> JobHandle {
-        let client = self.for_dataset(Some(&job.dataset));
+        let client = self.for_dataset(Some(&job.dataset)).for_calls_of_job();
         JobHandle { client, job: Arc::new(job), held: Arc::default() }
     }
 
-    /// Returns the jobs of the caller's tenant.
+    /// Returns the jobs of the caller's tenant at one server: the one that answers first.
     ///
     /// # Errors
     /// [`ClientError`].
     pub async fn jobs(&self) -> Result<Vec<JobLine>, ClientError> {
         Ok(self.get_json::<JobList>(routes::JOBS).await?.jobs)
+    }
+
+    /// Returns the jobs of the caller's tenant at all servers of the cluster, sorted by name, and the ids of
+    /// the servers that did not answer.
+    ///
+    /// # Errors
+    /// [`ClientError`], if no server answers.
+    pub async fn jobs_of_all(&self) -> Result<(Vec<JobLine>, Vec<String>), ClientError> {
+        let (first, list) = self.json::<JobList>(&Call::get(routes::JOBS), &[StatusCode::OK]).await?;
+        let (mut jobs, mut silent) = (list.jobs, Vec::new());
+        for (id, server) in self.known_members().into_iter().filter(|m| !Arc::ptr_eq(&m.1, &first)) {
+            let one = self.pinned(server).fail_fast().within(self.io_timeout().min(MEMBER_WITHIN));
+            match one.jobs().await {
+                Ok(more) => jobs.extend(more),
+                Err(e) if e.is_denied() => return Err(e),
+                Err(error) => {
+                    tracing::debug!(%error, server = id, "a server does not name its jobs");
+                    silent.push(id);
+                }
+            }
+        }
+        jobs.sort_by(|a, b| a.name.cmp(&b.name));
+        jobs.dedup_by(|a, b| a.id == b.id);
+        Ok((jobs, silent))
     }
 
     /// Deletes a job and its ledgers.

@@ -24,6 +24,9 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 /// How long the server may hold an answer back while the rank must acknowledge first, in milliseconds.
 const WAIT_MS: u64 = 5_000;
 
+/// How long a reader waits at least for a job of a cluster.
+const CLUSTER_PATIENCE: Duration = Duration::from_secs(120);
+
 /// How far a sequence number moves forward after `stale_sequence`: an hour of microseconds.
 const SEQUENCE_LEAP: u64 = 3_600_000_000;
 
@@ -73,7 +76,8 @@ impl JobHandle {
 
 impl EpochReader {
     fn new(job: JobHandle, epoch: u64, rank: u32, worker: u32) -> Self {
-        let patience = job.client.io_timeout();
+        let io_timeout = job.client.io_timeout();
+        let patience = if job.client.has_members() { io_timeout.max(CLUSTER_PATIENCE) } else { io_timeout };
         // Higher than any number of a predecessor of this worker, unless the clock was set back.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
@@ -90,7 +94,8 @@ impl EpochReader {
 
     /// Sets how long the reader retries while the server or the origin does not answer.
     ///
-    /// The default is the client's `io_timeout`.
+    /// The default is the client's `io_timeout`, and in a cluster at least 120 s: the job may wait for its
+    /// server.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.requester.patience = patience;

@@ -23,7 +23,8 @@ export FLETCH_TEST_REQUIRE
     accept-contributing accept-dashboards accept-datasets-mount accept-dist accept-domains \
     accept-estimator accept-formats accept-fuzz accept-help accept-images accept-lines accept-lost-tests \
     accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-page \
-    accept-paragraphs accept-queries accept-questions accept-readme accept-sentences accept-structure \
+    accept-paragraphs accept-queries accept-questions accept-readme accept-sentences accept-servers \
+    accept-structure \
     accept-test-time
 
 help: ## this list
@@ -106,7 +107,8 @@ test: ready-and-linted deny programs wheel formats chart ## everything that must
 	$(CARGO) test --release $(TESTED) --doc -q
 
 SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
-    or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python) or binary(scale)))
+    or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python) or binary(scale) \
+        or binary(/^cluster/)))
 
 soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) \
@@ -195,6 +197,9 @@ accept-attacks: programs ## attacks on connections, heads, bodies and replies sh
 accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
 accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters
 	$(CARGO) nextest run --release -p fletch-sim --test capacity --no-capture
+
+accept-servers: programs ## several servers and etcd: disks, lost owners, etcd away, restarts, stale views
+	FLETCH_CLUSTER=full $(TREE) --no-capture -j1 -E 'binary(/^cluster/)'
 
 accept-dashboards: programs chart ## every query of every panel returns data of a real server under load
 	FLETCH_DASHBOARDS=full $(TREE) --test dashboards --no-capture -j1

@@ -5,9 +5,10 @@ use fletch_client::{
     Client, ClientConfig, ClientError, Endpoint, TokenSource,
     epochs::{JobHandle, Next, ReceivedSum},
 };
-use fletch_core::plan::Tail;
+use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::{Running, bin, command, run, stdout, without_variables};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
+use fletch_tests::fixture::Mounted;
 use fletch_tests::readers::Data;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
@@ -15,12 +16,13 @@ use nix::sys::signal::Signal;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How soon all servers have seen a change that etcd knows.
@@ -359,6 +361,120 @@ async fn without_etcd_running_epochs_finish_and_new_jobs_wait() {
     etcd.revive(0);
     let patient = client(&servers[2]).declare(&ask("new", OrderKind::Strict)).await;
     patient.expect("declared, now that etcd is back");
+}
+
+/// How many times all servers are restarted, one after the other.
+fn rounds() -> usize {
+    if std::env::var("FLETCH_CLUSTER").is_ok() { 5 } else { 1 }
+}
+
+/// Reads a file past the page cache.
+fn read_directly(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let flags = nix::fcntl::OFlag::O_DIRECT.bits();
+    fs::File::options().read(true).custom_flags(flags).open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What a reader of a mount met: reads, failed reads, and the longest time of one.
+#[derive(Debug, Default)]
+struct MountReads {
+    reads: u64,
+    failed: Vec<String>,
+    longest: Duration,
+}
+
+fn read_until(stop: &AtomicBool, dir: &Path, files: &[(String, Hash)]) -> MountReads {
+    let mut met = MountReads::default();
+    while !stop.load(SeqCst) {
+        for (path, hash) in files {
+            let begun = Instant::now();
+            match read_directly(&dir.join(path)) {
+                Ok(bytes) if Hash::of(&bytes) == *hash => met.reads += 1,
+                Ok(_) => met.failed.push(format!("{path}: wrong bytes")),
+                Err(e) => met.failed.push(format!("{path}: {e}")),
+            }
+            met.longest = met.longest.max(begun.elapsed());
+        }
+    }
+    met
+}
+
+/// Takes all leases of a rank, in steps of `step`. Returns the longest time of a step beyond that.
+async fn take_slowly(job: &JobHandle, rank: u32, step: Duration, got: &Mutex<Got>) -> Duration {
+    let mut longest = Duration::ZERO;
+    loop {
+        let begun = Instant::now();
+        let done = take(job, rank, 1, got).await;
+        longest = longest.max(begun.elapsed());
+        if done {
+            return longest;
+        }
+        tokio::time::sleep(step).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_restart_fails_no_read_and_loses_no_sample() {
+    if !have(&[Need::Etcd, Need::Fuse]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let set = Set::new(9);
+    let mut servers = set.servers(&etcd, &[], None);
+    let view = agreed(&servers.each_ref(), "a:up b:up c:up", NEWS);
+    let list = servers.each_ref().map(|s| s.url.as_str()).join(",");
+    let dir = set.scratch.path().join("mnt");
+    fs::create_dir(&dir).expect("a directory");
+    let mounted = Mounted::start(&list, dir.clone(), &set.scratch.path().join("mount.log"), &["set"]);
+    let mut jobs = Vec::new();
+    for (name, order) in [("ordered", OrderKind::Strict), ("swept", OrderKind::Substitute)] {
+        let mut ranks = Vec::new();
+        for server in &servers[..2] {
+            ranks.push(client(server).declare(&ask(name, order)).await.expect("declared"));
+        }
+        let got = Got::new(&ranks[0]);
+        jobs.push((ranks, got));
+    }
+    let (stop, files) = (AtomicBool::new(false), set.data.files.clone());
+    // Twelve steps for each rank, which outlast the restarts.
+    let step = Duration::from_millis(400 * rounds() as u64);
+    let (met, slowest, restarts) = thread::scope(|scope| {
+        let reading = scope.spawn(|| read_until(&stop, &dir, &files));
+        let restarting = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            for _ in 0..rounds() {
+                for server in &mut servers {
+                    let begun = Instant::now();
+                    server.end();
+                    server.start();
+                    longest = longest.max(begun.elapsed());
+                    thread::sleep(Duration::from_millis(200));
+                }
+            }
+            longest
+        });
+        let slowest = tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(futures_all(jobs.iter().flat_map(|(ranks, got)| {
+                (0u32..).zip(ranks).map(move |(rank, job)| take_slowly(job, rank, step, got))
+            })))
+        });
+        let restarts = restarting.join().expect("restarted");
+        stop.store(true, SeqCst);
+        (reading.join().expect("read"), slowest.into_iter().max().expect("ranks"), restarts)
+    });
+    drop(mounted);
+    eprintln!(
+        "{} reads, the longest {:?}; steps waited {slowest:?}, restarts took {restarts:?}",
+        met.reads, met.longest
+    );
+    assert!(met.failed.is_empty() && met.reads > 0, "{:?}", met.failed);
+    let pause = Duration::from_secs(5) + restarts;
+    assert!(met.longest <= pause && slowest <= pause, "{:?} {slowest:?}", met.longest);
+    for (ranks, got) in &jobs {
+        finish(ranks, got).await;
+    }
+    assert_eq!(agreed(&servers.each_ref(), "a:up b:up c:up", NEWS), view, "the ring is unchanged");
 }
 
 #[tokio::test(flavor = "multi_thread")]

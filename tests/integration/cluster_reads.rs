@@ -22,8 +22,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
+
+/// Whether the tests run in their long form (`make accept-servers`).
+fn is_full() -> bool {
+    std::env::var("FLETCH_CLUSTER").is_ok()
+}
 
 /// How soon all servers have seen a change that etcd knows.
 const NEWS: Duration = Duration::from_secs(2);
@@ -128,7 +133,7 @@ fn cold_readers_cost_one_fetch_a_chunk_and_a_lost_owner_fails_nobody() {
         return;
     }
     let mut etcd = EtcdCluster::start(3);
-    let origin = Origin::start(1, 96, Some(Duration::from_millis(20)));
+    let origin = Origin::start(1, if is_full() { 2048 } else { 96 }, Some(Duration::from_millis(20)));
     let [a, b, c, mut d] = NAMES.map(|id| origin.server(id, &etcd, &[]));
     agreed(&[&a, &b, &c, &d], "a:up b:up c:up d:up", NEWS);
     let (readers, n) = (Readers::new(), origin.data.files.len() as u64);
@@ -183,7 +188,7 @@ fn cold_readers_cost_one_fetch_a_chunk_and_a_lost_owner_fails_nobody() {
     }
 
     // An owner is killed while readers of another dataset are cold.
-    let other = Origin::start(2, 96, Some(Duration::from_millis(20)));
+    let (n, other) = (96, Origin::start(2, 96, Some(Duration::from_millis(20))));
     drop((a, b, c));
     d.end();
     let second = ["--cluster-name=second"];
@@ -210,9 +215,29 @@ fn cold_readers_cost_one_fetch_a_chunk_and_a_lost_owner_fails_nobody() {
     let leader = etcd.leader().expect("a leader");
     etcd.kill(leader);
     etcd.kill((leader + 1) % 3);
-    let readers = Readers::new();
-    let got = readers.read_through(&urls(&[&a, &b, &c]), &other.root, &other.shuffled(4, 1), 16);
-    assert_eq!((got.failed, got.bytes), (0, other.data.bytes()));
+    let (readers, begun) = (Readers::new(), Instant::now());
+    let is_soak = std::env::var("FLETCH_SOAK").is_ok();
+    let outage = Duration::from_secs(if is_soak {
+        300
+    } else if is_full() {
+        30
+    } else {
+        10
+    });
+    for seed in 4.. {
+        let got = readers.read_through(&urls(&[&a, &b, &c]), &other.root, &other.shuffled(seed, 1), 16);
+        assert_eq!((got.failed, got.bytes), (0, other.data.bytes()));
+        if begun.elapsed() >= outage {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let view = a.view_number();
+    etcd.revive(leader);
+    etcd.revive((leader + 1) % 3);
+    let is_back = |s: &&ClusterServer| s.metric("fletch_cluster_coordinator_up ") == Some(1.0);
+    until("all are in touch with etcd", Duration::from_secs(5), || [&a, &b, &c].iter().all(is_back));
+    assert_eq!(agreed(&[&a, &b, &c], "a2:up b2:up c2:up d2:down", NEWS), view);
 }
 
 #[test]
@@ -222,9 +247,12 @@ fn disks_of_four_servers_hold_one_dataset() {
     }
     let etcd = EtcdCluster::start(1);
     // 64 MiB. Each server owns 64 ± 7 of 256 chunks, and its disk has room for 69: a quarter and 8 %, beside
-    // what a disk that small keeps free. What an owner has no room for is on another disk.
-    let origin = Origin::start(5, 256, None);
-    let mut servers = NAMES.map(|id| origin.server(id, &etcd, &["--cache-size=20800KiB"]));
+    // what a disk that small keeps free. What an owner has no room for is on another disk. In the long form
+    // 2 GiB, each disk has room for a quarter and 10 %.
+    let (files, size) =
+        if is_full() { (8192, "--cache-size=576MiB") } else { (256, "--cache-size=20800KiB") };
+    let origin = Origin::start(5, files, None);
+    let mut servers = NAMES.map(|id| origin.server(id, &etcd, &[size]));
     let agree = |s: &[ClusterServer; 4]| {
         let all: Vec<_> = s.iter().collect();
         agreed(&all, "a:up b:up c:up d:up", NEWS)
@@ -239,7 +267,7 @@ fn disks_of_four_servers_hold_one_dataset() {
         assert_eq!(origin.reads(), expected, "epoch {epoch}");
         let on_disk = |s: &ClusterServer| s.metric("fletch_disk_chunks ").unwrap_or(0.0);
         let passed_on = |s: &ClusterServer| s.sum("fletch_peer_passed_on_chunks_total");
-        until("all chunks are on disks", Duration::from_secs(10), || {
+        until("all chunks are on disks", Duration::from_secs(30), || {
             servers.iter().map(on_disk).sum::<f64>() >= n as f64
         });
         let (disks, passed) = (servers.each_ref().map(on_disk), servers.each_ref().map(passed_on));

@@ -240,7 +240,8 @@ async fn six_jobs_declared_anywhere_by_all_ranks_are_one_job_each() {
     for i in 0..6 {
         client(&servers[i % 3]).delete_job(&declared[2 * i].info().id).await.expect("deleted");
     }
-    until("all forget all jobs", NEWS, || sum("fletch_cluster_jobs") == 0.0);
+    let count = || (sum("fletch_cluster_jobs") + sum("fletch_cluster_groups")) as u64;
+    until("all forget all jobs", NEWS, || count() == 0);
     assert_eq!(client(&servers[0]).job(&job.info().id).await.expect_err("gone").code(), Some(Code::NotFound));
 }
 

@@ -56,6 +56,8 @@ pub struct Shared {
     pub changed: Notify,
     /// Held by whoever compares the jobs of this server's disk with the table.
     comparing: tokio::sync::Mutex<()>,
+    /// Held by whoever writes jobs of groups that this server has: no group ends while it gets a job.
+    writing: tokio::sync::Mutex<()>,
 }
 
 fn put(key: String, value: Vec<u8>) -> Op {
@@ -74,6 +76,7 @@ impl Shared {
             counts: Counts::default(),
             changed: Notify::new(),
             comparing: tokio::sync::Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -121,7 +124,9 @@ impl Shared {
             return Ok(known);
         }
         let group = group_of(&id, domain, order, root, layout);
-        Ok(self.table().place_of_new(&self.me, &self.cluster.view(), domain, &group))
+        let (view, table) = (self.cluster.view(), self.table());
+        let group = table.group_of_new(&self.me, &view, domain, (&group, &id));
+        Ok(table.place_of_new(&self.me, &view, domain, (&group, &id)))
     }
 
     /// Checks that etcd has the cluster that this server joined. Returns the revision of its record.
@@ -276,13 +281,15 @@ impl Shared {
         self.write(&id, job, holder.map(|held| (held.revision, held.value))).await
     }
 
-    /// Writes a job, and claims its group if no server has it. Returns whether nobody else changed either.
+    /// Writes a job, and claims its group if this server is not its primary. Returns whether nobody else changed
+    /// either.
     async fn write(
         &self,
         id: &str,
         job: JobRecord,
         holder: Option<(u64, GroupRecord)>,
     ) -> Result<bool, GroupError> {
+        let _one = self.writing.lock().await;
         let (cluster, revision) = {
             let table = self.table();
             (table.cluster, table.job_revision(id))
@@ -291,15 +298,16 @@ impl Shared {
         let seen = holder.as_ref().map_or(0, |held| held.0);
         let compare = [(self.of.keys.cluster(), cluster), (key.clone(), revision), (of_group.clone(), seen)];
         let mut ops = vec![put(key, job_text(&job))];
+        let claims = holder.as_ref().is_none_or(|held| !self.me.has(&held.1));
         let Me { id: primary, incarnation } = self.me.clone();
-        let claim = GroupRecord { term: 1, primary, incarnation };
-        if holder.is_none() {
+        let claim = GroupRecord { term: job.term, primary, incarnation };
+        if claims {
             ops.push(put(of_group, to_text(&claim)));
         }
         let done = self.of.etcd.transact(&compare, &ops).await?;
         if done.succeeded {
             let mut table = self.table();
-            if holder.is_none() {
+            if claims {
                 table.put_group(job.group.clone(), done.revision, claim);
                 self.counts.claimed.fetch_add(1, Relaxed);
             }
@@ -313,19 +321,26 @@ impl Shared {
         let id = own.id();
         for _ in 0..TRIES {
             let (job, holder) = {
-                let table = self.table();
+                let (view, table) = (self.cluster.view(), self.table());
                 let known = table.jobs.get(&id);
-                let shared = || group_of(&id, &own.domain, own.ask.order, own.root, own.layout);
-                let group = known.map_or_else(shared, |job| job.value.group.clone());
+                let of_new = || {
+                    let shared = group_of(&id, &own.domain, own.ask.order, own.root, own.layout);
+                    table.group_of_new(&self.me, &view, &own.domain, (&shared, &id))
+                };
+                let group = known.map_or_else(of_new, |job| job.value.group.clone());
                 let holder = table.groups.get(&group).map(|held| (held.revision, held.value.clone()));
-                let term = holder.as_ref().map_or(1, |held| held.1.term);
+                let term = match &holder {
+                    None => 1,
+                    Some((_, held)) if self.me.has(held) => held.term,
+                    Some((_, held)) if known.is_none() && table.is_abandoned(&view, &group, &id) => {
+                        held.term + 1
+                    }
+                    Some(_) => return Err(GroupError::Contended),
+                };
                 // A job that waits for a state stays so until it has one.
                 let term = known.map_or(term, |job| job.value.term);
                 (JobRecord { group, term, is_long: own.is_long, record: Record::clone(&own) }, holder)
             };
-            if holder.as_ref().is_some_and(|held| !self.me.has(&held.1)) {
-                return Err(GroupError::Contended);
-            }
             if self.write(&id, job, holder).await? {
                 return Ok(());
             }
@@ -430,13 +445,11 @@ impl Shared {
     /// Deletes the key of a job, and that of its group if it was the last job of it. A group that was at
     /// another server before keeps its key: the term tells that server.
     async fn delete_keys(&self, id: &str, group: &str, revision: u64) -> Result<bool, GroupError> {
+        let _one = self.writing.lock().await;
         let key = job_key(&self.of.keys, id);
         let (cluster, held, is_last) = {
             let table = self.table();
-            let is_other = |(other, job): (&String, &super::table::Keyed<JobRecord>)| {
-                other != id && job.value.group == group
-            };
-            (table.cluster, table.groups.get(group).cloned(), !table.jobs.iter().any(is_other))
+            (table.cluster, table.groups.get(group).cloned(), !table.has_others(group, id))
         };
         let Some(held) = held.filter(|held| self.me.has(&held.value)) else {
             return Err(GroupError::Contended);
@@ -445,7 +458,7 @@ impl Shared {
         let compare =
             [(self.of.keys.cluster(), cluster), (key.clone(), revision), (of_group.clone(), held.revision)];
         let mut ops = vec![Op::Delete { key }];
-        let ends_group = is_last && held.value.term == 1 && group == single_group(id);
+        let ends_group = is_last && held.value.term == 1;
         if ends_group {
             ops.push(Op::Delete { key: of_group });
         }

@@ -2,7 +2,7 @@
 
 use super::{
     GroupError, Owner,
-    records::{GroupRecord, JobRecord, ranking_key},
+    records::{GroupRecord, JobRecord, ranking_key, single_group},
 };
 use crate::cluster::ClusterView;
 use fletch_core::{Domain, MemberId, Tenant};
@@ -136,10 +136,47 @@ impl Table {
         }
     }
 
+    /// Returns whether a group has a job other than this one.
+    pub fn has_others(&self, group: &str, id: &str) -> bool {
+        self.jobs.iter().any(|(other, job)| other != id && job.value.group == group)
+    }
+
+    /// Returns the group of a new job: that of its sweep, or its own if the server of that one has left.
+    pub fn group_of_new(
+        &self,
+        me: &Me,
+        view: &ClusterView,
+        domain: &Domain,
+        (group, id): (&str, &str),
+    ) -> String {
+        let has_left = |owner: &Owner| view.core.ring().get(&owner.id).is_none();
+        match self.place_of_group(me, view, domain, group) {
+            Some(JobPlace::Waits { is_gone: true, owner, .. })
+                if has_left(&owner) && self.has_others(group, id) =>
+            {
+                single_group(id)
+            }
+            _ => group.to_owned(),
+        }
+    }
+
+    /// Returns whether a group without jobs has a server that is gone, so that another one may claim it.
+    pub fn is_abandoned(&self, view: &ClusterView, group: &str, id: &str) -> bool {
+        let record = self.groups.get(group).map(|held| &held.value);
+        record.is_some_and(|r| view.is_gone(&r.primary, &r.incarnation)) && !self.has_others(group, id)
+    }
+
     /// Returns where a new job of a group belongs.
-    pub fn place_of_new(&self, me: &Me, view: &ClusterView, domain: &Domain, group: &str) -> JobPlace {
-        if let Some(place) = self.place_of_group(me, view, domain, group) {
-            return place;
+    pub fn place_of_new(
+        &self,
+        me: &Me,
+        view: &ClusterView,
+        domain: &Domain,
+        (group, id): (&str, &str),
+    ) -> JobPlace {
+        match self.place_of_group(me, view, domain, group) {
+            Some(place) if place == JobPlace::Here || !self.is_abandoned(view, group, id) => return place,
+            _ => {}
         }
         match view.first_for(&ranking_key(domain, group)) {
             // Where nobody is up, this server is as good as any.

@@ -9,7 +9,9 @@ use super::{
     ClusterError, ClusterStats, NotReady,
     etcd::{Etcd, EtcdError, KeyValue, Op},
     identity::{self, Identity},
-    records::{ClusterRecord, Keyed, Keys, MemberPhase, MemberRecord, Snapshot, from_text, to_text},
+    records::{
+        ClusterRecord, Keyed, Keys, MemberPhase, MemberRecord, PEER_PROTOCOL, Snapshot, from_text, to_text,
+    },
     settings::EtcdConfig,
     steps::{OwnMember, Refusal, Step, next_step},
     view::ClusterView,
@@ -136,6 +138,7 @@ impl EtcdMember {
             peer_url: config.peer_url.clone(),
             zone: config.zone.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
+            peer_protocol: PEER_PROTOCOL,
             phase: MemberPhase::Up,
         };
         let last = identity.uid.as_ref().and_then(|_| identity::last_view(dir));

@@ -19,6 +19,10 @@ use std::collections::BTreeMap;
 /// The format of all records.
 const FORMAT: u32 = 1;
 
+/// The protocol of requests between servers. It grows when a server could misread what an older one asks. A
+/// server asks no member with another protocol for chunks, so builds with different ones can run together.
+pub const PEER_PROTOCOL: u32 = 1;
+
 /// The keys of one cluster.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -101,6 +105,13 @@ pub struct MemberRecord {
     pub build: String,
     /// What it does.
     pub phase: MemberPhase,
+    /// The protocol that it speaks with other servers, [`PEER_PROTOCOL`] of its build.
+    #[serde(default = "first_peer_protocol")]
+    pub peer_protocol: u32,
+}
+
+fn first_peer_protocol() -> u32 {
+    1
 }
 
 /// A value of etcd, and the revision that wrote it.
@@ -173,6 +184,7 @@ mod tests {
             peer_url: None,
             zone: Some("a".into()),
             build: "0.1.0".into(),
+            peer_protocol: PEER_PROTOCOL,
             phase: MemberPhase::Restarting,
         };
         let text = String::from_utf8(to_text(&record)).expect("UTF-8");
@@ -180,7 +192,7 @@ mod tests {
             text,
             concat!(
                 r#"{"format":1,"incarnation":"00ff","url":"http://10.0.0.1:7380","zone":"a","#,
-                r#""build":"0.1.0","phase":"restarting"}"#
+                r#""build":"0.1.0","phase":"restarting","peer_protocol":1}"#
             )
         );
         assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record));

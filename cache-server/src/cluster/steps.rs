@@ -132,7 +132,7 @@ pub fn next_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::records::Keyed;
+    use crate::cluster::records::{Keyed, PEER_PROTOCOL};
     use proptest::prelude::*;
 
     fn id(i: usize) -> MemberId {
@@ -149,6 +149,7 @@ mod tests {
                 peer_url: None,
                 zone: None,
                 build: "0".into(),
+                peer_protocol: PEER_PROTOCOL,
                 phase: MemberPhase::Up,
             },
             weight: Weight::About(100),

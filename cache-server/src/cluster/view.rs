@@ -2,7 +2,7 @@
 
 use super::{
     peers::PeerAddress,
-    records::{MemberPhase, MemberRecord, Snapshot},
+    records::{MemberPhase, MemberRecord, PEER_PROTOCOL, Snapshot},
 };
 use fletch_api::{Cluster, Member, MemberState, cluster::VIEW_ALONE};
 use fletch_core::{
@@ -76,10 +76,12 @@ impl ClusterView {
         ClusterView::new(self.core.number(), self.core.ring().clone(), records)
     }
 
-    /// Returns a member and the URL by which other servers reach it, if the member is up.
+    /// Returns a member and the URL by which other servers reach it, if the member is up and speaks the protocol
+    /// of this build.
     #[must_use]
     pub fn address(&self, id: &MemberId) -> Option<PeerAddress> {
-        let record = self.records.get(id).filter(|_| self.core.is_up(id))?;
+        let understands = |r: &&MemberRecord| r.peer_protocol == PEER_PROTOCOL;
+        let record = self.records.get(id).filter(|_| self.core.is_up(id)).filter(understands)?;
         let url = record.peer_url.as_ref().unwrap_or(&record.url).clone();
         Some(PeerAddress { id: id.clone(), url })
     }
@@ -181,6 +183,7 @@ mod tests {
             peer_url: None,
             zone: None,
             build: "0".into(),
+            peer_protocol: PEER_PROTOCOL,
             phase,
         }
     }
@@ -225,6 +228,8 @@ mod tests {
         let view = view.with_own(&id("d"), MemberRecord { peer_url, ..record(MemberPhase::Up) });
         let urls = ["a", "b", "c", "d"].map(|name| view.address(&id(name)).map(|to| to.url));
         assert_eq!(urls, [Some("http://a".to_owned()), None, None, Some("http://peer".to_owned())]);
+        let newer = MemberRecord { peer_protocol: PEER_PROTOCOL + 1, ..record(MemberPhase::Up) };
+        assert_eq!(view.with_own(&id("a"), newer).address(&id("a")), None, "it would misread what is asked");
         let other = view.with_own(&id("c"), record(MemberPhase::Up));
         assert_eq!(other.core.number(), view.core.number());
         assert_ne!(other.etag(), view.etag());

@@ -244,7 +244,8 @@ def etcd_image(stack, scratch, base, tag):
     image, context = f"localhost/fletch-etcd:{tag}", scratch / "etcd"
     context.mkdir()
     shutil.copy(shutil.which("etcd"), context / "etcd")
-    (context / "Dockerfile").write_text(f"FROM {base}\nCOPY etcd /usr/local/bin/etcd\n")
+    lines = (f"FROM {base}", "COPY etcd /usr/local/bin/etcd", "ENV PATH=/usr/local/bin:/usr/bin:/bin", "")
+    (context / "Dockerfile").write_text("\n".join(lines))
     run("podman", "build", "--quiet", "--network=none", "--tag", image, context)
     stack.callback(lambda: run("podman", "rmi", image, check=False))
     return image

@@ -55,7 +55,7 @@ class Cluster(unittest.TestCase):
         objects = ci("cluster")
         of = tomllib.loads(settings(objects))["cluster"]
         pods = [f"http://fletch-etcd-{i}.fletch-etcd.fletch.svc.cluster.local:2379" for i in range(3)]
-        self.assertEqual(of["endpoints"], ",".join(pods))
+        self.assertEqual(of["endpoints"], pods)
         self.assertEqual((of["coordinator"], of["name"]), ("etcd", "fletch.fletch"))
         self.assertNotIn("insecure_peers", of)
         spec = server_spec(objects)
@@ -92,7 +92,7 @@ class Cluster(unittest.TestCase):
         })
         of = tomllib.loads(settings(objects))["cluster"]
         self.assertEqual((of["endpoints"], of["name"], of["user"], of["insecure_peers"]),
-                         ("https://a:2379,https://b:2379", "prod", "fletch", True))
+                         (["https://a:2379", "https://b:2379"], "prod", "fletch", True))
         spec = server_spec(objects)
         mounts = {m["name"]: m for m in spec["containers"][0]["volumeMounts"]}
         for key in ("password_file", "ca_file", "cert_file", "key_file"):

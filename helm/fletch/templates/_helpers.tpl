@@ -76,7 +76,7 @@ annotations:
 {{ printf "%s://%s:%v" (ternary "https" "http" .Values.tls.enabled) $host $port }}
 {{- end -}}
 
-{{- /* URLs of etcd, separated by commas. */ -}}
+{{- /* URLs of etcd, as a list in JSON. */ -}}
 {{- define "fletch.etcdUrls" -}}
 {{- $full := include "fletch.fullname" . -}}
 {{- $urls := .Values.cluster.etcd.endpoints -}}
@@ -85,7 +85,7 @@ annotations:
 {{- $urls = append $urls (printf "http://%s" (include "fletch.etcdHost" (dict "root" $ "number" $i "port" 2379))) -}}
 {{- end -}}
 {{- end -}}
-{{ join "," $urls }}
+{{ $urls | toRawJson }}
 {{- end -}}
 
 {{- /* Host and port of an etcd pod. Arguments: root, number, port. */ -}}
@@ -325,7 +325,7 @@ client_ca_file = {{ printf "/etc/fletch/client-ca/%s" .key | toRawJson }}
 [cluster]
 coordinator = "etcd"
 name = {{ default (printf "%s.%s" $.Release.Namespace (include "fletch.fullname" $)) .name | toRawJson }}
-endpoints = {{ include "fletch.etcdUrls" $ | toRawJson }}
+endpoints = {{ include "fletch.etcdUrls" $ }}
 forget_after = {{ .forgetAfter | toRawJson }}
 peer_token_file = "/etc/fletch/peer/token"
 {{- if not $.Values.tls.enabled }}

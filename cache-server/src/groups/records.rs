@@ -122,9 +122,11 @@ mod tests {
             String::from_utf8_lossy(&text),
             r#"{"format":1,"term":2,"primary":"srv-1","incarnation":"00ff"}"#
         );
-        let ask: StartJob =
-            serde_json::from_str(r#"{"name":"run","dataset":"set","seed":18446744073709551615}"#)
-                .expect("JSON");
+        let ask: StartJob = serde_json::from_str(concat!(
+            r#"{"name":"run","dataset":"set","seed":18446744073709551615,"#,
+            r#""world":{"ranks":1,"batch":8,"tail":"drop"}}"#
+        ))
+        .expect("JSON");
         let record = Record {
             domain: Domain::new("a").expect("name"),
             tenant: fletch_core::Tenant::new("t").expect("name"),

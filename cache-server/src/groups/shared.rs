@@ -281,8 +281,8 @@ impl Shared {
         self.write(&id, job, holder.map(|held| (held.revision, held.value))).await
     }
 
-    /// Writes a job, and claims its group if this server is not its primary. Returns whether nobody else changed
-    /// either.
+    /// Writes a job, and claims its group if this server is not its primary. Returns whether nobody else
+    /// changed either.
     async fn write(
         &self,
         id: &str,

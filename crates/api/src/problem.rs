@@ -256,7 +256,8 @@ mod tests {
             let word = serde_json::to_string(&code).expect("json");
             assert_eq!(word, format!("\"{code}\""));
             assert_eq!(serde_json::from_str::<Code>(&word).expect("known"), code);
-            assert!((400..600).contains(&code.status()), "{code}");
+            let is_error = (400..600).contains(&code.status());
+            assert_eq!(is_error, code != Code::JobElsewhere, "{code}: a place elsewhere is no error");
             assert_eq!(code.retryable(), matches!(code.status(), 429 | 503 | 504), "{code}");
         }
     }

@@ -198,7 +198,7 @@ async fn six_jobs_declared_anywhere_by_all_ranks_are_one_job_each() {
     let set = Set::new(1);
     let servers = set.servers(&etcd, &[], None);
     let name = |i: usize| format!("job-{i}");
-    let order = |i: usize| if i % 2 == 0 { OrderKind::Strict } else { OrderKind::Substitute };
+    let order = |i: usize| if i.is_multiple_of(2) { OrderKind::Strict } else { OrderKind::Substitute };
     // Each rank has a client of its own, which knows one server.
     let ranks: Vec<(usize, Client)> =
         (0..6).flat_map(|i| [(i, client(&servers[i % 3])), (i, client(&servers[(i + 1) % 3]))]).collect();
@@ -329,6 +329,36 @@ async fn a_saved_state_moves_a_job_whose_server_is_gone() {
     assert!(primary.log().contains("its ledgers on this server are set aside"), "{}", primary.log());
     finish(&handles, &got).await;
     assert_eq!(shown(&primary, &handles[0]).0, 307);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_lost_its_state_directory_is_not_the_one_that_has_the_job() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let set = Set::new(7);
+    let servers = set.servers(&etcd, &[], None);
+    let job = client(&servers[0]).declare(&ask("run", OrderKind::Strict)).await.expect("declared");
+    let got = Got::new(&job);
+    take(&job, 0, 2, &got).await;
+    let state = job.state(0).await.expect("a state");
+    let (mut primary, others) = split(servers, &job);
+    primary.kill();
+    fs::remove_dir_all(primary.place("state")).expect("lost");
+    until("the server counts as down", SILENCE, || others.iter().all(|s| shown(s, &job).0 == 503));
+    primary.start();
+    let all = [&primary, &others[0], &others[1]];
+    agreed(&all, "a:up b:up c:up", NEWS);
+    for server in all {
+        let (status, text) = shown(server, &job);
+        assert!(status == 503 && text.contains("job_waits"), "{text}");
+        let again =
+            client(server).within(Duration::from_secs(1)).declare(&ask("run", OrderKind::Strict)).await;
+        assert_eq!(again.expect_err("no job over a lost ledger").code(), Some(Code::JobWaits));
+    }
+    job.put_state(0, state, true).await.expect("moved");
+    finish(&[job.clone(), job], &got).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

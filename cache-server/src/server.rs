@@ -504,8 +504,8 @@ impl Server {
         uses
     }
 
-    /// Returns this server's part of the tenants' quotas on disk, and the bytes that their datasets have there
-    /// now.
+    /// Returns this server's part of the tenants' quotas on disk, and the bytes that their datasets have
+    /// there now.
     #[must_use]
     pub fn resident_quotas(&self) -> Vec<(Tenant, TenantQuota)> {
         let part = self.shares.part();

@@ -506,7 +506,7 @@ def servers():
         lines(
             "Bytes sent to other servers",
             "By the server that sends. Each chunk has one owner, and the others read it from there.",
-            [query("sum by (instance) (rate(fletch_peer_sent_bytes_total[$__rate_interval]))", "{{instance}}")],
+            [query(rate("fletch_peer_sent_bytes_total", "instance"), "{{instance}}")],
             BYTES_PER_S,
             width=8,
             stacked="normal",

@@ -323,7 +323,8 @@ def check_cluster(stack, pods, scratch, programs, base, tag):
         own = [("$(POD_NAME).fletch-headless.fletch.svc.cluster.local:7380", f"127.0.0.1:{listen[i]}")]
         spec = as_pod(stateful_set(objects, "fletch-server"), f"fletch-server-{i}", own)
         text = settings.replace("0.0.0.0:7380", f"127.0.0.1:{listen[i]}")
-        contents = {("configMap", "fletch-server"): {"fletch.toml": text}, ("secret", "fletch-tokens"): secret}
+        contents = {("configMap", "fletch-server"): {"fletch.toml": text},
+                    ("secret", "fletch-tokens"): secret}
         return pods.play(f"{prefix}-server-{i}", spec, contents, claims=("state",))
 
     def fletch(*words, server=0):

@@ -76,8 +76,8 @@ impl ClusterView {
         ClusterView::new(self.core.number(), self.core.ring().clone(), records)
     }
 
-    /// Returns a member and the URL by which other servers reach it, if the member is up and speaks the protocol
-    /// of this build.
+    /// Returns a member and the URL by which other servers reach it, if the member is up and speaks the
+    /// protocol of this build.
     #[must_use]
     pub fn address(&self, id: &MemberId) -> Option<PeerAddress> {
         let understands = |r: &&MemberRecord| r.peer_protocol == PEER_PROTOCOL;

@@ -129,7 +129,8 @@ pub async fn cancel(
 
 /// Evicts a dataset's chunks from the disks of all servers, and cancels its warm-ups.
 ///
-/// `unconfirmed` names the servers of the cluster that did not confirm it within 10 s. Chunks in memory stay until other chunks need the memory.
+/// `unconfirmed` names the servers of the cluster that did not confirm it within 10 s. Chunks in
+/// memory stay until other chunks need the memory.
 #[utoipa::path(
     delete, path = "/v1/datasets/{name}/chunks", tag = "warmups",
     params(("name" = String, Path, description = "Name of the dataset")),

@@ -11,8 +11,8 @@
 //! epoch reads each sample once, so it hits the same part of the samples in the sweep's share as in a share
 //! of its own. The sweep's jobs share what it keeps, so the sweep makes more of the space (ADR 44).
 //!
-//! A server of a cluster keeps only the chunks that it owns. So a version wants [`Part::of`] its footprint here,
-//! except that of a sweep, which keeps its units on its own server.
+//! A server of a cluster keeps only the chunks that it owns. So a version wants [`Part::of`] its footprint
+//! here, except that of a sweep, which keeps its units on its own server.
 //!
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. Further versions get no share of their
 //! own, only the space that the others leave.

@@ -165,8 +165,8 @@ pub fn evict(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     if !of.unconfirmed.is_empty() {
         let servers = of.unconfirmed.join(", ");
         ctx.out.warn(format!(
-            "{servers} did not confirm it, and may still have chunks of {name} on disk; `fletch cluster status` \
-             shows the servers; evict again when they are up"
+            "{servers} did not confirm it, and may still have chunks of {name} on disk; look at \
+             `fletch cluster status`, and evict again when they are up"
         ));
     }
     let evicted = Evicted { name, chunks: of.chunks, unconfirmed: &of.unconfirmed };

@@ -13,7 +13,7 @@ use super::{
     },
 };
 use crate::{
-    cluster::{ClusterRecord, ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
     state::{Applied, Change, Planned, RegisterChange, RegisterError, Registration, RegistrationHandle},
 };
 use fletch_core::{DatasetName, Domain, MemberId, Tenant};
@@ -96,14 +96,7 @@ impl Shared {
     /// of etcd.
     async fn check_cluster(&self) -> Result<(u64, u64), CatalogError> {
         let joined = self.cluster.uid().ok_or(CatalogError::NoCluster)?;
-        let read = Op::Read { key: self.of.keys.cluster(), is_prefix: false };
-        let found = self.of.etcd.transact(&[], &[read]).await?;
-        let record = found.reads.first().and_then(|kvs| kvs.first());
-        let there = record.map(|kv| from_text::<ClusterRecord>(&kv.value));
-        match (record, there) {
-            (Some(kv), Some(Ok(there))) if there.uid == joined => Ok((kv.mod_revision, found.revision)),
-            _ => Err(CatalogError::NoCluster),
-        }
+        self.of.check_cluster(&joined).await?.ok_or(CatalogError::NoCluster)
     }
 
     /// Reads all registrations, and makes them those of this server.

@@ -63,6 +63,22 @@ pub struct SharedKeys {
     pub member_ttl: Duration,
 }
 
+impl SharedKeys {
+    /// Checks that etcd has the cluster with the uid `joined`. Returns the revision of its record, and that
+    /// of etcd. `None`: etcd has another cluster, or was wiped.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn check_cluster(&self, joined: &str) -> Result<Option<(u64, u64)>, EtcdError> {
+        let read = Op::Read { key: self.keys.cluster(), is_prefix: false };
+        let found = self.etcd.transact(&[], &[read]).await?;
+        let record = found.reads.first().and_then(|kvs| kvs.first());
+        let is_joined =
+            |kv: &&KeyValue| from_text::<ClusterRecord>(&kv.value).is_ok_and(|there| there.uid == joined);
+        Ok(record.filter(is_joined).map(|kv| (kv.mod_revision, found.revision)))
+    }
+}
+
 /// Why a member was not drained.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {

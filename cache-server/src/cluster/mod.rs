@@ -25,7 +25,7 @@ pub use etcd::{EtcdError, Event, KeyValue, Op};
 pub use member::{DrainError, SharedKeys};
 pub use orders::PeerOrder;
 pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
-pub use records::{ClusterRecord, Keys, from_text, to_text};
+pub use records::{Keyed, Keys, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use view::ClusterView;
 

@@ -93,7 +93,7 @@ pub enum GroupError {
 }
 
 fn down(is_gone: bool) -> &'static str {
-    if is_gone { "down" } else { "restarting" }
+    if is_gone { "down or has lost its state directory" } else { "restarting" }
 }
 
 /// A job that the cluster knows, with all that is needed to have it here.

@@ -12,8 +12,8 @@ use super::{
     table::{JobPlace, Me, Table},
 };
 use crate::{
-    cluster::{ClusterRecord, ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
-    epochs::JobError,
+    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    epochs::{JobError, write_whole},
     jobs::{Record, RecordSummary, Registry},
 };
 use fletch_core::{Domain, Tenant};
@@ -132,14 +132,7 @@ impl Shared {
     /// Checks that etcd has the cluster that this server joined. Returns the revision of its record.
     async fn check_cluster(&self) -> Result<(u64, u64), GroupError> {
         let joined = self.cluster.uid().ok_or(GroupError::NoCluster)?;
-        let read = Op::Read { key: self.of.keys.cluster(), is_prefix: false };
-        let found = self.of.etcd.transact(&[], &[read]).await?;
-        let record = found.reads.first().and_then(|kvs| kvs.first());
-        let there = record.map(|kv| from_text::<ClusterRecord>(&kv.value));
-        match (record, there) {
-            (Some(kv), Some(Ok(there))) if there.uid == joined => Ok((kv.mod_revision, found.revision)),
-            _ => Err(GroupError::NoCluster),
-        }
+        self.of.check_cluster(&joined).await?.ok_or(GroupError::NoCluster)
     }
 
     /// Notes what a key has.
@@ -216,12 +209,7 @@ impl Shared {
         }
         if is_first {
             let path = self.brought.clone();
-            let written = spawn_blocking(move || {
-                let part = path.with_extension("part");
-                std::fs::write(&part, format!("{uid}\n"))?;
-                std::fs::File::open(&part)?.sync_all()?;
-                std::fs::rename(&part, &path)
-            });
+            let written = spawn_blocking(move || write_whole(&path, format!("{uid}\n").as_bytes()));
             let failed = |error| JobError::Io { path: self.brought.clone(), error };
             written.await.map_err(|_| JobError::TaskLost)?.map_err(failed)?;
         }
@@ -352,13 +340,13 @@ impl Shared {
     /// Makes this server the primary of a job's group, if the present one is gone and this one is the next.
     pub async fn take_over(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), GroupError> {
         for _ in 0..TRIES {
-            let JobPlace::Waits { is_gone: true, heir, .. } = self.place_of(domain, tenant, id)? else {
+            let JobPlace::Waits { is_gone: true, successor, .. } = self.place_of(domain, tenant, id)? else {
                 return Ok(());
             };
             let name = self.name_of(domain, tenant, id);
-            match heir {
-                Some(heir) if heir.id != self.me.id => {
-                    return Err(GroupError::Elsewhere { job: name, owner: heir });
+            match successor {
+                Some(successor) if successor.id != self.me.id => {
+                    return Err(GroupError::Elsewhere { job: name, owner: successor });
                 }
                 _ => {}
             }

@@ -4,16 +4,9 @@ use super::{
     GroupError, Owner,
     records::{GroupRecord, JobRecord, ranking_key, single_group},
 };
-use crate::cluster::ClusterView;
+use crate::cluster::{ClusterView, Keyed};
 use fletch_core::{Domain, MemberId, Tenant};
 use std::collections::BTreeMap;
-
-/// A value of etcd, and the revision that wrote it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Keyed<T> {
-    pub revision: u64,
-    pub value: T,
-}
 
 /// This server, as groups name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +51,7 @@ pub enum JobPlace {
         /// Whether it is neither up nor restarting.
         is_gone: bool,
         /// The server that may take the group over.
-        heir: Option<Owner>,
+        successor: Option<Owner>,
     },
 }
 
@@ -113,8 +106,8 @@ impl Table {
             return Some(JobPlace::At(owner(Some(url))));
         }
         let first = view.first_for(&ranking_key(domain, group));
-        let heir = first.map(|(id, url)| Owner { id: id.clone(), url: Some(url.to_owned()) });
-        Some(JobPlace::Waits { owner: owner(None), is_gone: view.is_gone(primary, incarnation), heir })
+        let successor = first.map(|(id, url)| Owner { id: id.clone(), url: Some(url.to_owned()) });
+        Some(JobPlace::Waits { owner: owner(None), is_gone: view.is_gone(primary, incarnation), successor })
     }
 
     /// Returns where a job of a tenant is.

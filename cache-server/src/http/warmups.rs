@@ -150,10 +150,11 @@ pub async fn evict(
     let (method, path) = (Method::DELETE, routes::peer_dataset_chunks(&name));
     let order = PeerOrder { method, path, domain: principal.domain.clone() };
     let (warmups, domain) = (Arc::clone(&server.warmups), principal.domain);
-    let here = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name));
-    let (here, elsewhere) = tokio::join!(here, server.cluster.order_all(&order, EVICT_WITHIN));
+    // First here: a warm-up of this server would have the others keep chunks that they just evicted.
+    let here = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name)).await?;
+    let elsewhere = server.cluster.order_all(&order, EVICT_WITHIN).await;
     let bodies = elsewhere.bodies.iter().filter_map(|body| serde_json::from_slice::<Evicted>(body).ok());
-    let chunks = here?.unwrap_or(0) + bodies.map(|evicted| evicted.chunks).sum::<u64>();
+    let chunks = here.unwrap_or(0) + bodies.map(|evicted| evicted.chunks).sum::<u64>();
     let unconfirmed = elsewhere.unconfirmed.iter().map(ToString::to_string).collect();
     Ok(Json(Evicted { chunks, unconfirmed }))
 }

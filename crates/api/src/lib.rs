@@ -14,6 +14,7 @@ pub mod datasets;
 pub mod epochs;
 pub mod frames;
 pub mod headers;
+pub mod hits;
 pub mod hosts;
 pub mod jobs;
 pub mod mounts;

@@ -1,0 +1,241 @@
+//! The protocol of a hit connection: a client of this machine asks for bytes that the server has at hand.
+//!
+//! The connection begins as HTTP/1.1 on the unix socket: `GET /v1/hits` with `Connection: upgrade` and
+//! `Upgrade: fletch-hits/1`. The server checks it like any request and answers 101. Then the client sends a
+//! request and reads its answer, and sends the next one. Numbers are little-endian.
+//!
+//! ```text
+//! request  length u16 · kind u8 · job u8 · dataset u8 · 0 u8 · size u32 · root [32] · hash [32]
+//!          · the names of job and dataset, of `job` and `dataset` bytes · for a file its path
+//! answer   status u8 · 0 [3] · length u32 · as many bytes
+//! ```
+//!
+//! 1. `length` of a request counts the bytes after it, and is at most [`REQUEST_BYTES_MAX`].
+//! 2. The server answers at once. With [`HERE`] it sends all `size` bytes, which hash to `hash`. In each other
+//!    case it answers [`NOT_HERE`] without bytes. Then the client asks by HTTP, which waits, and says what is
+//!    wrong.
+//! 3. A request that breaks these rules ends the connection.
+
+use bytes::{Buf, BufMut};
+use fletch_core::{DatasetName, Hash, JobName, Root};
+
+/// The name and version of the protocol, in the `Upgrade` header.
+pub const PROTOCOL: &str = "fletch-hits/1";
+/// The length of the fixed part of a request, after its length.
+pub const FIXED_BYTES: usize = 74;
+/// The most bytes of a request after its length: the fixed part, two names, and the longest path.
+pub const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// The length of the head of an answer.
+pub const ANSWER_HEAD_BYTES: usize = 8;
+/// The status of an answer with bytes.
+pub const HERE: u8 = 1;
+/// The status of an answer without bytes.
+pub const NOT_HERE: u8 = 0;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// A whole chunk of the version.
+    Chunk,
+    /// The whole file at a path of the version, which lies in one chunk.
+    File(&'a str),
+}
+
+/// A request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HitRequest<'a> {
+    /// The version.
+    pub root: Root,
+    /// What is asked for.
+    pub wanted: Wanted<'a>,
+    /// BLAKE3 of the bytes.
+    pub hash: Hash,
+    /// The number of bytes.
+    pub size: u32,
+    /// The job that the bytes are counted for.
+    pub job: Option<JobName>,
+    /// The dataset through which the client reads.
+    pub dataset: Option<DatasetName>,
+}
+
+/// A request breaks the rules of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadHitRequest {
+    /// It is shorter or longer than it says, or too long.
+    #[error("the request has a wrong length")]
+    Length,
+    /// It asks for an unknown kind of bytes.
+    #[error("the request asks for an unknown kind of bytes")]
+    Kind,
+    /// Its job or its dataset has no valid name, or its path is not UTF-8.
+    #[error("the request has an invalid name or path")]
+    Name,
+}
+
+const KIND_CHUNK: u8 = 1;
+const KIND_FILE: u8 = 2;
+
+impl HitRequest<'_> {
+    /// Appends the request to `out`, with its length.
+    ///
+    /// # Errors
+    /// [`BadHitRequest::Length`] if its path is too long for the protocol; `out` is then as it was.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadHitRequest> {
+        let job = self.job.as_ref().map_or("", JobName::as_str);
+        let dataset = self.dataset.as_ref().map_or("", DatasetName::as_str);
+        let (kind, path) = match self.wanted {
+            Wanted::Chunk => (KIND_CHUNK, ""),
+            Wanted::File(path) => (KIND_FILE, path),
+        };
+        let bytes = FIXED_BYTES + job.len() + dataset.len() + path.len();
+        let length = u16::try_from(bytes).ok().filter(|_| bytes <= REQUEST_BYTES_MAX);
+        let lengths = (length, u8::try_from(job.len()), u8::try_from(dataset.len()));
+        let (Some(length), Ok(job_length), Ok(dataset_length)) = lengths else {
+            return Err(BadHitRequest::Length);
+        };
+        out.reserve(2 + bytes);
+        out.put_u16_le(length);
+        out.put_slice(&[kind, job_length, dataset_length, 0]);
+        out.put_u32_le(self.size);
+        out.put_slice(&self.root.0.0);
+        out.put_slice(&self.hash.0);
+        for text in [job, dataset, path] {
+            out.put_slice(text.as_bytes());
+        }
+        Ok(())
+    }
+
+    /// Parses the bytes of a request after its length.
+    ///
+    /// # Errors
+    /// [`BadHitRequest`].
+    pub fn parse(bytes: &[u8]) -> Result<HitRequest<'_>, BadHitRequest> {
+        if bytes.len() > REQUEST_BYTES_MAX {
+            return Err(BadHitRequest::Length);
+        }
+        let (mut fixed, rest) = bytes.split_at_checked(FIXED_BYTES).ok_or(BadHitRequest::Length)?;
+        let (kind, job, dataset) = (fixed.get_u8(), fixed.get_u8(), fixed.get_u8());
+        fixed.advance(1);
+        let size = fixed.get_u32_le();
+        let mut hash = || {
+            let mut hash = [0; 32];
+            fixed.copy_to_slice(&mut hash);
+            Hash(hash)
+        };
+        let (root, hash) = (Root(hash()), hash());
+        let (job, rest) = rest.split_at_checked(job.into()).ok_or(BadHitRequest::Length)?;
+        let (dataset, path) = rest.split_at_checked(dataset.into()).ok_or(BadHitRequest::Length)?;
+        let text = |bytes| std::str::from_utf8(bytes).map_err(|_| BadHitRequest::Name);
+        let wanted = match kind {
+            KIND_CHUNK if path.is_empty() => Wanted::Chunk,
+            KIND_CHUNK => return Err(BadHitRequest::Length),
+            KIND_FILE => Wanted::File(text(path)?),
+            _ => return Err(BadHitRequest::Kind),
+        };
+        let job = match text(job)? {
+            "" => None,
+            name => Some(JobName::new(name).map_err(|_| BadHitRequest::Name)?),
+        };
+        let dataset = match text(dataset)? {
+            "" => None,
+            name => Some(DatasetName::new(name).map_err(|_| BadHitRequest::Name)?),
+        };
+        Ok(HitRequest { root, wanted, hash, size, job, dataset })
+    }
+}
+
+/// The head of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HitAnswer {
+    /// As many bytes follow as were asked for.
+    Here(u32),
+    /// The server does not have the bytes at hand.
+    NotHere,
+}
+
+impl HitAnswer {
+    /// Returns the bytes of the head.
+    #[must_use]
+    pub fn encode(self) -> [u8; ANSWER_HEAD_BYTES] {
+        let (status, len) = match self {
+            HitAnswer::Here(len) => (HERE, len),
+            HitAnswer::NotHere => (NOT_HERE, 0),
+        };
+        let [a, b, c, d] = len.to_le_bytes();
+        [status, 0, 0, 0, a, b, c, d]
+    }
+
+    /// Parses a head. Returns `None` for one that no server of this version sends.
+    #[must_use]
+    pub fn parse(head: [u8; ANSWER_HEAD_BYTES]) -> Option<HitAnswer> {
+        let [status, 0, 0, 0, a, b, c, d] = head else { return None };
+        match (status, u32::from_le_bytes([a, b, c, d])) {
+            (HERE, len) => Some(HitAnswer::Here(len)),
+            (NOT_HERE, 0) => Some(HitAnswer::NotHere),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(wanted: Wanted<'_>) -> HitRequest<'_> {
+        HitRequest {
+            root: Root(Hash([1; 32])),
+            wanted,
+            hash: Hash([2; 32]),
+            size: 110_000,
+            job: Some(JobName::new("train").expect("a name")),
+            dataset: None,
+        }
+    }
+
+    #[test]
+    fn a_request_is_parsed_as_it_was_encoded() {
+        let path = "a/b.jpg".repeat(1000);
+        for wanted in [Wanted::Chunk, Wanted::File("a/b.jpg"), Wanted::File(&path)] {
+            let (asked, mut out) = (request(wanted), vec![7]);
+            asked.encode(&mut out).expect("it is short enough");
+            let length = usize::from(u16::from_le_bytes([out[1], out[2]]));
+            assert_eq!(length, out.len() - 3);
+            assert_eq!(HitRequest::parse(&out[3..]), Ok(asked));
+        }
+    }
+
+    #[test]
+    fn requests_that_break_the_rules_are_refused() {
+        let path = "x".repeat(REQUEST_BYTES_MAX);
+        let mut out = Vec::new();
+        assert_eq!(request(Wanted::File(&path)).encode(&mut out), Err(BadHitRequest::Length));
+        assert!(out.is_empty());
+        request(Wanted::File("a")).encode(&mut out).expect("it is short");
+        let whole = &out[2..];
+        for (at, value, why) in [
+            (0, 9, BadHitRequest::Kind),
+            (0, KIND_CHUNK, BadHitRequest::Length),
+            (1, 200, BadHitRequest::Length),
+            (FIXED_BYTES, b'/', BadHitRequest::Name),
+            (whole.len() - 1, 0xff, BadHitRequest::Name),
+        ] {
+            let mut wrong = whole.to_vec();
+            wrong[at] = value;
+            assert_eq!(HitRequest::parse(&wrong), Err(why), "byte {at}");
+        }
+        for short in 0..FIXED_BYTES {
+            assert_eq!(HitRequest::parse(&whole[..short]), Err(BadHitRequest::Length));
+        }
+        assert_eq!(HitRequest::parse(&vec![0; REQUEST_BYTES_MAX + 1]), Err(BadHitRequest::Length));
+    }
+
+    #[test]
+    fn an_answer_is_parsed_as_it_was_encoded() {
+        for answer in [HitAnswer::Here(0), HitAnswer::Here(u32::MAX), HitAnswer::NotHere] {
+            assert_eq!(HitAnswer::parse(answer.encode()), Some(answer));
+        }
+        for wrong in [[2, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]] {
+            assert_eq!(HitAnswer::parse(wrong), None);
+        }
+    }
+}

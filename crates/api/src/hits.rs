@@ -22,7 +22,7 @@ use fletch_core::{DatasetName, Hash, JobName, Root};
 /// The name and version of the protocol, in the `Upgrade` header.
 pub const PROTOCOL: &str = "fletch-hits/1";
 /// The length of the fixed part of a request, after its length.
-pub const FIXED_BYTES: usize = 74;
+pub const FIXED_BYTES: usize = 72;
 /// The most bytes of a request after its length: the fixed part, two names, and the longest path.
 pub const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// The length of the head of an answer.

@@ -22,7 +22,7 @@ pub const FILE: &str = "/v1/versions/{root}/files/{*path}";
 pub const ACCESS: &str = "/v1/versions/{root}/access";
 /// POST: many pieces of a version in one stream.
 pub const BATCH: &str = "/v1/versions/{root}/batch";
-/// Begins a hit connection ([`crate::hits`]).
+/// GET: begins a hit connection ([`crate::hits`]).
 pub const HITS: &str = "/v1/hits";
 /// GET: all datasets. POST: registers a dataset.
 pub const DATASETS: &str = "/v1/datasets";

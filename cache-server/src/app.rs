@@ -17,6 +17,7 @@ mod connection;
 mod descriptors;
 mod disk;
 mod handshake;
+mod hit_thread;
 mod listen;
 mod probe_lane;
 mod stream;

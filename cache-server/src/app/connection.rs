@@ -5,6 +5,7 @@
 //!    ▲                                                  │
 //!    └────────── idle for a second: buffers are freed ──┘
 //! ```
+//! A hit connection (`hit_thread`) begins as such a connection, too.
 //! The handshake of TLS comes before (`handshake`). An idle TLS connection keeps its session, about 10 KiB.
 //! Bounds: the time until its first request is authenticated, and until each later head is complete
 //! (`limits.head_timeout`); the time between requests (`limits.idle_timeout`); how slowly a reply is taken
@@ -18,6 +19,7 @@ use super::{
 use crate::{
     auth::Peer,
     connections::{Closed, Connection},
+    http::HitSession,
 };
 use axum::{Router, body::Body, extract::Request, response::Response};
 use bytes::Bytes;
@@ -30,12 +32,13 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
     io::AsyncReadExt as _,
+    net::UnixStream,
     time::{Instant, interval, timeout_at},
 };
 use tokio_util::either::Either;
@@ -111,23 +114,26 @@ impl App {
             let went_on = Box::pin(self.converse((stream, prefix), peer, &connection, first_until)).await;
             connection.give_memory_back();
             match went_on {
-                Some(rest) => (stream, prefix) = rest,
-                None => return,
+                GoesOn::No => return,
+                GoesOn::WithHttp(rest) => (stream, prefix) = rest,
+                GoesOn::WithHits(stream, session) => {
+                    return self.serve_hits(stream, session, &connection).await;
+                }
             }
         }
     }
 
-    /// Serves requests until the connection ends, or rests. Then returns its stream, and what was read of the
-    /// next request.
+    /// Serves requests until the connection ends, rests, or speaks another protocol.
     async fn converse(
         self: &Arc<Self>,
         (stream, prefix): (PeerStream, Bytes),
         peer: Peer,
         connection: &Arc<Connection>,
         first_until: Instant,
-    ) -> Option<(PeerStream, Bytes)> {
+    ) -> GoesOn {
         let limits = &self.server.limits;
         let flow = Arc::new(Flow::default());
+        let accepted = Arc::new(OnceLock::new());
         let stream = BoundedStream::new(
             stream,
             prefix,
@@ -137,7 +143,8 @@ impl App {
         );
         let service = {
             let (router, connection, flow) = (self.router.clone(), Arc::clone(connection), Arc::clone(&flow));
-            service_fn(move |request| answer(&router, &connection, &flow, peer, request))
+            let accepted = Arc::clone(&accepted);
+            service_fn(move |request| answer(&router, &connection, (&flow, &accepted), peer, request))
         };
         let mut hyper = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -155,12 +162,12 @@ impl App {
             });
             tokio::select! {
                 ended = next => break ended,
-                () = connection.closed() => return None,
-                () = self.abort.cancelled() => return None,
+                () = connection.closed() => return GoesOn::No,
+                () = self.abort.cancelled() => return GoesOn::No,
                 () = tokio::time::sleep_until(first_until), if !connection.is_proven() => {
                     if !connection.is_proven() {
                         connection.count_closed(Closed::NotProven);
-                        return None;
+                        return GoesOn::No;
                     }
                 }
                 () = self.drain.cancelled(), if !drains => {
@@ -192,20 +199,41 @@ impl App {
         let (stream, unread) = parts.io.into_inner().into_parts();
         if flow.no_memory.load(Relaxed) {
             self.refuse_head(stream).await;
-            return None;
+            return GoesOn::No;
         }
-        if !rests || ended.is_err() || flow.ended.load(Relaxed) {
-            return None;
+        if ended.is_err() || flow.ended.load(Relaxed) {
+            return GoesOn::No;
         }
-        Some((stream, if parts.read_buf.is_empty() { unread } else { parts.read_buf }))
+        let unread = if parts.read_buf.is_empty() { unread } else { parts.read_buf };
+        match (accepted.get(), stream) {
+            // Its client sends nothing before it has the reply.
+            (Some(session), Either::Left(Wire::Right(unix))) if unread.is_empty() => {
+                GoesOn::WithHits(unix, Arc::clone(session))
+            }
+            (None, stream) if rests => GoesOn::WithHttp((stream, unread)),
+            _ => GoesOn::No,
+        }
     }
 }
+
+/// How a connection goes on after some requests.
+enum GoesOn {
+    /// It ends.
+    No,
+    /// It rests, with what was read of the next request.
+    WithHttp((PeerStream, Bytes)),
+    /// It is a hit connection from here on.
+    WithHits(UnixStream, Arc<HitSession>),
+}
+
+/// The session of a hit connection, once a reply accepted it.
+type Accepted = OnceLock<Arc<HitSession>>;
 
 /// Answers a request, and notes while it runs.
 fn answer(
     router: &Router,
     connection: &Arc<Connection>,
-    flow: &Arc<Flow>,
+    (flow, accepted): (&Arc<Flow>, &Arc<Accepted>),
     peer: Peer,
     request: Request<Incoming>,
 ) -> BoxFuture<'static, Result<Response<ReplyBody>, Infallible>> {
@@ -216,9 +244,12 @@ fn answer(
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(Arc::clone(connection));
     request.extensions_mut().insert(peer);
-    let router = router.clone();
+    let (router, accepted) = (router.clone(), Arc::clone(accepted));
     Box::pin(async move {
         let response = router.oneshot(request).await?;
+        if let Some(session) = response.extensions().get::<Arc<HitSession>>() {
+            accepted.get_or_init(|| Arc::clone(session));
+        }
         Ok(response.map(|body| ReplyBody { body, _running: running }))
     })
 }

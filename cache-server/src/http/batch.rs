@@ -102,7 +102,13 @@ pub async fn post(
     } else {
         (headers::FRAMES, framed(items, count).boxed())
     };
-    let body = body_of_stream(&server, coalesce(pieces), None, admitted.permit.take(), Some(&costs));
+    let body = body_of_stream(
+        &server,
+        coalesce(Arc::clone(&server.read_ahead), pieces),
+        None,
+        admitted.permit.take(),
+        Some(&costs),
+    );
     let head = Response::builder()
         .status(StatusCode::OK)
         .header(header::CONTENT_TYPE, kind)

@@ -136,3 +136,32 @@ pub async fn read_part(
     }
     Ok(hit)
 }
+
+/// Returns a chunk of `len` bytes from memory or disk, if it can be read without a wait.
+#[must_use]
+pub fn at_once_chunk(server: &Server, sources: &Sources, hash: Hash, len: u32) -> Option<Hit> {
+    counted(server, sources, || server.store.read_at_once(&key(sources, hash), len))
+}
+
+/// Returns the bytes `at` of a chunk of `len` bytes, which hash to `part`, if they can be read without a wait.
+#[must_use]
+pub fn at_once_part(
+    server: &Server,
+    sources: &Sources,
+    (chunk, len): (Hash, u32),
+    at: &Range<usize>,
+    part: Hash,
+) -> Option<Hit> {
+    counted(server, sources, || server.store.part_at_once(&key(sources, chunk), len, at, part))
+}
+
+/// Counts a read that does not wait. It is not made if the access has ended.
+fn counted(server: &Server, sources: &Sources, read: impl FnOnce() -> Option<Hit>) -> Option<Hit> {
+    if !sources.is_registered() {
+        return None;
+    }
+    let began = Instant::now();
+    let hit = read()?;
+    server.requests.count_read(hit.tier, began.elapsed());
+    Some(hit)
+}

@@ -264,6 +264,11 @@ impl PackedFile {
         &self.placement.slice
     }
 
+    /// Returns where the layout says that the file lies in its chunk.
+    pub fn place(&self) -> &Range<usize> {
+        &self.placement.range
+    }
+
     /// Returns whether the file, or its chunk, is in memory or on disk.
     pub fn is_here(&self, server: &Server, sources: &Sources) -> bool {
         let size = u32::try_from(self.placement.range.len()).unwrap_or(u32::MAX);

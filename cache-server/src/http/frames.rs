@@ -4,9 +4,10 @@ use super::{
     error::{ApiError, ApiResult},
     response_body::{BodyError, Charge, Piece},
 };
-use crate::read_ahead::Reservation;
-use bytes::{BufMut as _, Bytes, BytesMut};
-use fletch_api::frames::{FrameHeader, FrameKind, HEADER_BYTES, MORE, WHOLE};
+use crate::read_ahead::{ReadAhead, Reservation};
+use bytes::Bytes;
+use fletch_api::frames::{FrameHeader, FrameKind, MORE, WHOLE};
+use fletch_store::{Copies, Gathered};
 use futures::{
     Stream, StreamExt as _,
     future::{Either, ready},
@@ -14,14 +15,14 @@ use futures::{
     stream::BoxStream,
 };
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Pieces of at most this many bytes are copied together, so that 64 samples are a few writes.
 const COPY_BYTES_MAX: usize = 32 << 10;
 /// A buffer of copied pieces is sent when it has this many bytes.
-///
-/// With one more piece it stays below the size that allocators map anew each time, which would cost a page
-/// fault for every 4 KiB.
 const FLUSH_BYTES: usize = 64 << 10;
+/// The length of such a buffer. It comes from the pool of copies: fresh ones cost a page fault for every 4 KiB.
+const COPIED_BYTES: usize = FLUSH_BYTES + 2 * COPY_BYTES_MAX;
 /// The most pieces that [`coalesce`] takes at once, if they are ready.
 const READY_PIECES_MAX: usize = 256;
 
@@ -106,36 +107,73 @@ pub fn item_frames(item: Item) -> impl Stream<Item = Result<Piece, BodyError>> +
 
 /// Copies neighbouring small pieces together, as far as they are ready. Waits for no piece.
 pub fn coalesce(
+    read_ahead: Arc<ReadAhead>,
     pieces: BoxStream<'static, Result<Piece, BodyError>>,
 ) -> impl Stream<Item = Result<Piece, BodyError>> + Send + 'static {
-    pieces.ready_chunks(READY_PIECES_MAX).flat_map(|ready| {
-        let mut out = Vec::new();
-        let capacity = if ready.len() > 2 { FLUSH_BYTES + COPY_BYTES_MAX } else { HEADER_BYTES };
-        let (mut copied, mut charges) = (BytesMut::with_capacity(capacity), Vec::new());
+    pieces.ready_chunks(READY_PIECES_MAX).flat_map(move |ready| {
+        let mut copied = Copied::new(&read_ahead.copies);
         for piece in ready {
             match piece {
-                Ok(Piece::Framing(b)) if b.len() <= COPY_BYTES_MAX => copied.put(b),
-                Ok(Piece::Content(b, charge)) if b.len() <= COPY_BYTES_MAX => {
-                    charges.push((charge, b.len() as u64));
-                    copied.put(b);
-                }
+                Ok(Piece::Framing(b)) if b.len() <= COPY_BYTES_MAX => copied.push(b, None),
+                Ok(Piece::Content(b, charge)) if b.len() <= COPY_BYTES_MAX => copied.push(b, Some(charge)),
                 other => {
-                    flush(&mut copied, &mut charges, &mut out);
-                    out.push(other);
+                    copied.flush();
+                    copied.out.push(other);
                 }
-            }
-            if copied.len() >= FLUSH_BYTES {
-                flush(&mut copied, &mut charges, &mut out);
             }
         }
-        flush(&mut copied, &mut charges, &mut out);
-        stream::iter(out)
+        copied.flush();
+        stream::iter(copied.out)
     })
 }
 
-fn flush(copied: &mut BytesMut, charges: &mut Vec<(Charge, u64)>, out: &mut Vec<Result<Piece, BodyError>>) {
-    if !copied.is_empty() {
-        out.push(Ok(Piece::Mixed(copied.split().freeze(), std::mem::take(charges))));
-        copied.reserve(FLUSH_BYTES + COPY_BYTES_MAX + HEADER_BYTES);
+/// Small pieces that are copied together, and what goes before them.
+struct Copied<'a> {
+    copies: &'a Copies,
+    out: Vec<Result<Piece, BodyError>>,
+    /// A piece that may stay alone, and is then sent as it is.
+    first: Option<(Bytes, Option<Charge>)>,
+    /// The pieces from the second one on. Its buffer is taken when that one comes.
+    bytes: Option<Gathered>,
+    charges: Vec<(Charge, u64)>,
+}
+
+impl<'a> Copied<'a> {
+    fn new(copies: &'a Copies) -> Self {
+        Copied { copies, out: Vec::new(), first: None, bytes: None, charges: Vec::new() }
+    }
+
+    /// Adds a piece of at most [`COPY_BYTES_MAX`] bytes.
+    fn push(&mut self, piece: Bytes, charge: Option<Charge>) {
+        if self.first.is_none() && self.bytes.is_none() {
+            self.first = Some((piece, charge));
+            return;
+        }
+        if let Some((bytes, charge)) = self.first.take() {
+            self.copy(&bytes, charge);
+        }
+        self.copy(&piece, charge);
+        if self.bytes.as_ref().is_some_and(|bytes| bytes.len() >= FLUSH_BYTES) {
+            self.flush();
+        }
+    }
+
+    fn copy(&mut self, piece: &[u8], charge: Option<Charge>) {
+        let bytes = self.bytes.get_or_insert_with(|| self.copies.gather(COPIED_BYTES));
+        // It is flushed at FLUSH_BYTES, so that the longest piece still fits.
+        bytes.push(piece);
+        self.charges.extend(charge.map(|charge| (charge, piece.len() as u64)));
+    }
+
+    fn flush(&mut self) {
+        if let Some((bytes, charge)) = self.first.take() {
+            self.out.push(Ok(match charge {
+                Some(charge) => Piece::Content(bytes, charge),
+                None => Piece::Framing(bytes),
+            }));
+        }
+        if let Some(bytes) = self.bytes.take() {
+            self.out.push(Ok(Piece::Mixed(bytes.into_bytes(), std::mem::take(&mut self.charges))));
+        }
     }
 }

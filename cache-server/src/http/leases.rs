@@ -105,7 +105,13 @@ pub async fn post(
     let reader = LeaseReader::new(&server, &principal, &job, &epoch, Component::from_word(component))?;
     let costs = Arc::clone(reader.tally.costs());
     let pieces = lease_stream(reader, &epoch, &request, granted);
-    let body = body_of_stream(&server, coalesce(pieces), None, Some(permit), Some(&costs));
+    let body = body_of_stream(
+        &server,
+        coalesce(Arc::clone(&server.read_ahead), pieces),
+        None,
+        Some(permit),
+        Some(&costs),
+    );
     let head = Response::builder()
         .status(StatusCode::OK)
         .header(header::CONTENT_TYPE, headers::FRAMES)

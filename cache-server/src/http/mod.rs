@@ -20,6 +20,7 @@ mod error;
 mod files;
 mod frames;
 mod health;
+mod hits;
 mod jobs;
 mod leases;
 mod mounts;
@@ -40,6 +41,8 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
+pub use hits::{HIT_STACK_BYTES, HitSession};
+
 use browser::BrowserRules;
 use error::{ApiError, ApiResult};
 use fletch_api::{Code, headers, routes};
@@ -70,6 +73,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(tables::placement))
         .routes(documented!(access::get))
         .routes(documented!(batch::post))
+        .routes(documented!(hits::get))
         .routes(documented!(datasets::list, datasets::register))
         .routes(documented!(datasets::get, datasets::unregister))
         .routes(documented!(datasets::version))

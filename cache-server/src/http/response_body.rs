@@ -35,7 +35,8 @@ pub struct Charge {
 }
 
 impl Charge {
-    fn add(&self, n: usize) {
+    /// Counts bytes that a connection took.
+    pub fn add(&self, n: usize) {
         self.tally.add(self.component, self.cost, n as u64);
     }
 }

@@ -21,6 +21,7 @@ mod datasets;
 mod domains;
 mod echoes;
 mod epochs;
+mod hits;
 mod ledgers;
 mod lies;
 mod limits;

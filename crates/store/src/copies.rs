@@ -49,6 +49,16 @@ impl Copies {
         Bytes::from_owner(buffer)
     }
 
+    /// Returns a buffer in which `capacity` bytes can be put together: one of the pool, or a new one where the
+    /// pool has no space.
+    #[must_use]
+    pub fn gather(&self, capacity: usize) -> Gathered {
+        Gathered(match self.buffer(capacity) {
+            Some(buffer) => GatheredMemory::Pooled(buffer, 0),
+            None => GatheredMemory::Own(Vec::with_capacity(capacity)),
+        })
+    }
+
     /// Returns `bytes`, copied if the pool has space, when they hash to `part` (I1).
     ///
     /// Hashes the copy, not the source.
@@ -70,9 +80,88 @@ impl Copies {
     }
 }
 
+/// Bytes that are put together.
+#[derive(Debug)]
+pub struct Gathered(GatheredMemory);
+
+#[derive(Debug)]
+enum GatheredMemory {
+    /// A buffer of the pool, and the bytes that it holds.
+    Pooled(PooledBuffer, usize),
+    /// Memory of its own, which grows.
+    Own(Vec<u8>),
+}
+
+impl Gathered {
+    /// Appends bytes. If they do not fit into the buffer, all of them move to memory that does.
+    pub fn push(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            GatheredMemory::Pooled(buffer, len) if *len + bytes.len() <= buffer.as_ref().len() => {
+                buffer.as_mut()[*len..*len + bytes.len()].copy_from_slice(bytes);
+                *len += bytes.len();
+            }
+            GatheredMemory::Pooled(buffer, len) => {
+                self.0 = GatheredMemory::Own([&buffer.as_ref()[..*len], bytes].concat());
+            }
+            GatheredMemory::Own(own) => own.extend_from_slice(bytes),
+        }
+    }
+
+    /// Returns the number of bytes so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            GatheredMemory::Pooled(_, len) => *len,
+            GatheredMemory::Own(own) => own.len(),
+        }
+    }
+
+    /// Whether there are none so far.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the bytes. A buffer of the pool returns there when the last clone is dropped.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self.0 {
+            GatheredMemory::Pooled(buffer, len) => Bytes::from_owner(buffer).slice(..len),
+            GatheredMemory::Own(own) => own.into(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn i6_bytes_are_put_together_in_a_buffer_that_is_used_again() {
+        let copies = Copies::new(400_000);
+        let mut first = copies.gather(100_000);
+        assert!(first.is_empty());
+        first.push(&[1; 60_000]);
+        first.push(&[2; 40_000]);
+        let first = first.into_bytes();
+        assert!(first[..60_000].iter().all(|b| *b == 1) && first[60_000..].iter().all(|b| *b == 2));
+        let (at, taken) = (first.as_ptr(), copies.taken());
+        assert!(taken >= 100_000);
+        drop(first);
+        let mut again = copies.gather(100_000);
+        again.push(&[4; 10]);
+        let again = again.into_bytes();
+        assert_eq!((again.as_ptr(), &again[..], copies.taken()), (at, &[4; 10][..], taken));
+        drop(again);
+        for (copies, then) in [(copies, taken), (Copies::new(0), 0)] {
+            let mut too_long = copies.gather(100_000);
+            too_long.push(&[5; 60_000]);
+            too_long.push(&[6; 60_000]);
+            let bytes = too_long.into_bytes();
+            assert_eq!((&bytes[..60_000], &bytes[60_000..]), (&[5; 60_000][..], &[6; 60_000][..]));
+            assert_eq!(copies.taken(), then, "a buffer that is too short returns to its pool");
+        }
+    }
 
     fn of(bytes: &[u8]) -> (Bytes, Hash) {
         (Bytes::copy_from_slice(bytes), Hash::of(bytes))

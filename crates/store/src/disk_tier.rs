@@ -17,6 +17,7 @@
 //! 4. a reader never waits for an append.
 
 mod append_queue;
+mod at_once;
 mod promise;
 
 use crate::{

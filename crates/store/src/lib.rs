@@ -6,6 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `read`, `outcome`, `flight`, `memory`, `buffer_pool`, `copies` | the read path in memory |
+//! | `at_once` | reads that never wait, on the calling thread |
 //! | `disk_tier` | the handle of the disk tier, always present, that reads use |
 //! | `disk` | the engine of an open disk tier: slabs, index, eviction, recovery |
 //! | `maintenance`, `shares` | background work of the tier's owner; the division of the disk among datasets |
@@ -23,6 +24,7 @@
 //! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
 
 pub mod allocator;
+mod at_once;
 mod buffer_pool;
 mod copies;
 mod dataset_id;
@@ -38,7 +40,7 @@ mod shares;
 mod stats;
 mod warm;
 
-pub use copies::Copies;
+pub use copies::{Copies, Gathered};
 pub use dataset_id::DatasetId;
 pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;

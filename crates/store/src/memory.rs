@@ -27,6 +27,12 @@ const RECLAIM_EVERY: Duration = Duration::from_millis(20);
 
 /// The part of memory that idle buffers may occupy: one of this many.
 const IDLE_PART: u64 = 16;
+/// In a small memory they may occupy a larger part, one of this many, up to [`IDLE_BYTES_SMALL`].
+///
+/// Measured with 64 MiB of memory and chunks of 4 MiB on disk: with a sixteenth there was one idle buffer, and
+/// most reads took fresh pages. With a quarter they are 1.7 times as fast.
+const IDLE_PART_SMALL: u64 = 4;
+const IDLE_BYTES_SMALL: u64 = 64 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -76,6 +82,11 @@ pub(crate) fn bind_permit(bytes: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
     Bytes::from_owner(PermittedBytes { bytes, _permit: permit })
 }
 
+/// Returns the bytes that idle buffers of a memory may occupy.
+fn idle_bytes_max(memory_bytes: u64) -> u64 {
+    (memory_bytes / IDLE_PART).max((memory_bytes / IDLE_PART_SMALL).min(IDLE_BYTES_SMALL))
+}
+
 impl Memory {
     pub fn new(memory_bytes: u64) -> Self {
         let memory_bytes = memory_bytes.min(Semaphore::MAX_PERMITS as u64);
@@ -89,7 +100,7 @@ impl Memory {
         Memory {
             cache,
             permits: Arc::new(Semaphore::new(permits)),
-            buffers: BufferPool::new(memory_bytes / IDLE_PART),
+            buffers: BufferPool::new(idle_bytes_max(memory_bytes)),
             pins: Arc::default(),
             memory_bytes,
         }
@@ -122,6 +133,15 @@ impl Memory {
             Some(lent) => Some(lent),
             None => Some(self.buffers.allocate(self.permit(class, until).await?, len)),
         }
+    }
+
+    /// Returns a buffer for `len` bytes if one is free now. Takes no memory from the cache.
+    pub fn try_buffer(&self, len: u32) -> Option<PooledBuffer> {
+        let class = size_class(len, self.memory_bytes);
+        self.buffers.take(class, len).or_else(|| {
+            let permit = Arc::clone(&self.permits).try_acquire_many_owned(class).ok()?;
+            Some(self.buffers.allocate(permit, len))
+        })
     }
 
     /// Returns a permit to hold `len` bytes; `None` when none came free before `until`.

@@ -154,7 +154,8 @@ impl DiskEngine {
 
     /// Lets `read` read the record kept under `key` in place; otherwise as [`DiskEngine::get`].
     ///
-    /// Calls `read` at most once. The record is not moved or punched meanwhile.
+    /// Calls `read` at most once. The record is not moved or punched meanwhile. If `read` fails with
+    /// `WouldBlock`, nothing is counted, and the result is that of a miss.
     ///
     /// # Errors
     /// As [`DiskEngine::get`].
@@ -180,6 +181,9 @@ impl DiskEngine {
                 got
             });
             drop(guard);
+            if got.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+                return Ok(None);
+            }
             let Some(got) = self.check_read(key, location, &slab, got)? else { break };
             if self.config.policy == Policy::Lru {
                 self.write_index().touch(key);

@@ -10,13 +10,13 @@ use super::layout::{Head, slab_header};
 use rustix::{
     buffer::spare_capacity,
     fs::{FallocateFlags, fallocate},
-    io::Errno,
+    io::{Errno, ReadWriteFlags},
 };
 use std::{
     cell::Cell,
     collections::VecDeque,
     fs::{File, OpenOptions},
-    io::{self, IoSlice},
+    io::{self, IoSlice, IoSliceMut},
     ops::Range,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -253,6 +253,33 @@ impl<'a> RecordReader<'a> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.file.read_exact_at(out, self.at + offset as u64)?;
+        self.taken.set(self.taken.get() + out.len() as u64);
+        Ok(())
+    }
+
+    /// As [`RecordReader::read_at`], if the system has the bytes in its page cache. Does not wait for the disk.
+    ///
+    /// # Errors
+    /// `WouldBlock` where the system would have to read the disk, or cannot tell; else those of `read_at`.
+    pub fn read_cached_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        if offset.checked_add(out.len()).is_none_or(|end| end > self.len()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut done = 0;
+        while done < out.len() {
+            let at = self.at + (offset + done) as u64;
+            let parts = &mut [IoSliceMut::new(&mut out[done..])];
+            match rustix::io::preadv2(self.file, parts, at, ReadWriteFlags::NOWAIT) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                // AGAIN: a page is missing. The others: the kernel or the file system has no such reads.
+                Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
         self.taken.set(self.taken.get() + out.len() as u64);
         Ok(())
     }

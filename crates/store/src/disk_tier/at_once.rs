@@ -1,0 +1,39 @@
+//! Reads of the disk on the calling thread: only of what the system has in its page cache.
+
+use super::DiskTier;
+use crate::buffer_pool::PooledBuffer;
+use fletch_core::{Hash, StoreKey, Verified};
+use std::sync::Arc;
+
+impl DiskTier {
+    /// Reads a chunk, or the `part` of it that begins at an offset and has a hash, without waiting.
+    ///
+    /// `buffer` is as long as what is read. Returns `None` if that is not on the disk, if the system would
+    /// have to ask the device for it, if it is damaged, or if too many threads read the disk. A caller that may
+    /// wait then reads it as usual, which finds out and quarantines damage.
+    pub(crate) fn read_at_once(
+        &self,
+        key: &StoreKey,
+        part: Option<(usize, Hash)>,
+        buffer: PooledBuffer,
+    ) -> Option<Verified> {
+        let engine = self.engine()?;
+        // A directory on a dead disk may hold a thread, so their number is bounded here, too.
+        let _permit = Arc::clone(&self.readers).try_acquire_owned().ok()?;
+        let found = engine.get_with(key, |record| {
+            let wanted = buffer.as_ref().len();
+            let (offset, hash) = part.unwrap_or((0, key.hash));
+            let fits = match part {
+                None => record.len() == wanted,
+                Some(_) => offset.checked_add(wanted).is_some_and(|end| end <= record.len()),
+            };
+            if !fits {
+                return Ok(None);
+            }
+            Verified::fill(hash, buffer, |at, piece| record.read_cached_at(offset + at, piece))
+                .map(Result::ok)
+        });
+        // The engine counts its errors and turns itself off.
+        found.ok().flatten().flatten()
+    }
+}

@@ -265,6 +265,7 @@ pub struct ClusterServer {
     scratch: TempDir,
     more: Vec<String>,
     tls: Option<ClientTls>,
+    program: PathBuf,
 }
 
 /// What clients of a server with TLS need.
@@ -306,7 +307,13 @@ impl ClusterServer {
             scratch: TempDir::with_prefix("fletch-member-").expect("scratch"),
             more: words,
             tls: None,
+            program: bin("fletch-server"),
         }
+    }
+
+    /// Uses another build of the server from its next start on.
+    pub fn set_program(&mut self, program: &Path) {
+        program.clone_into(&mut self.program);
     }
 
     /// Returns the server with TLS. `tls`: what the clients of this rig show it.
@@ -329,7 +336,7 @@ impl ClusterServer {
     fn spawn(&self) -> Running {
         let at = |p: &str| self.scratch.path().join(p);
         let log = fs::File::options().create(true).append(true).open(at("server.log")).expect("log");
-        let mut c = without_variables(Command::new(bin("fletch-server")));
+        let mut c = without_variables(Command::new(&self.program));
         c.args(&self.more)
             .arg("--socket=none")
             .args([format!("--cache-dir={}", at("cache").display())])

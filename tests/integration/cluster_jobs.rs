@@ -399,6 +399,24 @@ fn rounds() -> usize {
     if std::env::var("FLETCH_CLUSTER").is_ok() { 5 } else { 1 }
 }
 
+/// The builds of the server that a rolling restart goes through, a round each. `FLETCH_NEXT_SERVER` names a
+/// build of another minor version; then the servers go to that build and back.
+fn builds() -> Vec<PathBuf> {
+    let own = bin("fletch-server");
+    match std::env::var_os("FLETCH_NEXT_SERVER") {
+        Some(next) => {
+            let version = |program: &Path| stdout(&run(Command::new(program).arg("--version")));
+            let (of_next, of_own) = (version(Path::new(&next)), version(&own));
+            assert_ne!(of_next, of_own, "FLETCH_NEXT_SERVER is a build of the same version");
+            eprintln!("from {} to {} and back", of_own.trim(), of_next.trim());
+            (0..rounds().max(2))
+                .map(|n| if n % 2 == 0 { PathBuf::from(&next) } else { own.clone() })
+                .collect()
+        }
+        None => vec![own; rounds()],
+    }
+}
+
 /// Reads a file past the page cache.
 fn read_directly(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -469,15 +487,17 @@ async fn a_rolling_restart_fails_no_read_and_loses_no_sample() {
     }
     let (stop, files) = (AtomicBool::new(false), set.data.files.clone());
     // Twelve steps for each rank, which outlast the restarts.
-    let step = Duration::from_millis(400 * rounds() as u64);
+    let builds = builds();
+    let step = Duration::from_millis(400 * builds.len() as u64);
     let (met, slowest, restarts) = thread::scope(|scope| {
         let reading = scope.spawn(|| read_until(&stop, &dir, &files));
         let restarting = scope.spawn(|| {
             let mut longest = Duration::ZERO;
-            for _ in 0..rounds() {
+            for build in &builds {
                 for server in &mut servers {
                     let begun = Instant::now();
                     server.end();
+                    server.set_program(build);
                     server.start();
                     longest = longest.max(begun.elapsed());
                     thread::sleep(Duration::from_millis(200));

@@ -1,8 +1,8 @@
 //! The table of targets.
 
 use crate::targets::{
-    bodies, consumption, documents, frames, ledger, log, origin, record, registrations, requests, selection,
-    settings, slab, tables, tar, text, trace,
+    bodies, consumption, documents, frames, hits, ledger, log, origin, record, registrations, requests,
+    selection, settings, slab, tables, tar, text, trace,
 };
 
 /// A parser with its inputs and its promises.
@@ -40,6 +40,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "settings", seeds: settings::seeds, run: settings::run, memory_max: 16 * MIB },
     Target { name: "tokens", seeds: settings::token_seeds, run: settings::run_tokens, memory_max: 8 * MIB },
     Target { name: "requests", seeds: requests::seeds, run: requests::run, memory_max: 64 * MIB },
+    Target { name: "hits", seeds: hits::seeds, run: hits::run, memory_max: 4 * MIB },
     Target { name: "origin", seeds: origin::seeds, run: origin::run, memory_max: 16 * MIB },
 ];
 

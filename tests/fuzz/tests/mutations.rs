@@ -105,6 +105,7 @@ targets!(
     settings,
     tokens,
     requests,
+    hits,
     origin,
 );
 

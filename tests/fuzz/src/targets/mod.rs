@@ -4,6 +4,7 @@ pub mod bodies;
 pub mod consumption;
 pub mod documents;
 pub mod frames;
+pub mod hits;
 pub mod ledger;
 pub mod log;
 pub mod origin;

@@ -28,17 +28,18 @@ const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// The dataset is registered again after so many requests, which may have removed it.
 const REGISTER_EVERY: u64 = 64;
 
-struct Server {
+/// A server with one small dataset.
+pub(super) struct Server {
     _runtime: Runtime,
     _running: Running,
-    socket: PathBuf,
+    pub socket: PathBuf,
     tree: PathBuf,
-    root: String,
+    pub root: String,
     layout: String,
     requests: AtomicU64,
 }
 
-static SERVER: LazyLock<Server> = LazyLock::new(|| {
+pub(super) static SERVER: LazyLock<Server> = LazyLock::new(|| {
     let tree = scratch::path("tree");
     let (root, layout) = index(&tree);
     let socket = scratch::path("s.sock");
@@ -143,10 +144,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
 pub fn run(input: &[u8]) -> bool {
     let server = &*SERVER;
     if server.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(REGISTER_EVERY) {
-        drop(send(
-            server,
-            &request("POST", "/v1/datasets", &[], SEEDS[1].split("\n\n").nth(1).unwrap_or("")),
-        ));
+        register(server);
     }
     let Some(bytes) = parsed(input) else { return false };
     let Some(reply) = send(server, &bytes) else { return false };
@@ -165,6 +163,12 @@ pub fn run(input: &[u8]) -> bool {
     }
     plant::bug(status == 206 && !asked().contains("bytes=-9"));
     status < 400
+}
+
+/// Registers the dataset. A request that removes it is among the inputs.
+pub(super) fn register(server: &Server) {
+    let body = SEEDS[1].split("\n\n").nth(1).unwrap_or("");
+    drop(send(server, &request("POST", "/v1/datasets", &[], body)));
 }
 
 /// Returns a sound HTTP request with the method, target, headers and body of an input.
@@ -216,7 +220,7 @@ fn head_of(method: &str, target: &str, headers: &[(String, String)], kind: Optio
     out.into_bytes()
 }
 
-fn request(method: &str, target: &str, headers: &[(String, String)], body: &str) -> Vec<u8> {
+pub(super) fn request(method: &str, target: &str, headers: &[(String, String)], body: &str) -> Vec<u8> {
     let mut out = head_of(method, target, headers, None);
     let body = fill(body);
     out.extend_from_slice(format!("Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes());
@@ -224,7 +228,7 @@ fn request(method: &str, target: &str, headers: &[(String, String)], body: &str)
 }
 
 /// Sends a request and returns the whole reply, or `None` if the server still waits.
-fn send(server: &Server, request: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn send(server: &Server, request: &[u8]) -> Option<Vec<u8>> {
     let mut stream = UnixStream::connect(&server.socket).expect("the server accepts");
     stream.set_read_timeout(Some(REPLY_TIMEOUT)).expect("a timeout");
     // The server may answer and close before it has read everything.

@@ -139,20 +139,20 @@ pub async fn read_part(
 
 /// Returns a chunk of `len` bytes from memory or disk, if it can be read without a wait.
 #[must_use]
-pub fn at_once_chunk(server: &Server, sources: &Sources, hash: Hash, len: u32) -> Option<Hit> {
-    counted(server, sources, || server.store.read_at_once(&key(sources, hash), len))
+pub fn chunk_no_wait(server: &Server, sources: &Sources, hash: Hash, len: u32) -> Option<Hit> {
+    counted(server, sources, || server.store.read_no_wait(&key(sources, hash), len))
 }
 
 /// Returns the bytes `at` of a chunk of `len` bytes, which hash to `part`, if they can be read without a wait.
 #[must_use]
-pub fn at_once_part(
+pub fn part_no_wait(
     server: &Server,
     sources: &Sources,
     (chunk, len): (Hash, u32),
     at: &Range<usize>,
     part: Hash,
 ) -> Option<Hit> {
-    counted(server, sources, || server.store.part_at_once(&key(sources, chunk), len, at, part))
+    counted(server, sources, || server.store.part_no_wait(&key(sources, chunk), len, at, part))
 }
 
 /// Counts a read that does not wait. It is not made if the access has ended.

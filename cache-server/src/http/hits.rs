@@ -16,7 +16,7 @@
 use super::{
     access::access,
     admission::{Admitted, authenticate},
-    chunk_read::{at_once_chunk, at_once_part, cost_of},
+    chunk_read::{chunk_no_wait, cost_of, part_no_wait},
     entry_read::{Span, spans},
     error::{ApiError, ApiResult},
     response_body::Charge,
@@ -188,7 +188,7 @@ impl HitSession {
         let (bytes, tier) = match request.wanted {
             Wanted::Chunk => {
                 let located = at_once(server.versions.locate(&sources, request.hash))?.ok()?;
-                let hit = at_once_chunk(server, &sources, request.hash, located.len)?;
+                let hit = chunk_no_wait(server, &sources, request.hash, located.len)?;
                 (hit.chunk.bytes().clone(), hit.tier)
             }
             Wanted::File(path) => self.file(&sources, path, request)?,
@@ -215,11 +215,11 @@ impl HitSession {
             return Some((read.bytes, read.tier));
         }
         let hit = match &span {
-            Span::Chunk(range) => at_once_chunk(server, sources, range.slice.chunk, range.slice.len)?,
+            Span::Chunk(range) => chunk_no_wait(server, sources, range.slice.chunk, range.slice.len)?,
             Span::PackedFile(file) => {
                 let chunk = file.chunk().chunk;
                 let located = at_once(server.versions.locate(sources, chunk))?.ok()?;
-                at_once_part(server, sources, (chunk, located.len), file.place(), request.hash)?
+                part_no_wait(server, sources, (chunk, located.len), file.place(), request.hash)?
             }
         };
         Some((hit.chunk.bytes().clone(), hit.tier))

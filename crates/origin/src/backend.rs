@@ -2,6 +2,7 @@
 
 use crate::OriginConfig;
 use crate::uri::Scheme;
+use fletch_host::mounts;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,15 +22,19 @@ impl Backend {
         }
     }
 
-    /// Returns the backend of a directory: its file system. Asks the mount table, never the file system.
-    pub(crate) fn of_dir(dir: &Path) -> Self {
+    /// Returns the backend of a directory: its file system, and whether that is one of this machine's disks or
+    /// memory. Asks the mount table, never the file system.
+    pub(crate) fn of_dir(dir: &Path) -> (Self, bool) {
         Self::in_table(&std::fs::read("/proc/self/mountinfo").unwrap_or_default(), dir)
     }
 
-    fn in_table(table: &[u8], dir: &Path) -> Self {
-        match fletch_host::mounts::holding(table, dir) {
-            Some(mount) => Backend(format!("file system {}", mount.device).into()),
-            None => Backend(dir.display().to_string().into()),
+    fn in_table(table: &[u8], dir: &Path) -> (Self, bool) {
+        match mounts::holding(table, dir) {
+            Some(mount) => {
+                let is_near = !mounts::is_network(&mount.fs_type);
+                (Backend(format!("file system {}", mount.device).into()), is_near)
+            }
+            None => (Backend(dir.display().to_string().into()), false),
         }
     }
 }
@@ -57,6 +62,7 @@ mod tests {
             3 1 0:52 /x /mnt/bound rw - nfs4 h:/a rw\n";
         let dir = |dir: &str| Backend::in_table(table, Path::new(dir));
         assert_eq!(dir("/nfs/a/one"), dir("/nfs/a/two"));
+        assert!(!dir("/nfs/a/one").1 && dir("/elsewhere").1 && !Backend::in_table(b"", Path::new("/a")).1);
         assert_eq!(dir("/nfs/a/one"), dir("/mnt/bound/x"));
         assert_ne!(dir("/nfs/a/one"), dir("/nfs/b"));
         assert_ne!(Backend::in_table(b"", Path::new("/a")), Backend::in_table(b"", Path::new("/b")));

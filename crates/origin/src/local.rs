@@ -12,8 +12,10 @@ use crate::OriginError;
 use crate::object::{ObjectBytes, ObjectMeta, Pin, PutMode};
 use crate::regular_file::{not_regular, open_regular};
 use bytes::Bytes;
+use std::cell::Cell;
 use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Read, Seek as _, SeekFrom};
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -25,6 +27,39 @@ pub(crate) use confinement::Confinement;
 pub use confinement::PathFilter;
 pub(crate) use listing::list;
 pub use real_path::{Place, real_path};
+
+/// The longest range that is read on the thread of [`ReadsHere`], in bytes.
+pub(crate) const SHORT_BYTES_MAX: u64 = 256 << 10;
+
+thread_local! {
+    static READS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Until it is dropped, short ranges of files of this machine are read on the current thread.
+///
+/// For a thread that serves one caller, who would wait for a blocking thread otherwise. Where the file system
+/// is one of a network, or the range is long, a blocking thread reads as ever.
+#[derive(Debug)]
+pub struct ReadsHere(PhantomData<*const ()>);
+
+impl ReadsHere {
+    /// Begins it.
+    #[must_use]
+    pub fn begin() -> Self {
+        READS_HERE.set(true);
+        ReadsHere(PhantomData)
+    }
+}
+
+impl Drop for ReadsHere {
+    fn drop(&mut self) {
+        READS_HERE.set(false);
+    }
+}
+
+pub(crate) fn may_read_here() -> bool {
+    READS_HERE.get()
+}
 
 /// The prefix of the temporary files of writes. Listings leave these files out.
 pub const TEMPORARY: &str = ".fletch-tmp-";

@@ -143,8 +143,13 @@ impl Origins {
     /// # Errors
     /// [`OriginError::Invalid`] for a store that is not configured, or if the credentials cannot be read.
     pub fn open(&self, uri: &OriginUri) -> Result<Origin, OriginError> {
+        let mut is_near = false;
         let (remote, backend) = match uri.address() {
-            Address::Local(dir) => (None, Backend::of_dir(dir)),
+            Address::Local(dir) => {
+                let (backend, near) = Backend::of_dir(dir);
+                is_near = near;
+                (None, backend)
+            }
             Address::Store { scheme, host, path } => {
                 let remote = self.remote(uri, (*scheme, host))?;
                 let backend = remote.backend().clone();
@@ -156,6 +161,7 @@ impl Origins {
             shared: Arc::clone(&self.0),
             remote,
             backend,
+            is_near,
             confinement: Confinement::default(),
             meter: Meter::default(),
         })
@@ -204,6 +210,8 @@ pub struct Origin {
     shared: Arc<Shared>,
     remote: Option<RemotePrefix>,
     backend: Backend,
+    /// Whether it is a directory on a disk, or in the memory, of this machine.
+    is_near: bool,
     confinement: Confinement,
     /// Counts what is read from a local directory; a store has the same meter in `remote`.
     meter: Meter,
@@ -247,6 +255,12 @@ impl Origin {
         self.uri.as_local()
     }
 
+    /// Returns whether the origin is a directory on a disk, or in the memory, of this machine.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.is_near
+    }
+
     /// Reads a range of the object (in bytes, end exclusive), or all of it.
     ///
     /// Returns `Changed` if the size differs from the pin's, and at a store if the etag differs. Reads a
@@ -279,7 +293,9 @@ impl Origin {
                 None => {
                     let (path, pin, max) = (path.to_owned(), pin.cloned(), self.shared.limits.get_bytes_max);
                     let (named, confinement) = (what.clone(), self.confinement.clone());
-                    self.local(&what, move |dir| {
+                    let is_short = range.as_ref().is_some_and(|r| r.end - r.start <= local::SHORT_BYTES_MAX);
+                    let here = self.is_near && is_short && local::may_read_here();
+                    self.local_by(&what, (self.deadline(), here), move |dir| {
                         local::get(&confinement, dir, &named, &path, range, pin.as_ref(), max)
                     })
                     .await
@@ -355,7 +371,7 @@ impl Origin {
                         .len();
                     let parts = u32::try_from(length / (16 << 20) + 1).unwrap_or(u32::MAX);
                     let deadline = Instant::now() + self.shared.limits.io_timeout.saturating_mul(parts);
-                    self.local_by(&what, deadline, move |dir| {
+                    self.local_by(&what, (deadline, false), move |dir| {
                         local::put_file(dir, &named, &path, &file, mode)
                     })
                     .await
@@ -467,23 +483,26 @@ impl Origin {
         what: &str,
         work: impl FnOnce(&Path) -> Result<T, OriginError> + Send + 'static,
     ) -> Result<T, OriginError> {
-        self.local_by(what, self.deadline(), work).await
+        self.local_by(what, (self.deadline(), false), work).await
     }
 
-    /// Runs `work` on a blocking thread.
+    /// Runs `work` on a blocking thread, or on the current one with `here`.
     ///
     /// A thread that hangs in a dead file system keeps its permit beyond the deadline, so that at most
     /// `requests_max` threads can hang.
     async fn local_by<T: Send + 'static>(
         &self,
         what: &str,
-        deadline: Instant,
+        (deadline, here): (Instant, bool),
         work: impl FnOnce(&Path) -> Result<T, OriginError> + Send + 'static,
     ) -> Result<T, OriginError> {
         let permits = &self.shared.local_permits;
         let permit = shared_permit(what, &self.uri, (permits, &self.backend), deadline).await?;
         self.shared.counters.request();
         let dir = self.local_dir().map(Path::to_owned).unwrap_or_default();
+        if here {
+            return work(&dir);
+        }
         let running = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             work(&dir)

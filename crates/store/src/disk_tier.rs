@@ -17,7 +17,7 @@
 //! 4. a reader never waits for an append.
 
 mod append_queue;
-mod at_once;
+mod no_wait;
 mod promise;
 
 use crate::{

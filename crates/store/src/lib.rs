@@ -6,7 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `read`, `outcome`, `flight`, `memory`, `buffer_pool`, `copies` | the read path in memory |
-//! | `at_once` | reads that never wait, on the calling thread |
+//! | `no_wait` | reads that never wait, on the calling thread |
 //! | `disk_tier` | the handle of the disk tier, always present, that reads use |
 //! | `disk` | the engine of an open disk tier: slabs, index, eviction, recovery |
 //! | `maintenance`, `shares` | background work of the tier's owner; the division of the disk among datasets |
@@ -24,7 +24,6 @@
 //! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
 
 pub mod allocator;
-mod at_once;
 mod buffer_pool;
 mod copies;
 mod dataset_id;
@@ -33,6 +32,7 @@ mod disk_tier;
 mod flight;
 pub mod maintenance;
 mod memory;
+mod no_wait;
 mod outcome;
 mod pins;
 mod read;

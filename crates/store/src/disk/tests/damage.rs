@@ -144,7 +144,7 @@ fn i5_a_slab_of_another_format_is_removed() {
 }
 
 #[test]
-fn i5_a_walk_finds_every_record_however_it_lies_in_what_is_read_at_once() {
+fn i5_a_walk_finds_every_record_however_it_lies_in_what_is_read_no_wait() {
     let dir = tempfile::tempdir().expect("a directory");
     let config = || DiskConfig { slab_bytes: Some(8 << 20), ..config(dir.path(), 64 << 20, Policy::Fletch) };
     let (tier, _) = DiskEngine::open(config(), SystemTime::now()).expect("the tier opens");

@@ -58,13 +58,13 @@ fn what_the_system_has_in_memory_is_read_from_disk_and_then_from_memory() {
     let (s, disk) = store(dir.path(), 8 << 20);
     for n in 0..4 {
         let bytes = content(n);
-        let hit = s.read_at_once(&key(&bytes), len()).expect("just written, so in the page cache");
+        let hit = s.read_no_wait(&key(&bytes), len()).expect("just written, so in the page cache");
         assert_eq!((hit.chunk.bytes(), hit.tier), (&bytes, Tier::Disk));
-        let hit = s.read_at_once(&key(&bytes), len()).expect("in memory");
+        let hit = s.read_no_wait(&key(&bytes), len()).expect("in memory");
         assert_eq!((hit.chunk.bytes(), hit.tier), (&bytes, Tier::Memory));
     }
-    assert!(s.read_at_once(&key(b"absent"), 6).is_none());
-    assert!(s.read_at_once(&key(&content(5)), len()).is_none());
+    assert!(s.read_no_wait(&key(b"absent"), 6).is_none());
+    assert!(s.read_no_wait(&key(&content(5)), len()).is_none());
     let counts = disk.report().engine.expect("open").counts;
     assert_eq!((s.stats().hits_disk, s.stats().hits_memory, counts.hits), (4, 4, 4));
 }
@@ -75,13 +75,13 @@ fn i1_a_part_is_hashed_under_its_own_name() {
     let (s, _disk) = store(dir.path(), 8 << 20);
     let chunk = content(1);
     let part = chunk.slice(1000..90_000);
-    let found = s.part_at_once(&key(&chunk), len(), &(1000..90_000), Hash::of(&part)).expect("on disk");
+    let found = s.part_no_wait(&key(&chunk), len(), &(1000..90_000), Hash::of(&part)).expect("on disk");
     assert_eq!((found.chunk.bytes(), found.tier), (&part, Tier::Disk));
-    let found = s.part_at_once(&key(&chunk), len(), &(1000..90_000), Hash::of(&part)).expect("in memory");
+    let found = s.part_no_wait(&key(&chunk), len(), &(1000..90_000), Hash::of(&part)).expect("in memory");
     assert_eq!(found.tier, Tier::Memory);
     let other = Hash::of(b"other");
-    assert!(s.part_at_once(&key(&chunk), len(), &(1000..90_000), other).is_none(), "other bytes");
-    assert!(s.part_at_once(&key(&chunk), len(), &(150_000..250_000), other).is_none(), "past the end");
+    assert!(s.part_no_wait(&key(&chunk), len(), &(1000..90_000), other).is_none(), "other bytes");
+    assert!(s.part_no_wait(&key(&chunk), len(), &(150_000..250_000), other).is_none(), "past the end");
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn i1_a_flipped_bit_is_not_here_and_the_usual_read_quarantines_it() {
             file.write_all_at(&[all[at + 500] ^ 1], at as u64 + 500).expect("flip");
         }
     }
-    assert!(s.read_at_once(&key(&bytes), len()).is_none());
+    assert!(s.read_no_wait(&key(&bytes), len()).is_none());
     assert_eq!(disk.report().corrupt, 0, "it says nothing about the chunk");
     let answer = bytes.clone();
     let fetch: crate::Fetch = Arc::new(move |_| {
@@ -112,8 +112,8 @@ async fn i1_a_flipped_bit_is_not_here_and_the_usual_read_quarantines_it() {
 fn i6_without_a_free_buffer_nothing_is_read() {
     let dir = tempfile::tempdir().expect("a directory");
     let (s, disk) = store(dir.path(), 300_000);
-    let held = s.read_at_once(&key(&content(0)), len()).expect("there is room for one");
-    assert!(s.read_at_once(&key(&content(1)), len()).is_none());
+    let held = s.read_no_wait(&key(&content(0)), len()).expect("there is room for one");
+    assert!(s.read_no_wait(&key(&content(1)), len()).is_none());
     assert_eq!(disk.report().engine.expect("open").counts.hits, 1);
     drop(held);
 }
@@ -123,5 +123,5 @@ fn i5_a_closed_tier_is_a_miss() {
     let dir = tempfile::tempdir().expect("a directory");
     let (s, disk) = store(dir.path(), 8 << 20);
     disk.close().expect("closed");
-    assert!(s.read_at_once(&key(&content(0)), len()).is_none());
+    assert!(s.read_no_wait(&key(&content(0)), len()).is_none());
 }

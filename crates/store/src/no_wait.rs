@@ -14,28 +14,28 @@ use std::ops::Range;
 impl Store {
     /// Returns a chunk of `len` bytes from memory, or from the disk.
     #[must_use]
-    pub fn read_at_once(&self, key: &StoreKey, len: u32) -> Option<Hit> {
+    pub fn read_no_wait(&self, key: &StoreKey, len: u32) -> Option<Hit> {
         if let Some(hit) = self.cached(key) {
             return Some(hit);
         }
-        self.from_disk_at_once(key, (key, len), None, len)
+        self.from_disk_no_wait(key, (key, len), None, len)
     }
 
     /// Returns the bytes `at` of a chunk of `len` bytes, from disk or from memory under their own key.
     ///
     /// The bytes must hash to `part` (I1).
     #[must_use]
-    pub fn part_at_once(&self, chunk: &StoreKey, len: u32, at: &Range<usize>, part: Hash) -> Option<Hit> {
+    pub fn part_no_wait(&self, chunk: &StoreKey, len: u32, at: &Range<usize>, part: Hash) -> Option<Hit> {
         let key = StoreKey { domain: chunk.domain.clone(), hash: part };
         if let Some(hit) = self.cached(&key) {
             return Some(hit);
         }
         let size = u32::try_from(at.len()).ok().filter(|&size| size <= len)?;
-        self.from_disk_at_once(&key, (chunk, len), Some((at.start, part)), size)
+        self.from_disk_no_wait(&key, (chunk, len), Some((at.start, part)), size)
     }
 
     /// Reads a chunk on disk, or a part of it, and keeps what was read in memory under `key`.
-    fn from_disk_at_once(
+    fn from_disk_no_wait(
         &self,
         key: &StoreKey,
         (chunk, len): (&StoreKey, u32),
@@ -44,7 +44,7 @@ impl Store {
     ) -> Option<Hit> {
         let disk = self.disk().filter(|d| d.has(chunk, len))?;
         let buffer = self.memory.try_buffer(size)?;
-        let verified = disk.read_at_once(chunk, part, buffer)?;
+        let verified = disk.read_no_wait(chunk, part, buffer)?;
         Counters::add(&self.counters.hits_disk, 1);
         self.memory.insert(key.clone(), verified.clone());
         Some(Hit { chunk: verified, tier: Tier::Disk })

@@ -124,6 +124,15 @@ impl Memory {
         }
     }
 
+    /// Returns a buffer for `len` bytes if one is free now. Takes no memory from the cache.
+    pub fn try_buffer(&self, len: u32) -> Option<PooledBuffer> {
+        let class = size_class(len, self.memory_bytes);
+        self.buffers.take(class, len).or_else(|| {
+            let permit = Arc::clone(&self.permits).try_acquire_many_owned(class).ok()?;
+            Some(self.buffers.allocate(permit, len))
+        })
+    }
+
     /// Returns a permit to hold `len` bytes; `None` when none came free before `until`.
     ///
     /// A fetch that has to wait takes memory back from the cache. A chunk that a reader waits for matters

@@ -1,6 +1,7 @@
 //! The chunk sources of a mount: the server, and the origin while the server is gone.
 
 use crate::fs::read::{ChunkSource, FetchRequest};
+use crate::hit_connections;
 use crate::server_watch::ServerWatch;
 use bytes::Bytes;
 use fletch_client::fallback::{Fallback, OriginLocation};
@@ -34,6 +35,14 @@ impl ChunkSource for ServerChunks {
             fetched.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()
+    }
+
+    fn has_hits(&self) -> bool {
+        hit_connections::may_ask(&self.client) && !self.watch.is_gone()
+    }
+
+    fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
+        hit_connections::ask(&self.client, self.root, wanted, buffer)
     }
 }
 
@@ -75,5 +84,14 @@ impl ChunkSource for FallbackChunks {
             got.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()
+    }
+
+    fn has_hits(&self) -> bool {
+        self.fallback.server().is_some_and(hit_connections::may_ask)
+    }
+
+    fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
+        let server = self.fallback.server();
+        server.is_some_and(|client| hit_connections::ask(client, self.root, wanted, buffer))
     }
 }

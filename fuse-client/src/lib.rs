@@ -2,13 +2,15 @@
 //!
 //! This crate owns the FUSE session, the tree that a mount shows, and the reads of unmodified programs. It
 //! must never: touch its own mount (a process that serves a mount and waits for it deadlocks), hold a FUSE
-//! thread while it waits for a server, or return a byte that was not hashed (I1).
+//! thread for longer than `fletch_client::hits::ANSWER_TIMEOUT` while it waits for a server, or return a byte
+//! that was not hashed (I1).
 //!
 //! ```text
 //! kernel ─┬─ fuse (one mount) ──────────────┬─ requests ─┬─ fs/tree ── tables (parts, loaded on demand)
 //!         └─ shared_session (many mounts) ──┘            └─ fs/read ── store ── chunk_sources
 //! datasets ── lists the server's datasets, and mounts their versions by shared_session
-//! chunk_sources ─┬─ node: the owner of the node store, if this mount is its client
+//! chunk_sources ─┬─ hit_connections: a FUSE thread asks the server of this machine itself
+//!                ├─ node: the owner of the node store, if this mount is its client
 //!                └─ fletch_client ── the server, or the origin while the server is gone
 //! ```
 
@@ -23,6 +25,7 @@ pub mod faults;
 pub mod fs;
 pub mod fuse;
 pub mod fuse_wire;
+pub mod hit_connections;
 pub mod metrics;
 pub mod mount;
 pub mod mount_dir;

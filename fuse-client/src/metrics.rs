@@ -3,6 +3,7 @@
 use crate::fs::error::Fault;
 use crate::push::Pusher;
 use crate::requests::RequestContext;
+use fletch_client::hits::HitStats;
 use prometheus::{Counter, Encoder, IntCounter, IntGauge, Opts, Registry, TextEncoder};
 use serde::Serialize;
 use std::{
@@ -156,6 +157,8 @@ pub struct Snapshot {
     pub server_failovers: u64,
     /// Bytes received from the server, including tables.
     pub server_bytes: u64,
+    /// Chunks and files that FUSE threads asked the server of this machine for, by result.
+    pub hit_requests: BTreeMap<&'static str, u64>,
     /// How often the mount lost the server.
     pub server_losses: u64,
     /// Fetches that the mount refused at once, because the server was gone.
@@ -289,6 +292,10 @@ impl Snapshot {
             let o = opts("faults_total", "Failed requests that an operator can act on.");
             counter(o.const_label("fault", *fault), *n)?;
         }
+        for (result, n) in &self.hit_requests {
+            let o = opts("hit_requests_total", "Requests for bytes that the server may have at hand.");
+            counter(o.const_label("result", *result), *n)?;
+        }
         for (name, help, n) in [
             ("read_bytes_total", "Bytes of replies to READs.", self.read_bytes),
             ("read_memory_bytes_total", "Bytes of replies from this mount's memory.", self.read_memory_bytes),
@@ -415,6 +422,12 @@ impl Snapshot {
     }
 }
 
+/// Returns the counts of requests of hit connections by their result.
+#[must_use]
+pub fn hit_requests(stats: HitStats) -> BTreeMap<&'static str, u64> {
+    BTreeMap::from([("here", stats.here), ("not_here", stats.not_here), ("failed", stats.failed)])
+}
+
 /// Returns the counts of faults by their word.
 #[must_use]
 pub fn faults(counts: [(Fault, u64); Fault::ALL.len()]) -> BTreeMap<&'static str, u64> {
@@ -444,6 +457,7 @@ mod tests {
             memory_live_bytes: 10,
             server_requests: 5,
             server_bytes: 99,
+            hit_requests: hit_requests(HitStats { here: 8, not_here: 1, failed: 0, bytes: 9 }),
             datasets: Some(DatasetsSnapshot {
                 linked: 2,
                 over_limit: 4,
@@ -470,6 +484,8 @@ mod tests {
             "fletch_mount_requests_total{op=\"read\"} 2",
             "fletch_mount_faults_total{fault=\"gone\"} 3",
             "fletch_mount_read_bytes_total 10",
+            "fletch_mount_hit_requests_total{result=\"here\"} 8",
+            "fletch_mount_hit_requests_total{result=\"failed\"} 0",
             "fletch_mount_node_role{role=\"client\"} 1",
             "fletch_mount_node_sent_bytes_total{tier=\"disk\"} 7",
             "fletch_mount_info{dataset=\"d\",root=\"r\",train_job=\"j\"} 1",

@@ -3,8 +3,9 @@
 //! Two adapters share this module: `fuse` for a process with one mount, and `shared_session` for a process
 //! with many. It decides only which thread a request waits on.
 //!
-//! A request is polled once on the thread that received it, which replies if the data is in memory. A request
-//! that has to wait moves to the runtime, which sends the reply. So a slow server never holds that thread.
+//! A request is polled once on the thread that received it, which replies if the data is in memory, or if the
+//! server of this machine has it at hand ([`hit_connections`]). A request that has to wait moves to the
+//! runtime, which sends the reply. So a slow server holds that thread for a tenth of a second at most.
 
 use crate::access::Access;
 use crate::error_cache::ErrorCache;
@@ -13,6 +14,7 @@ use crate::fs::attr::CommonAttr;
 use crate::fs::error::FsError;
 use crate::fs::read::{ChunkSource, ReadCounters, ReadReply, Reader};
 use crate::fs::tree::{self, Tree};
+use crate::hit_connections;
 use crate::metrics::{Op, RequestCounts};
 use crate::push::Pusher;
 use crate::read_clock::ReadClock;
@@ -181,6 +183,7 @@ impl RequestContext {
             drop(in_flight);
         });
         let _context = runtime.enter();
+        let _may_ask = hit_connections::enter();
         if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             self.tasks.spawn_on(work, runtime);
         }
@@ -198,7 +201,13 @@ impl RequestContext {
         }
         let started = Instant::now();
         let timed = self.read_clock.enter();
-        match self.run(self.reader.read(ino, offset, size)).await {
+        let reading = async {
+            match direct {
+                true => self.reader.read_direct(ino, offset, size).await,
+                false => self.reader.read(ino, offset, size).await,
+            }
+        };
+        match self.run(reading).await {
             // A direct READ must not wait for READs that hold a page lock (push.rs, 2).
             Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), self.pusher.get()) {
                 (Some(push), Some(pusher)) => {

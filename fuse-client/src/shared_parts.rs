@@ -3,7 +3,7 @@
 use crate::access::Access;
 use crate::cli::ProcessSettings;
 use crate::fs::read::{ChunkSource, ReadCounters};
-use crate::metrics::Snapshot;
+use crate::metrics::{self, Snapshot};
 use crate::node::chunk_source::NodeChunks;
 use crate::node::own_versions::{OwnVersion, OwnVersions};
 use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore};
@@ -139,6 +139,7 @@ impl SharedParts {
             server_retries: client.retries,
             server_failovers: client.failovers,
             server_bytes: client.bytes,
+            hit_requests: metrics::hit_requests(client.hits),
             server_losses,
             server_refused,
             server_gone: watch.is_some_and(ServerWatch::is_gone),

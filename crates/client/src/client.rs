@@ -4,6 +4,7 @@ use crate::backoff::Backoff;
 use crate::body::{BodyLength, Responder};
 use crate::call::Call;
 use crate::config::{ClientConfig, FirstAnswer};
+use crate::hits::{ANSWER_TIMEOUT, HitServer, HitStats};
 use crate::route::{Route, Subject};
 use crate::server::{JobServer, Server};
 use crate::token::Bearer;
@@ -11,6 +12,7 @@ use crate::{Batch, ClientError, Endpoint, PlacedItem, Servers};
 use bytes::Bytes;
 use fletch_api::{
     API_MAJOR, Accounts, Cluster, Code, Info, ResolvedVersion, headers,
+    hits::{HitRequest, Wanted},
     node::{self, MountedVersion, NodeState},
     routes,
 };
@@ -50,8 +52,10 @@ const FAIL_FAST_RETRY_WITHIN: Duration = Duration::from_secs(1);
 /// Counters of a client and its clones, since the client was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientStats {
-    /// Requests sent, including retries.
+    /// Requests sent, including retries and the requests of hit connections.
     pub requests: u64,
+    /// Of these requests, those of hit connections.
+    pub hits: HitStats,
     /// Retries.
     pub retries: u64,
     /// Calls that another server answered than the one that was asked first.
@@ -88,13 +92,15 @@ pub struct Client {
     io_timeout: Duration,
     /// Whether a server that does not answer is asked at most once more.
     fail_fast: bool,
-    /// The value of the job header.
-    job: Option<HeaderValue>,
+    /// The job, and the value of its header.
+    job: Option<(JobName, HeaderValue)>,
     /// The dataset through which this client reads.
     dataset: Option<DatasetName>,
     first_answer: FirstAnswer,
     counters: Arc<Counters>,
     bearer: Arc<Bearer>,
+    /// The server, if hit connections can reach it.
+    hits: Option<HitServer>,
 }
 
 impl Client {
@@ -103,7 +109,14 @@ impl Client {
     /// # Errors
     /// [`ClientError::Config`]: the token cannot be read or sent, or TLS cannot be set up.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
-        let bearer = Bearer::new(config.token.as_ref())?;
+        let bearer = Arc::new(Bearer::new(config.token.as_ref())?);
+        let hits = match config.servers.first() {
+            Endpoint::Unix(socket) => {
+                let bearer = Arc::clone(&bearer);
+                Some(HitServer::new(socket, config.component, bearer, ANSWER_TIMEOUT))
+            }
+            Endpoint::Http(_) => None,
+        };
         let exposed = config.servers.iter().find(|at| at.is_exposed());
         if let Some(exposed) = exposed.filter(|_| config.token.is_some()) {
             warn_of_plain_http(exposed);
@@ -119,7 +132,8 @@ impl Client {
             dataset: None,
             first_answer: config.first_answer,
             counters: Arc::default(),
-            bearer: Arc::new(bearer),
+            bearer,
+            hits,
         })
     }
 
@@ -234,12 +248,13 @@ impl Client {
     /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
-        let c = &self.counters;
+        let (c, hits) = (&self.counters, self.hits.as_ref().map(HitServer::stats).unwrap_or_default());
         ClientStats {
-            requests: c.requests.load(Relaxed),
+            requests: c.requests.load(Relaxed) + hits.here + hits.not_here + hits.failed,
+            hits,
             retries: c.retries.load(Relaxed),
             failovers: c.failovers.load(Relaxed),
-            bytes: c.bytes.load(Relaxed),
+            bytes: c.bytes.load(Relaxed) + hits.bytes,
             errors: c.errors.load(Relaxed),
             clock_ahead_s: c.dated.lock().unwrap_or_else(PoisonError::into_inner).map(clock_ahead_s),
         }
@@ -362,6 +377,21 @@ impl Client {
         self.call(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
+    /// Returns the server for hit connections; `None` unless it is reached by a unix socket.
+    ///
+    /// Such a server stands alone, and so it is the first that this client asks for any chunk.
+    #[must_use]
+    pub fn hits(&self) -> Option<&HitServer> {
+        self.hits.as_ref()
+    }
+
+    /// Returns the request of a hit connection for `size` bytes, which hash to `hash`.
+    #[must_use]
+    pub fn hit_request<'a>(&self, root: Root, wanted: Wanted<'a>, hash: Hash, size: u32) -> HitRequest<'a> {
+        let job = self.job.as_ref().map(|(name, _)| name.clone());
+        HitRequest { root, wanted, hash, size, job, dataset: self.dataset.clone() }
+    }
+
     /// Requests many pieces of one version, each from the server that owns its chunk.
     ///
     /// The pieces come in the order of `items`. An item longer than `item_bytes_max` bytes ends the batch
@@ -470,7 +500,7 @@ impl Client {
         for (name, value) in &call.headers {
             request = request.header(name, value);
         }
-        if let Some(job) = &self.job {
+        if let Some((_, job)) = &self.job {
             request = request.header(HeaderName::from_static(headers::JOB), job);
         }
         if let Some(dataset) = &self.dataset {
@@ -975,10 +1005,11 @@ fn check_chunk_len(len: u32) -> Result<(), ClientError> {
     Ok(())
 }
 
-fn job_header(job: &JobName) -> Result<HeaderValue, ClientError> {
-    HeaderValue::try_from(job.as_str()).map_err(|_| {
+fn job_header(job: &JobName) -> Result<(JobName, HeaderValue), ClientError> {
+    let value = HeaderValue::try_from(job.as_str()).map_err(|_| {
         ClientError::Config("the job name contains bytes that an HTTP header cannot carry".into())
-    })
+    })?;
+    Ok((job.clone(), value))
 }
 
 /// An answer with an expected status.

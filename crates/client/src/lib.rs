@@ -2,7 +2,7 @@
 //!
 //! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries, and the translation
 //! of answers into [`ClientError`]. Knows no FUSE. Reads an origin only with the feature `fallback`, and only
-//! while the server does not answer.
+//! while the server does not answer. [`hits`] is apart from all this: there a thread waits itself.
 //!
 //! Invariants
 //! 1. A call ends within its deadline, whatever the server does.
@@ -28,6 +28,7 @@ pub mod epochs;
 mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;
+pub mod hits;
 mod route;
 #[cfg(feature = "selection")]
 pub mod selection;

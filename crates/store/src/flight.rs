@@ -74,7 +74,7 @@ impl Flights {
 }
 
 impl LeaderGuard {
-    /// Ends the flight with its outcome. A chunk that was fetched must already be in memory.
+    /// Ends the flight with its outcome. A chunk that memory keeps must already be there.
     pub fn finish(mut self, outcome: Outcome) {
         self.flights.lock().remove(&self.key);
         if let Some(sender) = self.sender.take() {

@@ -15,7 +15,8 @@
 //! Invariants, quoted by the tests:
 //! 1. (I1) the store returns only [`fletch_core::Verified`], hashed after it was fetched;
 //! 2. (I3) for one key at most one fetch runs, in a task of its own that no departing reader ends.
-//!    All waiting readers get its outcome. The store does not keep an error;
+//!    All waiting readers get its outcome. The store does not keep an error. A chunk that comes at once
+//!    ([`AtOnce`]) needs no task;
 //! 3. (I6) `memory_bytes` bounds all live buffers: cached, in flight, or still held by a reader. A fetch
 //!    takes a buffer's permit before it begins, and the last clone of the buffer returns the permit;
 //! 4. (I6) a read ends within `deadline`. It ends with [`ReadError::Overloaded`] while it waits for memory,
@@ -46,7 +47,7 @@ pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;
 pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
-pub use read::{Fetch, Store, StoreLimits};
+pub use read::{AtOnce, Fetch, Store, StoreLimits};
 pub use shares::{Footprint, Part, ReaderKind, Shares, Split, TenantQuota, apply_quotas};
 pub use stats::StoreStats;
 pub use warm::{ChunkCheck, Warmed};

@@ -19,6 +19,10 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
+mod at_once;
+
+pub use at_once::AtOnce;
+
 /// Largest chunk that is hashed on the async thread (0.03 ms). Larger chunks are hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
@@ -151,13 +155,28 @@ impl Store {
         dataset: DatasetId,
         fetch: Fetch,
     ) -> Result<Hit, ReadError> {
+        self.read_with(key, len, dataset, fetch, None).await
+    }
+
+    /// As [`Store::read`], and tries `at_once` before it fetches. See [`AtOnce`].
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub async fn read_with(
+        self: &Arc<Self>,
+        key: StoreKey,
+        len: u32,
+        dataset: DatasetId,
+        fetch: Fetch,
+        at_once: Option<AtOnce<'_>>,
+    ) -> Result<Hit, ReadError> {
         if let Some(hit) = self.cached(&key) {
             return Ok(hit);
         }
         let until = Instant::now() + self.limits.deadline;
-        let outcome = match self.join_or_lead(&key, len, dataset, &fetch).await {
+        let outcome = match self.join_or_lead(&key, len, dataset, &fetch, at_once).await {
             (Err(ReadError::Fetch(_) | ReadError::Corrupt(_)), true) if Instant::now() < until => {
-                let again = timeout_at(until, self.join_or_lead(&key, len, dataset, &fetch)).await;
+                let again = timeout_at(until, self.join_or_lead(&key, len, dataset, &fetch, None)).await;
                 again.map_or_else(|_| Err(ReadError::Deadline(self.limits.deadline)), |(outcome, _)| outcome)
             }
             (outcome, _) => outcome,
@@ -176,6 +195,7 @@ impl Store {
         len: u32,
         dataset: DatasetId,
         fetch: &Fetch,
+        at_once: Option<AtOnce<'_>>,
     ) -> (Result<Hit, ReadError>, bool) {
         match self.flights.join(key, || self.memory_or_queued(key)) {
             FlightRole::Cached(chunk) => {
@@ -188,6 +208,10 @@ impl Store {
                 (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
             }
             FlightRole::Leader(guard, outcome) => {
+                if let Some(hit) = at_once.and_then(|a| self.at_once(key, len, dataset, a)) {
+                    guard.finish(Ok(hit.clone()));
+                    return (Ok(hit), false);
+                }
                 let (store, key, fetch) = (Arc::clone(self), key.clone(), Arc::clone(fetch));
                 self.tasks.spawn(async move { store.run_flight(guard, key, len, dataset, fetch).await });
                 (outcome.await.unwrap_or(Err(ReadError::Lost)), false)
@@ -263,11 +287,10 @@ impl Store {
     ) {
         let until = Instant::now() + self.limits.deadline;
         let outcome = match self.read_from_disk(&key, len, until).await {
-            Ok(None) => self.fetch_verified(&key, len, until, &fetch).await.map(|chunk| {
-                Counters::add(&self.counters.fetched_bytes, chunk.bytes().len() as u64);
-                let kept = self.disk.as_ref().is_none_or(|d| d.enqueue(&key, dataset, &chunk));
-                Hit { chunk, tier: if kept { Tier::Origin } else { Tier::Bypass } }
-            }),
+            Ok(None) => {
+                let fetched = self.fetch_verified(&key, len, until, &fetch).await;
+                fetched.map(|chunk| self.fetched(&key, dataset, chunk))
+            }
             Ok(Some(chunk)) => Ok(Hit { chunk, tier: Tier::Disk }),
             Err(e) => Err(e),
         };

@@ -15,7 +15,7 @@ use fletch_client::fallback::OriginLocation;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, Root, StoreKey};
-use fletch_store::{DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
+use fletch_store::{AtOnce, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
 use fletch_tables::paths;
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, try_join_all};
@@ -95,6 +95,18 @@ pub trait ChunkSource: Send + Sync {
         location: &OriginLocation,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
+
+    /// Returns whether [`ChunkSource::hit`] may find bytes, on this thread and now.
+    fn has_hits(&self) -> bool {
+        false
+    }
+
+    /// Fills the buffer with all of the bytes, which the store then hashes, if the source has them at hand.
+    ///
+    /// Returns false otherwise; the buffer then has arbitrary content. Blocks for a very short time only.
+    fn hit(&self, _wanted: &FetchRequest, _buffer: &mut [u8]) -> bool {
+        false
+    }
 }
 
 /// Bytes to put into the page cache in addition to the reply.
@@ -146,6 +158,14 @@ impl ReadCounters {
     }
 }
 
+/// What the store is asked for.
+struct StoreRequest {
+    key: StoreKey,
+    len: u32,
+    wanted: FetchRequest,
+    fetch: Fetch,
+}
+
 /// Reads files of one version.
 pub struct Reader {
     tree: Tree,
@@ -188,11 +208,29 @@ impl Reader {
         &self.counters
     }
 
-    /// Reads bytes `offset .. offset + size` of a file, fewer only at its end.
+    /// Reads bytes `offset .. offset + size` of a file, fewer only at its end. The kernel keeps their pages.
     ///
     /// # Errors
     /// [`FsError`].
     pub async fn read(&self, ino: u64, offset: u64, size: u32) -> Result<ReadReply, FsError> {
+        self.read_for(ino, offset, size, true).await
+    }
+
+    /// As [`Reader::read`], for a direct READ, whose pages the kernel does not keep.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub async fn read_direct(&self, ino: u64, offset: u64, size: u32) -> Result<ReadReply, FsError> {
+        self.read_for(ino, offset, size, false).await
+    }
+
+    async fn read_for(
+        &self,
+        ino: u64,
+        offset: u64,
+        size: u32,
+        kernel_keeps: bool,
+    ) -> Result<ReadReply, FsError> {
         let found = self.tree.file(ino).await?;
         let len = found.entry().size;
         let end = offset.saturating_add(u64::from(size)).min(len);
@@ -209,13 +247,13 @@ impl Reader {
         let (first, second) = (wanted.next(), wanted.next());
         let (bytes, hit) = match (first, second) {
             (Some(one), None) => {
-                let hit = self.bytes(&found, &one, shared).await.map_err(named)?;
+                let hit = self.bytes(&found, &one, shared, kernel_keeps).await.map_err(named)?;
                 (self.cut(&hit, &one).map_err(named)?, Some(hit))
             }
             (Some(one), Some(two)) => {
                 let all: Vec<ChunkRange> = [one, two].into_iter().chain(wanted).collect();
-                let hits =
-                    try_join_all(all.iter().map(|r| self.bytes(&found, r, None))).await.map_err(named)?;
+                let hits = all.iter().map(|r| self.bytes(&found, r, None, kernel_keeps));
+                let hits = try_join_all(hits).await.map_err(named)?;
                 let mut whole = BytesMut::with_capacity(size as usize);
                 for (hit, range) in hits.iter().zip(&all) {
                     whole.extend_from_slice(&self.cut(hit, range).map_err(named)?);
@@ -238,9 +276,18 @@ impl Reader {
         found: &Found,
         of: &ChunkRange,
         shared: Option<Arc<str>>,
+        kernel_keeps: bool,
     ) -> Result<Hit, ReadError> {
-        let (key, len, fetch) = self.store_request(found, of, shared);
-        self.store.read(key, len, self.dataset, fetch).await
+        let StoreRequest { key, len, wanted, fetch } = self.store_request(found, of, shared);
+        if !self.source.has_hits() {
+            return self.store.read(key, len, self.dataset, fetch).await;
+        }
+        // Nobody reads bytes again of which the kernel keeps all pages.
+        let is_whole = of.range.start == 0 && u32::try_from(of.range.end).is_ok_and(|end| end == len);
+        let keep = !(is_whole && kernel_keeps);
+        let mut fill = |buffer: &mut [u8]| self.source.hit(&wanted, buffer);
+        let at_once = AtOnce { fill: &mut fill, keep };
+        self.store.read_with(key, len, self.dataset, fetch, Some(at_once)).await
     }
 
     fn cut(&self, hit: &Hit, range: &ChunkRange) -> Result<Bytes, ReadError> {
@@ -249,14 +296,9 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Returns key, length and fetch for a slice: a chunk that ends where the slice ends, or, if the path of
+    /// Returns what to ask the store for a slice: a chunk that ends where the slice ends, or, if the path of
     /// its file is given, that file alone.
-    fn store_request(
-        &self,
-        found: &Found,
-        of: &ChunkRange,
-        shared: Option<Arc<str>>,
-    ) -> (StoreKey, u32, Fetch) {
+    fn store_request(&self, found: &Found, of: &ChunkRange, shared: Option<Arc<str>>) -> StoreRequest {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
         let location = self.origin_location(found, of);
         let wanted = match shared {
@@ -265,9 +307,9 @@ impl Reader {
             }
             None => FetchRequest::Chunk { hash, len },
         };
-        let source = Arc::clone(&self.source);
-        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &location, attempt));
-        (StoreKey { domain: self.domain.clone(), hash }, len, fetch)
+        let (source, asked) = (Arc::clone(&self.source), wanted.clone());
+        let fetch: Fetch = Arc::new(move |attempt| source.fetch(asked.clone(), &location, attempt));
+        StoreRequest { key: StoreKey { domain: self.domain.clone(), hash }, len, wanted, fetch }
     }
 
     /// Returns where the origin has a slice: the object of the chunk for a small file of a pack, else the
@@ -295,7 +337,7 @@ impl Reader {
         }
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
-            let (key, len, fetch) = self.store_request(found, &next, None);
+            let StoreRequest { key, len, fetch, .. } = self.store_request(found, &next, None);
             if self.store.cached(&key).is_some() {
                 continue;
             }

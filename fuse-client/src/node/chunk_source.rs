@@ -1,7 +1,7 @@
 //! The chunk source of a client of the node store: the store's owner first, and the mount's own source beyond
 //! it.
 
-use super::Node;
+use super::{Node, Role};
 use crate::fs::read::{ChunkSource, FetchRequest};
 use bytes::Bytes;
 use fletch_client::fallback::OriginLocation;
@@ -41,5 +41,14 @@ impl ChunkSource for NodeChunks {
             beyond.fetch(request, &location, attempt).await
         }
         .boxed()
+    }
+
+    /// A client asks its owner first, which takes longer.
+    fn has_hits(&self) -> bool {
+        self.beyond.has_hits() && !matches!(self.node.role(), Role::Client(_))
+    }
+
+    fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
+        self.beyond.hit(wanted, buffer)
     }
 }

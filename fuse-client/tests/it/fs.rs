@@ -3,12 +3,16 @@
 use crate::support::dataset::{Dataset, InMemory, Node, many};
 use bytes::Bytes;
 use fletch_client::fallback::OriginLocation;
+use fletch_client::{Client, ClientConfig, Endpoint};
 use fletch_core::Hash;
 use fletch_core::Kind;
 use fletch_mount::fs::attr::InodeKind;
 use fletch_mount::fs::error::FsError;
 use fletch_mount::fs::read::{ChunkSource, FetchRequest, Reader};
 use fletch_mount::fs::tree::{self, DirEntry, Tree};
+use fletch_mount::hit_connections;
+use fletch_mount::metrics::Op;
+use fletch_mount::requests::{ReadParts, RequestContext};
 use fletch_store::{FetchError, Store, StoreLimits};
 use fletch_tables::{PartCache, Version};
 use futures::future::{BoxFuture, FutureExt};
@@ -355,6 +359,84 @@ async fn slices_are_prefetched_for_sequential_readers() {
     tasks.close();
     tasks.wait().await;
     assert_eq!(source.fetched.load(Relaxed), 3, "random readers bring what they ask for");
+}
+
+/// A source that has all chunks at hand, and fetches nothing.
+struct AtHand(Arc<Dataset>, AtomicU64);
+
+impl ChunkSource for AtHand {
+    fn fetch(
+        &self,
+        _: FetchRequest,
+        _: &OriginLocation,
+        _: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        async { Err(FetchError::new(Kind::Unavailable, "nothing is fetched")) }.boxed()
+    }
+
+    fn has_hits(&self) -> bool {
+        true
+    }
+
+    fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
+        self.1.fetch_add(1, Relaxed);
+        let (hash, _) = wanted.hash_and_len();
+        self.0.chunks.get(&hash).inspect(|bytes| buffer.copy_from_slice(bytes)).is_some()
+    }
+}
+
+#[tokio::test]
+async fn chunks_at_hand_are_kept_unless_the_kernel_keeps_them() {
+    let dataset = Arc::new(Dataset::odd());
+    let tree = tree(&dataset).await;
+    let limits = StoreLimits { memory_bytes: 64 << 20, deadline: Duration::from_secs(5), attempts: 2 };
+    let tasks = TaskTracker::new();
+    let (store, source) =
+        (Store::new(limits, None, tasks.clone()), Arc::new(AtHand(dataset.clone(), 0.into())));
+    let reader = Reader::new(tree.clone(), store, source.clone(), tasks.clone());
+    let ino = lookup(&tree, "photos/110k.jpg").await.expect("file").ino;
+    let Node::File(bytes) = &dataset.nodes["photos/110k.jpg"] else { panic!("a file") };
+    for asked in 1..=3 {
+        assert_eq!(reader.read(ino, 0, 128 << 10).await.expect("at hand").bytes, bytes);
+        assert_eq!(source.1.load(Relaxed), asked, "the kernel keeps the whole chunk");
+    }
+    assert_eq!(reader.read_direct(ino, 0, 128 << 10).await.expect("at hand").bytes, bytes);
+    assert_eq!(reader.read(ino, 0, 128 << 10).await.expect("in memory").bytes, bytes);
+    assert_eq!(source.1.load(Relaxed), 4, "the kernel keeps nothing of a direct READ");
+    let long = lookup(&tree, "shards/9m.tar").await.expect("file").ino;
+    for offset in [0, 5000, 2 << 20] {
+        reader.read(long, offset, 4096).await.expect("at hand");
+    }
+    assert_eq!(source.1.load(Relaxed), 5, "a part was asked for");
+    assert_eq!((tasks.len(), reader.counters().reads.load(Relaxed)), (0, 8));
+}
+
+#[test]
+fn only_the_first_poll_of_a_request_may_ask_the_server_of_this_machine() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().expect("a runtime");
+    let dataset = Arc::new(Dataset::odd());
+    let tree = runtime.block_on(tree(&dataset));
+    let tasks = TaskTracker::new();
+    let limits = StoreLimits { memory_bytes: 64 << 20, deadline: Duration::from_secs(5), attempts: 2 };
+    let parts = ReadParts {
+        store: Store::new(limits, None, tasks.clone()),
+        source: Arc::new(AtHand(dataset, 0.into())),
+        counters: Arc::default(),
+        access: Arc::default(),
+    };
+    let context = RequestContext::new(tree.version(), parts, Duration::from_secs(5), tasks);
+    let endpoint: Endpoint = "unix:/nowhere".parse().expect("an address");
+    let client = Client::new(ClientConfig::new(endpoint, "mount")).expect("a client");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let asks = client.clone();
+    context.dispatch(Op::Read, runtime.handle(), |_| async move {
+        sender.send(hit_connections::may_ask(&asks)).expect("the test listens");
+        tokio::task::yield_now().await;
+        sender.send(hit_connections::may_ask(&asks)).expect("the test listens");
+    });
+    assert_eq!(receiver.recv(), Ok(true), "on the thread of the request");
+    assert_eq!(receiver.recv(), Ok(false), "on the runtime");
+    assert!(!hit_connections::may_ask(&client), "after the request");
 }
 
 #[tokio::test]

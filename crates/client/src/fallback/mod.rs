@@ -155,7 +155,8 @@ impl Fallback {
     }
 
     /// Returns the server's client, unless the server is away.
-    fn server(&self) -> Option<&Client> {
+    #[must_use]
+    pub fn server(&self) -> Option<&Client> {
         self.0.client.as_ref().filter(|_| !self.is_away())
     }
 

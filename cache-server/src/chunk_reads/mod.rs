@@ -24,8 +24,10 @@ use crate::{
 };
 use fletch_api::routes;
 use fletch_core::{Hash, Kind, StoreKey, Tenant};
-use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed};
-use futures::future::BoxFuture;
+use fletch_store::{
+    AtOnce, AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed,
+};
+use futures::{FutureExt as _, future::BoxFuture};
 use pass_on::PassedOn;
 pub use peer_fetch::PeersOverloaded;
 use peer_fetch::{PeerFetch, Place, Places};
@@ -245,10 +247,38 @@ impl ChunkReads {
     /// # Errors
     /// [`ReadError`].
     pub async fn read(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Hit, ReadError> {
+        self.read_with(read, None).await
+    }
+
+    /// Reads a short chunk from a disk of this machine, on this thread. `None` if that cannot be done at once;
+    /// it says nothing about the chunk.
+    ///
+    /// Only on a server that is alone. The read takes the permits of any other, or is not made.
+    #[must_use]
+    pub fn read_near(self: &Arc<Self>, read: &ChunkRead<'_>) -> Option<Hit> {
+        let key = read.key();
+        // Whoever joins a flight waits.
+        if self.cluster.peers().is_some()
+            || !read.located.is_near()
+            || !self.store.needs_fetch(&key, read.located.len)
+        {
+            return None;
+        }
+        let meter = read.costs.content_meter();
+        let mut fill = |buffer: &mut [u8]| read.located.fill_here(&meter, buffer);
+        let at_once = AtOnce { fill: &mut fill, keep: true };
+        self.read_with(read, Some(at_once)).now_or_never()?.ok()
+    }
+
+    async fn read_with(
+        self: &Arc<Self>,
+        read: &ChunkRead<'_>,
+        at_once: Option<AtOnce<'_>>,
+    ) -> Result<Hit, ReadError> {
         let (key, len) = (read.key(), read.located.len);
         let Prepared { fetch, asked, keeps } = self.prepare(read, &key).await?;
         let dataset = if keeps { read.dataset } else { DatasetId::UNCACHED };
-        let hit = self.store.read(key.clone(), len, dataset, fetch).await?;
+        let hit = self.store.read_with(key.clone(), len, dataset, fetch, at_once).await?;
         let served = asked.and_then(|asked| asked.served());
         let is_refused = hit.tier == Tier::Bypass && keeps && dataset != DatasetId::UNCACHED;
         if is_refused && served.is_none() && read.part.is_none() && read.sources.are_plain() {

@@ -155,6 +155,21 @@ pub fn part_no_wait(
     counted(server, sources, || server.store.part_no_wait(&key(sources, chunk), len, at, part))
 }
 
+/// Returns a short chunk that lies on a disk of this machine, if it can be read on this thread now.
+#[must_use]
+pub fn near_chunk(
+    server: &Server,
+    payer: &Payer,
+    sources: &Arc<Sources>,
+    hash: Hash,
+    located: &LocatedChunk,
+) -> Option<Hit> {
+    let (asker, tenant, costs) = (payer.asker, &payer.tenant, &payer.costs);
+    let dataset = sources.dataset_id();
+    let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part: None };
+    counted(server, sources, || server.chunk_reads.read_near(&read))
+}
+
 /// Counts a read that does not wait. It is not made if the access has ended.
 fn counted(server: &Server, sources: &Sources, read: impl FnOnce() -> Option<Hit>) -> Option<Hit> {
     if !sources.is_registered() {

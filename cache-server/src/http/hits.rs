@@ -3,7 +3,8 @@
 //! The protocol is in `fletch_api::hits`. A connection has a thread of its own, which reads a request, answers
 //! it, and reads the next one: no task, no HTTP. It passes every check and every account of a request by HTTP,
 //! by the same functions. What one of them would have to wait for is not at hand (`at_once`). So an answer
-//! takes no longer than a copy of its bytes, and no origin can hold the thread.
+//! takes as long as a copy of its bytes, or a read of a short file of this machine. No other origin can hold
+//! the thread.
 //!
 //! Invariants:
 //! 1. (I1) only [`fletch_core::Verified`] bytes are sent, and their hash is the one that was asked for;
@@ -16,7 +17,7 @@
 use super::{
     access::access,
     admission::{Admitted, authenticate},
-    chunk_read::{chunk_no_wait, cost_of, part_no_wait},
+    chunk_read::{Payer, chunk_no_wait, cost_of, near_chunk, part_no_wait},
     entry_read::{Span, spans},
     error::{ApiError, ApiResult},
     response_body::Charge,
@@ -40,7 +41,7 @@ use fletch_api::{
     hits::{HitAnswer, HitRequest, PROTOCOL, REQUEST_BYTES_MAX, Wanted},
     routes,
 };
-use fletch_core::JobName;
+use fletch_core::{Hash, JobName};
 use fletch_store::Tier;
 use futures::FutureExt as _;
 use std::{
@@ -183,22 +184,30 @@ impl HitSession {
         let anonymous = || JobName::new(headers::JOB_ANONYMOUS).ok();
         let name = request.job.clone().or_else(anonymous)?;
         let job = server.live_job(&principal.tenant, &name).ok()?;
-        let held =
-            at_once(server.tenants.hold_memory(&principal.tenant, request.hash, u64::from(request.size)))?;
+        let size = u64::from(request.size);
+        let held = at_once(server.tenants.hold_memory(&principal.tenant, request.hash, size))?.ok()?;
+        let admitted = Admitted { principal, job, component: self.component, permit: None };
         let (bytes, tier) = match request.wanted {
             Wanted::Chunk => {
-                let located = at_once(server.versions.locate(&sources, request.hash))?.ok()?;
-                let hit = chunk_no_wait(server, &sources, request.hash, located.len)?;
-                (hit.chunk.bytes().clone(), hit.tier)
+                let payer = admitted.payer(server, &sources, request.root);
+                self.chunk(&payer, &sources, request.hash)?
             }
             Wanted::File(path) => self.file(&sources, path, request)?,
         };
         if bytes.len() != request.size as usize {
             return None;
         }
-        let admitted = Admitted { principal, job, component: self.component, permit: None };
         let charge = admitted.charges(server, &sources, request.root)(cost_of(tier));
-        Some(Found { bytes, charge, _permit: permit, _held: held.ok()? })
+        Some(Found { bytes, charge, _permit: permit, _held: held })
+    }
+
+    /// Returns the bytes of a chunk: from memory, from the disk, or, if it is short, from a disk with its origin.
+    fn chunk(&self, payer: &Payer, sources: &Arc<Sources>, hash: Hash) -> Option<(Bytes, Tier)> {
+        let server = &self.server;
+        let located = at_once(server.versions.locate(sources, hash))?.ok()?;
+        let hit = chunk_no_wait(server, sources, hash, located.len)
+            .or_else(|| near_chunk(server, payer, sources, hash, &located))?;
+        Some((hit.chunk.bytes().clone(), hit.tier))
     }
 
     /// Returns the bytes of a file that lies in one chunk.

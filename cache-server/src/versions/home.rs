@@ -258,6 +258,30 @@ impl HomeOrigin {
         Ok(got)
     }
 
+    /// Whether content can be read here and now: from a disk of this machine that works.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.origin.is_near() && self.home.is_healthy()
+    }
+
+    /// Reads content on this thread, as [`Origin::fill_here`]. Its outcome is not recorded in the home: a caller
+    /// that fails reads it as usual.
+    ///
+    /// # Errors
+    /// As [`Origin::fill_here`].
+    pub fn fill_here(
+        &self,
+        meter: &Meter,
+        path: &str,
+        at: (u64, &Pin),
+        buffer: &mut [u8],
+    ) -> Result<(), OriginError> {
+        let begun = Instant::now();
+        self.origin.clone().metered(meter).fill_here(path, at, buffer)?;
+        self.home.reads.note(begun.into_std(), buffer.len() as u64);
+        Ok(())
+    }
+
     /// Returns an object's metadata, as [`Origin::head`].
     ///
     /// # Errors

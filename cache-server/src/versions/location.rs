@@ -11,8 +11,11 @@ use fletch_core::StoreKey;
 use fletch_origin::{Meter, ObjectMeta, OriginError};
 use fletch_store::Store;
 use fletch_tables::{ChunkRow, ObjectRef};
+use futures::FutureExt as _;
 use std::{ops::Range, sync::Arc};
 
+/// The longest chunk that is read from a disk of this machine on the thread that asks for it, in bytes.
+const NEAR_BYTES_MAX: u32 = 256 << 10;
 /// The most bytes that a probe reads.
 const PROBE_BYTES: u64 = 64 << 10;
 
@@ -52,6 +55,32 @@ impl LocatedChunk {
     #[must_use]
     pub fn layout_bytes(&self) -> u64 {
         self.source.version.layout_doc().bytes
+    }
+
+    /// Whether the chunk is short and lies in a directory on a disk of this machine.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        let at = match self.row.row.object {
+            ObjectRef::Key(_) => &self.source.tables,
+            ObjectRef::Entry { .. } => &self.source.data,
+        };
+        self.len <= NEAR_BYTES_MAX && at.is_near()
+    }
+
+    /// Fills `buffer`, which is as long as the chunk, with the bytes of a chunk that is near. Returns whether it
+    /// could. The bytes are not verified. `meter` counts them.
+    #[must_use]
+    pub fn fill_here(&self, meter: &Meter, buffer: &mut [u8]) -> bool {
+        // Without the part of the tables in memory, it would have to wait.
+        let Some(Ok(object)) = self.source.object_of(&self.row).now_or_never() else { return false };
+        let at = (self.row.row.offset, &object.pin);
+        match object.origin.fill_here(meter, &object.path, at, buffer) {
+            Ok(()) => true,
+            Err(e) => {
+                tracing::debug!(error = %e, "cannot read a chunk on the thread that asks for it");
+                false
+            }
+        }
     }
 
     /// Returns a range of the chunk, to be fetched under its own hash. `None` if it reaches past the end.

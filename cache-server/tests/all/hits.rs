@@ -188,6 +188,48 @@ async fn the_disk_is_read_too_and_files_of_a_pack_by_their_path() {
 }
 
 #[tokio::test]
+async fn short_files_of_this_machine_are_here_hashed_counted_and_kept() {
+    let mut tree = Tree::new([("long", content(5, 300_000)), ("open", content(6, 10))]);
+    for i in 0..20 {
+        let bytes = content(100 + i, 60_000);
+        fs::write(tree.path(&format!("f{i:02}")), &bytes).expect("write");
+        tree.files.insert(format!("f{i:02}"), bytes);
+    }
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &[]).await;
+    read(&node, &routes::file(root, "open")).await;
+    let mut hits = Hits::open(&socket(&node), "").await;
+    for tier in ["origin", "memory"] {
+        let name = format!("fletch_chunk_reads_total{{tier=\"{tier}\"}}");
+        let before = node.metric(&name).await;
+        for i in 0..20 {
+            let bytes = &tree.files[&format!("f{i:02}")];
+            assert!(hits.ask(&chunk(root, bytes)).await.as_ref() == Some(bytes), "{i} from {tier}");
+        }
+        assert_eq!(node.metric(&name).await, before + 20, "{tier}");
+    }
+    let long = &tree.files["long"];
+    assert!(hits.ask(&chunk(root, long)).await.is_none(), "a long one is read by a thread that may wait");
+    // A file that changed keeps its size, or not: neither is here, and no wrong byte is sent.
+    for (path, now) in [("f00", content(1, 60_000)), ("f01", content(2, 59_999))] {
+        fs::write(tree.path(path), now).expect("write");
+    }
+    fs::remove_file(tree.path("f02")).expect("remove");
+    node.running.shutdown().await;
+    let node = Node::serving(&tree, &["--cache-size=0"]).await;
+    read(&node, &routes::file(root, "open")).await;
+    let mut hits = Hits::open(&socket(&node), "").await;
+    for path in ["f00", "f01", "f02"] {
+        assert!(hits.ask(&chunk(root, &tree.files[path])).await.is_none(), "{path}");
+    }
+    let bytes = &tree.files["f03"];
+    assert!(hits.ask(&chunk(root, bytes)).await.as_ref() == Some(bytes));
+    let reply = node.get(&routes::file(root, "f00")).send().await.expect("a reply");
+    assert_eq!(reply.status().as_u16(), 502, "by HTTP it says what is wrong");
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
 async fn i7_each_request_is_authenticated_and_foreign_is_absent() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tokens, data) = (dir.path().join("tokens.toml"), dir.path().join("data"));

@@ -12,12 +12,10 @@ use crate::OriginError;
 use crate::object::{ObjectBytes, ObjectMeta, Pin, PutMode};
 use crate::regular_file::{not_regular, open_regular};
 use bytes::Bytes;
-use std::cell::Cell;
 use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Read, Seek as _, SeekFrom};
-use std::marker::PhantomData;
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 mod confinement;
@@ -27,39 +25,6 @@ pub(crate) use confinement::Confinement;
 pub use confinement::PathFilter;
 pub(crate) use listing::list;
 pub use real_path::{Place, real_path};
-
-/// The longest range that is read on the thread of [`ReadsHere`], in bytes.
-pub(crate) const SHORT_BYTES_MAX: u64 = 256 << 10;
-
-thread_local! {
-    static READS_HERE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Until it is dropped, short ranges of files of this machine are read on the current thread.
-///
-/// For a thread that serves one caller, who would wait for a blocking thread otherwise. Where the file system
-/// is one of a network, or the range is long, a blocking thread reads as ever.
-#[derive(Debug)]
-pub struct ReadsHere(PhantomData<*const ()>);
-
-impl ReadsHere {
-    /// Begins it.
-    #[must_use]
-    pub fn begin() -> Self {
-        READS_HERE.set(true);
-        ReadsHere(PhantomData)
-    }
-}
-
-impl Drop for ReadsHere {
-    fn drop(&mut self) {
-        READS_HERE.set(false);
-    }
-}
-
-pub(crate) fn may_read_here() -> bool {
-    READS_HERE.get()
-}
 
 /// The prefix of the temporary files of writes. Listings leave these files out.
 pub const TEMPORARY: &str = ".fletch-tmp-";
@@ -126,6 +91,29 @@ pub(crate) fn get(
         return Err(changed(format!("{size} bytes before the read, {} after it", after.len())));
     }
     Ok(ObjectBytes { bytes: Bytes::from(bytes), meta: meta_of(path, &after) })
+}
+
+/// Fills `buffer` with the bytes of a file from `offset` on. As [`get`] with a pin.
+pub(crate) fn fill(
+    (confinement, dir): (&Confinement, &Path),
+    (what, path): (&str, &str),
+    (offset, pin): (u64, &Pin),
+    buffer: &mut [u8],
+) -> Result<(), OriginError> {
+    let io = |e: io::Error| OriginError::io(what, &e);
+    let sized = |size: u64| match size == pin.size {
+        true => Ok(()),
+        false => {
+            let why = format!("{} bytes when it was indexed, {size} now", pin.size);
+            Err(OriginError::Changed { what: what.to_owned(), why })
+        }
+    };
+    confinement.check_name(&dir.join(path), what)?;
+    let (file, before) = open_regular(&dir.join(path)).map_err(io)?;
+    confinement.check(&file, what)?;
+    sized(before.len())?;
+    // A file that became shorter meanwhile ends early; any other change shows in the hash.
+    file.read_exact_at(buffer, offset).map_err(io)
 }
 
 pub(crate) fn head(

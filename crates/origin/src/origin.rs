@@ -293,9 +293,7 @@ impl Origin {
                 None => {
                     let (path, pin, max) = (path.to_owned(), pin.cloned(), self.shared.limits.get_bytes_max);
                     let (named, confinement) = (what.clone(), self.confinement.clone());
-                    let is_short = range.as_ref().is_some_and(|r| r.end - r.start <= local::SHORT_BYTES_MAX);
-                    let here = self.is_near && is_short && local::may_read_here();
-                    self.local_by(&what, (self.deadline(), here), move |dir| {
+                    self.local(&what, move |dir| {
                         local::get(&confinement, dir, &named, &path, range, pin.as_ref(), max)
                     })
                     .await
@@ -308,6 +306,36 @@ impl Origin {
                 self.shared.counters.read(got.bytes.len() as u64);
                 self.meter.read(got.bytes.len() as u64);
             }
+        }))
+    }
+
+    /// Fills `buffer` with bytes of a file from `offset` on, on the calling thread. For origins that are near
+    /// ([`Origin::is_near`]), and short ranges: it takes as long as this machine's disk.
+    ///
+    /// A file whose size is not the pin's is `Changed`; the caller hashes the bytes.
+    ///
+    /// # Errors
+    /// As [`Origin::get`]; `Invalid` for an origin that is not near.
+    pub fn fill_here(
+        &self,
+        path: &str,
+        (offset, pin): (u64, &Pin),
+        buffer: &mut [u8],
+    ) -> Result<(), OriginError> {
+        let (what, len) = (self.what(path), buffer.len() as u64);
+        let filled = check_path(path).and_then(|()| {
+            let Some(dir) = self.local_dir().filter(|_| self.is_near) else {
+                return Err(OriginError::invalid(
+                    &what,
+                    "the origin is no directory on a disk of this machine",
+                ));
+            };
+            self.shared.counters.request();
+            local::fill((&self.confinement, dir), (&what, path), (offset, pin), buffer)
+        });
+        self.counted(filled.inspect(|()| {
+            self.shared.counters.read(len);
+            self.meter.read(len);
         }))
     }
 
@@ -371,7 +399,7 @@ impl Origin {
                         .len();
                     let parts = u32::try_from(length / (16 << 20) + 1).unwrap_or(u32::MAX);
                     let deadline = Instant::now() + self.shared.limits.io_timeout.saturating_mul(parts);
-                    self.local_by(&what, (deadline, false), move |dir| {
+                    self.local_by(&what, deadline, move |dir| {
                         local::put_file(dir, &named, &path, &file, mode)
                     })
                     .await
@@ -483,26 +511,23 @@ impl Origin {
         what: &str,
         work: impl FnOnce(&Path) -> Result<T, OriginError> + Send + 'static,
     ) -> Result<T, OriginError> {
-        self.local_by(what, (self.deadline(), false), work).await
+        self.local_by(what, self.deadline(), work).await
     }
 
-    /// Runs `work` on a blocking thread, or on the current one with `here`.
+    /// Runs `work` on a blocking thread.
     ///
     /// A thread that hangs in a dead file system keeps its permit beyond the deadline, so that at most
     /// `requests_max` threads can hang.
     async fn local_by<T: Send + 'static>(
         &self,
         what: &str,
-        (deadline, here): (Instant, bool),
+        deadline: Instant,
         work: impl FnOnce(&Path) -> Result<T, OriginError> + Send + 'static,
     ) -> Result<T, OriginError> {
         let permits = &self.shared.local_permits;
         let permit = shared_permit(what, &self.uri, (permits, &self.backend), deadline).await?;
         self.shared.counters.request();
         let dir = self.local_dir().map(Path::to_owned).unwrap_or_default();
-        if here {
-            return work(&dir);
-        }
         let running = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             work(&dir)

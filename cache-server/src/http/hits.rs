@@ -24,10 +24,10 @@ use super::{
 };
 use crate::{
     accounting::Component,
-    auth::Peer,
+    auth::{Peer, Principal},
     connections::{Closed, Connection},
     server::Server,
-    tenants::{FairPermit, HeldMemory},
+    tenants::{FairPermit, HeldMemory, TenantLimit},
     versions::Sources,
 };
 use axum::{
@@ -78,9 +78,16 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
         (status = 101, description = "The connection speaks the protocol from here on"),
         (status = 400, description = "It is no connection of the unix socket, or the protocol is another one",
             body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "The server has as many hit connections as it may", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn get(peer: Peer, State(server): State<Arc<Server>>, request: HeaderMap) -> ApiResult<Response> {
+pub async fn get(
+    principal: Principal,
+    peer: Peer,
+    State(server): State<Arc<Server>>,
+    request: HeaderMap,
+) -> ApiResult<Response> {
     if peer == Peer::Tcp {
         let detail = "hit connections begin on the unix socket of the server";
         return Err(ApiError::new(Code::BadRequest, detail, "read chunks by HTTP from another machine"));
@@ -89,12 +96,18 @@ pub async fn get(peer: Peer, State(server): State<Arc<Server>>, request: HeaderM
         let detail = format!("the header Upgrade must be {PROTOCOL}");
         return Err(ApiError::new(Code::BadRequest, detail, "use a client of the same version"));
     }
+    let permit = server.tenants.hit_connections.try_acquire(&principal.tenant, 1).map_err(|_| {
+        server.tenants.count_refusal(&principal.tenant, TenantLimit::HitConnections);
+        let hint = "read by HTTP, as clients do by themselves";
+        ApiError::new(Code::Overloaded, "the server has as many hit connections as it may", hint)
+    })?;
     let component = request.get(headers::COMPONENT).and_then(|v| v.to_str().ok()).unwrap_or("");
     let session = HitSession {
         server,
         peer,
         credentials: credentials_of(&request),
         component: Component::from_word(component),
+        _permit: permit,
     };
     let upgrade: [(HeaderName, HeaderValue); 2] = [
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
@@ -117,6 +130,7 @@ pub struct HitSession {
     peer: Peer,
     credentials: HeaderMap,
     component: Component,
+    _permit: FairPermit,
 }
 
 /// Bytes that are sent, and what is held until they are.

@@ -26,7 +26,10 @@ pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
 use crate::{
     auth::Quota,
-    limits::{DECLARED_MAX, Limits, MOUNT_BYTES_MAX, MOUNTS_BYTES, PAGE_STREAMS_MAX, VIEW_WAITS_MAX},
+    limits::{
+        DECLARED_MAX, HIT_CONNECTIONS_MAX, Limits, MOUNT_BYTES_MAX, MOUNTS_BYTES, PAGE_STREAMS_MAX,
+        VIEW_WAITS_MAX,
+    },
 };
 use fletch_core::Tenant;
 use std::{
@@ -55,11 +58,13 @@ pub enum TenantLimit {
     ViewWaits,
     /// Streams of events to admin pages.
     PageStreams,
+    /// Hit connections.
+    HitConnections,
 }
 
 impl TenantLimit {
     /// Every limit.
-    pub const ALL: [TenantLimit; 9] = [
+    pub const ALL: [TenantLimit; 10] = [
         TenantLimit::Requests,
         TenantLimit::Jobs,
         TenantLimit::DeclaredJobs,
@@ -69,6 +74,7 @@ impl TenantLimit {
         TenantLimit::MountBytes,
         TenantLimit::ViewWaits,
         TenantLimit::PageStreams,
+        TenantLimit::HitConnections,
     ];
 
     /// Returns the limit's label in metrics.
@@ -84,6 +90,7 @@ impl TenantLimit {
             TenantLimit::MountBytes => "mount_bytes",
             TenantLimit::ViewWaits => "view_waits",
             TenantLimit::PageStreams => "page_streams",
+            TenantLimit::HitConnections => "hit_connections",
         }
     }
 }
@@ -114,6 +121,8 @@ pub struct Tenants {
     pub mount_bytes: Arc<FairPermits>,
     /// Permits for requests that wait for another view of the cluster.
     pub view_waits: Arc<FairPermits>,
+    /// Permits for hit connections.
+    pub hit_connections: Arc<FairPermits>,
     /// Permits for streams of events to admin pages.
     pub page_streams: Arc<FairPermits>,
     refused: Mutex<BTreeMap<(Tenant, TenantLimit), u64>>,
@@ -146,6 +155,7 @@ impl Tenants {
             state_bytes: StateBytes::default(),
             mount_bytes: FairPermits::new(MOUNTS_BYTES, MOUNT_BYTES_MAX),
             view_waits: FairPermits::new(VIEW_WAITS_MAX, 1),
+            hit_connections: FairPermits::new(HIT_CONNECTIONS_MAX, 1),
             page_streams: FairPermits::new(PAGE_STREAMS_MAX, 1),
             refused: Mutex::default(),
         });
@@ -161,7 +171,7 @@ impl Tenants {
         self.requests.set_tenants(&most(|quota| quota.requests));
         self.origin_requests.set_tenants(&most(|quota| quota.origin_requests));
         self.memory.permits.set_tenants(&most(|_| None));
-        for permits in [&self.mount_bytes, &self.view_waits, &self.page_streams] {
+        for permits in [&self.mount_bytes, &self.view_waits, &self.page_streams, &self.hit_connections] {
             permits.set_tenants(&most(|_| None));
         }
         // A domain is named like its tenant, unless several tenants share it.

@@ -400,7 +400,7 @@ impl OpenConnection {
         self.socket.send(message)?;
         let mut head = [0; ANSWER_HEAD_BYTES];
         let mut got = 0;
-        // The buffer gets bytes only when the head is whole, and usually all of them with it.
+        // The buffer gets bytes only when the head is whole.
         while got < head.len() {
             let mut parts = [IoSliceMut::new(&mut head[got..]), IoSliceMut::new(buffer)];
             got += self.socket.receive_parts(&mut parts, until)?;

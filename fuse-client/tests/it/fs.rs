@@ -404,11 +404,11 @@ async fn chunks_at_hand_are_kept_unless_the_kernel_keeps_them() {
     assert_eq!(reader.read(ino, 0, 128 << 10).await.expect("in memory").bytes, bytes);
     assert_eq!(source.1.load(Relaxed), 4, "the kernel keeps nothing of a direct READ");
     let long = lookup(&tree, "shards/9m.tar").await.expect("file").ino;
-    for offset in [0, 5000, 2 << 20] {
+    for offset in [5000, 3 << 20] {
         reader.read(long, offset, 4096).await.expect("at hand");
     }
     assert_eq!(source.1.load(Relaxed), 5, "a part was asked for");
-    assert_eq!((tasks.len(), reader.counters().reads.load(Relaxed)), (0, 8));
+    assert_eq!((tasks.len(), reader.counters().reads.load(Relaxed)), (0, 7));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod access;
 mod fs;
+mod hits;
 mod kernel;
 mod lifecycle;
 mod semantics;

@@ -200,6 +200,35 @@ fn a_slow_answer_ends_in_time_and_the_server_is_left_alone() {
 }
 
 #[test]
+fn connecting_to_a_stopped_server_ends_in_time() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("socket");
+    let address = SocketAddrUnix::new(&path).expect("an address");
+    let socket = |flags| {
+        let flags = flags | SocketFlags::CLOEXEC;
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket")
+    };
+    let listener = socket(SocketFlags::empty());
+    rustix::net::bind(&listener, &address).expect("bound");
+    rustix::net::listen(&listener, 1).expect("listening");
+    // Nobody accepts, until the queue of the kernel is full.
+    let mut waiting = Vec::new();
+    let full = loop {
+        waiting.push(socket(SocketFlags::NONBLOCK));
+        if let Err(error) = rustix::net::connect(&waiting[waiting.len() - 1], &address) {
+            break error;
+        }
+    };
+    assert_eq!(full, Errno::AGAIN, "after {} connections", waiting.len());
+    let server =
+        HitServer::new(&path, "mount", Arc::new(Bearer::new(None).expect("no token")), ANSWER_TIMEOUT);
+    let begun = Instant::now();
+    assert_eq!(ask(&mut server.connection(), &mut [0; 10]), HitOutcome::Failed);
+    let waited = begun.elapsed();
+    assert!(waited >= ANSWER_TIMEOUT / 2 && waited < ANSWER_TIMEOUT * 5, "{waited:?}");
+}
+
+#[test]
 fn an_ask_ends_at_the_callers_time() {
     let (done, until_done): (Sender<()>, Receiver<()>) = channel();
     let fake = FakeServer::new(move |listener| {

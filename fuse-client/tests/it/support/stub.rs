@@ -133,6 +133,10 @@ impl Stub {
         format!("http://{}", self.addr)
     }
 
+    pub fn address(&self) -> String {
+        self.addr.to_string()
+    }
+
     pub fn set(&self, reply: ChunkReply) {
         self.shared.reply.store(reply as usize, Relaxed);
     }

@@ -11,7 +11,7 @@ use fletch_api::hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, Wante
 use fletch_benches::{
     Daemon, Table, arg, bin, epoch, is_mounted, keep, span, until, usage, walk, write_tree,
 };
-use fletch_core::{Hash, JobName, Root};
+use fletch_core::{DatasetName, Hash, JobName, Root};
 use rand::{SeedableRng, seq::SliceRandom};
 use std::{
     collections::BTreeMap,
@@ -31,11 +31,11 @@ enum Held {
 }
 
 impl Held {
-    fn settings(self) -> [&'static str; 4] {
+    fn settings(self) -> [&'static str; 3] {
         match self {
-            Held::Memory => ["--memory=3GiB", "--cache-size=0", "--cache-free-floor=0", "--log-level=warn"],
-            Held::Disk => ["--memory=64MiB", "--cache-size=8GiB", "--cache-free-floor=0", "--log-level=warn"],
-            Held::Origin => ["--memory=64MiB", "--cache-size=0", "--cache-free-floor=0", "--log-level=warn"],
+            Held::Memory => ["--memory=3GiB", "--cache-size=0", "--cache-free-floor=0"],
+            Held::Disk => ["--memory=64MiB", "--cache-size=8GiB", "--cache-free-floor=0"],
+            Held::Origin => ["--memory=64MiB", "--cache-size=0", "--cache-free-floor=0"],
         }
     }
 
@@ -175,7 +175,14 @@ impl Asker {
             Asker::Hits(stream) => {
                 let size = u32::try_from(bytes.len()).expect("short");
                 let job = JobName::new("bench").ok();
-                let request = HitRequest { root, wanted: Wanted::Chunk, hash, size, job, dataset: None };
+                let request = HitRequest {
+                    root,
+                    wanted: Wanted::Chunk,
+                    hash,
+                    size,
+                    job,
+                    dataset: DatasetName::new("d").ok(),
+                };
                 let mut out = Vec::with_capacity(128);
                 request.encode(&mut out).expect("short");
                 stream.write_all(&out).expect("request");
@@ -188,7 +195,7 @@ impl Asker {
                 let path = fletch_api::routes::chunk(root, hash);
                 write!(
                     stream.get_mut(),
-                    "GET {path} HTTP/1.1\r\nHost: localhost\r\nFletch-Job: bench\r\n\r\n"
+                    "GET {path} HTTP/1.1\r\nHost: localhost\r\nFletch-Job: bench\r\nFletch-Dataset: d\r\n\r\n"
                 )
                 .expect("request");
                 let mut line = String::new();

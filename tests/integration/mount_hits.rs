@@ -1,0 +1,157 @@
+//! A mount over the unix socket of its server: its threads ask for hits by themselves, and nothing that hangs
+//! holds them.
+
+use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use fletch_tests::{
+    bins::{command, run},
+    fixture::{Mounted, Site},
+    require::{Need, have},
+};
+use nix::sys::{signal::Signal, statvfs::statvfs};
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    thread,
+    time::{Duration, Instant},
+};
+
+const FILES: usize = 96;
+/// The first of them are read before the origin hangs.
+const HERE: usize = 32;
+const FILE_BYTES: usize = 60_000;
+/// How long a read waits for an origin that hangs.
+const IO_TIMEOUT: Duration = Duration::from_secs(8);
+/// The bound of a request that needs no bytes: 0.1 s, and what a busy machine adds.
+const SOON: Duration = Duration::from_millis(1500);
+
+fn name(i: usize) -> String {
+    format!("d{}/f{i:04}", i % 5)
+}
+
+fn content(i: usize) -> Vec<u8> {
+    let mut bytes = vec![0; FILE_BYTES];
+    blake3::Hasher::new().update(&i.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// A server of a bucket, which listens on its socket.
+fn serve(bucket: &OriginEmulator) -> Site {
+    (0..FILES).for_each(|i| bucket.insert(&format!("set/{}", name(i)), content(i)));
+    let scratch = tempfile::tempdir().expect("scratch");
+    let config = scratch.path().join("fletch.toml");
+    let table = format!(
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
+         credentials = \"anonymous\"\n",
+        bucket.uri(),
+        bucket.endpoint()
+    );
+    fs::write(&config, table).expect("settings");
+    let config = config.display().to_string();
+    let timeout = format!("--io-timeout={}s", IO_TIMEOUT.as_secs());
+    let site = Site::start(&["--config", &config, &timeout]);
+    let (uri, tables) = (format!("{}/set", bucket.uri()), format!("{}/tables", bucket.uri()));
+    let mut index = command("fletch");
+    index.args(["index", &uri, "--to", &tables, "--config", &config, "--state-dir"]);
+    run(index.arg(site.place("index-state")));
+    site.register("set", &uri, &tables);
+    site
+}
+
+fn mount(site: &Site, job: &str) -> Mounted {
+    let socket = format!("unix:{}", site.socket().display());
+    site.mount_from(&socket, "set", job, &["--threads", "2", "--io-timeout", "8s"])
+}
+
+fn read(mount: &Mounted, i: usize) {
+    let bytes = fs::read(mount.dir.join(name(i))).unwrap_or_else(|e| panic!("{}: {e}", name(i)));
+    assert!(bytes == content(i), "{}: other bytes", name(i));
+}
+
+/// Hits of mounts that the server answered with bytes.
+fn hits(site: &Site) -> u64 {
+    let of = |(series, n): (&String, &f64)| {
+        (series.contains("\"/v1/hits\"") && series.contains("\"200\"")).then_some(*n as u64)
+    };
+    let metrics = site.metrics();
+    metrics.iter().filter(|(s, _)| s.starts_with("fletch_requests_total")).filter_map(of).sum()
+}
+
+#[test]
+fn an_origin_that_hangs_holds_neither_hits_nor_names() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let bucket = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+    let site = serve(&bucket);
+    let first = mount(&site, "first");
+    (0..HERE).for_each(|i| read(&first, i));
+    first.stop();
+    let second = mount(&site, "second");
+    // All names are known to the kernel, and no byte.
+    (0..FILES).for_each(|i| assert!(fs::metadata(second.dir.join(name(i))).is_ok()));
+    bucket.set_fault("set/", Fault::Stall, None);
+    let (before, done) = (hits(&site), AtomicBool::new(false));
+    let (here, names) = thread::scope(|scope| {
+        for i in HERE..FILES {
+            let (second, done) = (&second, &done);
+            scope.spawn(move || {
+                let outcome = fs::read(second.dir.join(name(i)));
+                assert!(outcome.is_err() || done.load(SeqCst), "{}: the origin hangs", name(i));
+            });
+        }
+        thread::sleep(Duration::from_millis(500));
+        let (mut here, mut names) = (Duration::ZERO, Duration::ZERO);
+        for i in 0..HERE {
+            let begun = Instant::now();
+            read(&second, i);
+            here = here.max(begun.elapsed());
+            let begun = Instant::now();
+            statvfs(&second.dir).expect("totals");
+            let absent = fs::metadata(second.dir.join(format!("absent-{i}")));
+            assert_eq!(absent.expect_err("absent").kind(), std::io::ErrorKind::NotFound);
+            names = names.max(begun.elapsed());
+        }
+        bucket.clear_faults();
+        done.store(true, SeqCst);
+        (here, names)
+    });
+    eprintln!("beside {} readers of a dead origin: reads {here:?}, names {names:?}", FILES - HERE);
+    assert!(here < SOON && names < SOON, "{here:?} {names:?}");
+    assert_eq!(hits(&site), before + HERE as u64, "each was one answer of a hit connection");
+    second.stop();
+}
+
+#[test]
+fn a_server_that_stops_or_dies_costs_a_tenth_of_a_second_and_no_wrong_byte() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let bucket = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+    let mut site = serve(&bucket);
+    let first = mount(&site, "first");
+    (0..FILES).for_each(|i| read(&first, i));
+    first.stop();
+    let second = mount(&site, "second");
+    (0..FILES).for_each(|i| assert!(fs::metadata(second.dir.join(name(i))).is_ok()));
+    read(&second, 0);
+    assert!(hits(&site) > 0);
+    site.server().signal(Signal::SIGSTOP);
+    let names = thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&second, 1));
+        thread::sleep(Duration::from_millis(300));
+        let begun = Instant::now();
+        statvfs(&second.dir).expect("totals");
+        let names = begun.elapsed();
+        thread::sleep(Duration::from_secs(1));
+        site.server().signal(Signal::SIGCONT);
+        waiting.join().expect("it is read when the server goes on");
+        names
+    });
+    assert!(names < SOON, "{names:?}");
+    // It is asked again by HTTP at once, and over hit connections after a rest.
+    (2..10).for_each(|i| read(&second, i));
+    site.kill();
+    site.restart();
+    (10..FILES).for_each(|i| read(&second, i));
+    second.stop();
+}

@@ -199,8 +199,9 @@ accept-clusters: ## no way to divide a cache slows jobs down less, in simulated 
 	$(CARGO) nextest run --release -p fletch-sim --test capacity --no-capture
 
 # NEXT= names a fletch-server of another minor version, to which the rolling restart goes, and back.
-accept-servers: programs ## several servers and etcd: disks, lost owners, etcd away, restarts (NEXT=), stale views
-	FLETCH_CLUSTER=full $(if $(NEXT),FLETCH_NEXT_SERVER="$(abspath $(NEXT))") $(TREE) --no-capture -j1 -E 'binary(/^cluster/)'
+accept-servers: programs ## several servers and etcd: disks, lost owners, restarts (NEXT=), stale views
+	FLETCH_CLUSTER=full $(if $(NEXT),FLETCH_NEXT_SERVER="$(abspath $(NEXT))") \
+	    $(TREE) --no-capture -j1 -E 'binary(/^cluster/)'
 
 accept-dashboards: programs chart ## every query of every panel returns data of a real server under load
 	FLETCH_DASHBOARDS=full $(TREE) --test dashboards --no-capture -j1

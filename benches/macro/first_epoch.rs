@@ -1,9 +1,9 @@
 //! `bench-first-epoch [--files 6000] [--bytes 110000] [--rounds 5] [--threads 1,2]
 //!                    [--places memory,disk,origin] [--before DIR] [--json FILE]`
 //!
-//! Times the first epoch of a fresh mount, after a warm walk, by where the server has the bytes: in its memory,
-//! on its disk (in the page cache), or only at its origin, a directory of this machine. Beside it the bare
-//! in-memory daemon, and with `--before` the server and the mount of an earlier build in that directory.
+//! Times the first epoch of a fresh mount, after a warm walk, by where the server has the bytes: in its
+//! memory, on its disk (in the page cache), or only at its origin, a directory of this machine. Beside it the
+//! bare in-memory daemon, and with `--before` the server and the mount of an earlier build in that directory.
 //! Counts CPU seconds for a GB, context switches and page faults for a file. At last the same files from the
 //! server's memory over one connection without a mount: a hit connection, and a hand-written HTTP client.
 

@@ -14,6 +14,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tempfile::TempDir;
 
 const FILES: usize = 96;
 /// The first of them are read before the origin hangs.
@@ -34,8 +35,8 @@ fn content(i: usize) -> Vec<u8> {
     bytes
 }
 
-/// A server of a bucket, which listens on its socket.
-fn serve(bucket: &OriginEmulator) -> Site {
+/// Starts a server of a bucket, which listens on its socket. Returns it with the directory of its settings.
+fn serve(bucket: &OriginEmulator) -> (Site, TempDir) {
     (0..FILES).for_each(|i| bucket.insert(&format!("set/{}", name(i)), content(i)));
     let scratch = tempfile::tempdir().expect("scratch");
     let config = scratch.path().join("fletch.toml");
@@ -54,7 +55,7 @@ fn serve(bucket: &OriginEmulator) -> Site {
     index.args(["index", &uri, "--to", &tables, "--config", &config, "--state-dir"]);
     run(index.arg(site.place("index-state")));
     site.register("set", &uri, &tables);
-    site
+    (site, scratch)
 }
 
 fn mount(site: &Site, job: &str) -> Mounted {
@@ -82,7 +83,7 @@ fn an_origin_that_hangs_holds_neither_hits_nor_names() {
         return;
     }
     let bucket = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
-    let site = serve(&bucket);
+    let (site, _settings) = serve(&bucket);
     let first = mount(&site, "first");
     (0..HERE).for_each(|i| read(&first, i));
     first.stop();
@@ -127,7 +128,7 @@ fn a_server_that_stops_or_dies_costs_a_tenth_of_a_second_and_no_wrong_byte() {
         return;
     }
     let bucket = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
-    let mut site = serve(&bucket);
+    let (mut site, _settings) = serve(&bucket);
     let first = mount(&site, "first");
     (0..FILES).for_each(|i| read(&first, i));
     first.stop();

@@ -250,8 +250,8 @@ impl ChunkReads {
         self.read_with(read, None).await
     }
 
-    /// Reads a short chunk from a disk of this machine, on this thread. `None` if that cannot be done at once;
-    /// it says nothing about the chunk.
+    /// Reads a short chunk from a disk of this machine, on this thread. `None` if that cannot be done at
+    /// once; it says nothing about the chunk.
     ///
     /// Only on a server that is alone. The read takes the permits of any other, or is not made.
     #[must_use]

@@ -143,7 +143,8 @@ pub fn chunk_no_wait(server: &Server, sources: &Sources, hash: Hash, len: u32) -
     counted(server, sources, || server.store.read_no_wait(&key(sources, hash), len))
 }
 
-/// Returns the bytes `at` of a chunk of `len` bytes, which hash to `part`, if they can be read without a wait.
+/// Returns the bytes `at` of a chunk of `len` bytes, which hash to `part`, if they can be read without a
+/// wait.
 #[must_use]
 pub fn part_no_wait(
     server: &Server,

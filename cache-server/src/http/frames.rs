@@ -21,7 +21,8 @@ use std::sync::Arc;
 const COPY_BYTES_MAX: usize = 32 << 10;
 /// A buffer of copied pieces is sent when it has this many bytes.
 const FLUSH_BYTES: usize = 64 << 10;
-/// The length of such a buffer. It comes from the pool of copies: fresh ones cost a page fault for every 4 KiB.
+/// The length of such a buffer. It comes from the pool of copies: fresh ones cost a page fault for every 4
+/// KiB.
 const COPIED_BYTES: usize = FLUSH_BYTES + 2 * COPY_BYTES_MAX;
 /// The most pieces that [`coalesce`] takes at once, if they are ready.
 const READY_PIECES_MAX: usize = 256;

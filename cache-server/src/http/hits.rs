@@ -1,10 +1,10 @@
 //! `GET /v1/hits`: hit connections, on which a client of this machine gets what the server has at hand.
 //!
-//! The protocol is in `fletch_api::hits`. A connection has a thread of its own, which reads a request, answers
-//! it, and reads the next one: no task, no HTTP. It passes every check and every account of a request by HTTP,
-//! by the same functions. What one of them would have to wait for is not at hand (`at_once`). So an answer
-//! takes as long as a copy of its bytes, or a read of a short file of this machine. No other origin can hold
-//! the thread.
+//! The protocol is in `fletch_api::hits`. A connection has a thread of its own, which reads a request,
+//! answers it, and reads the next one: no task, no HTTP. It passes every check and every account of a
+//! request by HTTP, by the same functions. What one of them would have to wait for is not at hand
+//! (`at_once`). So an answer takes as long as a copy of its bytes, or a read of a short file of this
+//! machine. No other origin can hold the thread.
 //!
 //! Invariants:
 //! 1. (I1) only [`fletch_core::Verified`] bytes are sent, and their hash is the one that was asked for;
@@ -144,8 +144,8 @@ struct Found {
 impl HitSession {
     /// Serves the connection until it ends, on the calling thread.
     ///
-    /// Whoever shuts the socket down ends it. It returns an error where the client broke the protocol, left in
-    /// the middle of an answer, or took it too slowly.
+    /// Whoever shuts the socket down ends it. It returns an error where the client broke the protocol, left
+    /// in the middle of an answer, or took it too slowly.
     ///
     /// # Errors
     /// Those of the socket.
@@ -215,7 +215,8 @@ impl HitSession {
         Some(Found { bytes, charge, _permit: permit, _held: held })
     }
 
-    /// Returns the bytes of a chunk: from memory, from the disk, or, if it is short, from a disk with its origin.
+    /// Returns the bytes of a chunk: from memory, from the disk, or, if it is short, from a disk with its
+    /// origin.
     fn chunk(&self, payer: &Payer, sources: &Arc<Sources>, hash: Hash) -> Option<(Bytes, Tier)> {
         let server = &self.server;
         let located = at_once(server.versions.locate(sources, hash))?.ok()?;

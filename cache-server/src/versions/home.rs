@@ -264,8 +264,8 @@ impl HomeOrigin {
         self.origin.is_near() && self.home.is_healthy()
     }
 
-    /// Reads content on this thread, as [`Origin::fill_here`]. Its outcome is not recorded in the home: a caller
-    /// that fails reads it as usual.
+    /// Reads content on this thread, as [`Origin::fill_here`]. Its outcome is not recorded in the home: a
+    /// caller that fails reads it as usual.
     ///
     /// # Errors
     /// As [`Origin::fill_here`].

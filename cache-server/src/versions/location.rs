@@ -67,8 +67,8 @@ impl LocatedChunk {
         self.len <= NEAR_BYTES_MAX && at.is_near()
     }
 
-    /// Fills `buffer`, which is as long as the chunk, with the bytes of a chunk that is near. Returns whether it
-    /// could. The bytes are not verified. `meter` counts them.
+    /// Fills `buffer`, which is as long as the chunk, with the bytes of a chunk that is near. Returns
+    /// whether it could. The bytes are not verified. `meter` counts them.
     #[must_use]
     pub fn fill_here(&self, meter: &Meter, buffer: &mut [u8]) -> bool {
         // Without the part of the tables in memory, it would have to wait.

@@ -24,7 +24,8 @@ where
 {
     let path = routes::HITS;
     let head = format!(
-        "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nfletch-component: mount\r\n{more}\r\n"
+        "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n\
+         fletch-component: mount\r\n{more}\r\n"
     );
     stream.write_all(head.as_bytes()).await.expect("write");
     let mut got = Vec::new();

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! 1. `length` of a request counts the bytes after it, and is at most [`REQUEST_BYTES_MAX`].
-//! 2. The server answers at once. With [`HERE`] it sends all `size` bytes, which hash to `hash`. In each other
-//!    case it answers [`NOT_HERE`] without bytes. Then the client asks by HTTP, which waits, and says what is
-//!    wrong.
+//! 2. The server answers at once. With [`HERE`] it sends all `size` bytes, which hash to `hash`. In each
+//!    other case it answers [`NOT_HERE`] without bytes. Then the client asks by HTTP, which waits, and says
+//!    what is wrong.
 //! 3. A request that breaks these rules ends the connection.
 
 use bytes::{Buf, BufMut};
@@ -64,7 +64,7 @@ pub enum BadHitRequest {
     /// It is shorter or longer than it says, or too long.
     #[error("the request has a wrong length")]
     Length,
-    /// It asks for an unknown kind of bytes.
+    /// It asks for an unknown kind of bytes, or has more to say than this version knows.
     #[error("the request asks for an unknown kind of bytes")]
     Kind,
     /// Its job or its dataset has no valid name, or its path is not UTF-8.
@@ -115,7 +115,9 @@ impl HitRequest<'_> {
         }
         let (mut fixed, rest) = bytes.split_at_checked(FIXED_BYTES).ok_or(BadHitRequest::Length)?;
         let (kind, job, dataset) = (fixed.get_u8(), fixed.get_u8(), fixed.get_u8());
-        fixed.advance(1);
+        if fixed.get_u8() != 0 {
+            return Err(BadHitRequest::Kind);
+        }
         let size = fixed.get_u32_le();
         let mut hash = || {
             let mut hash = [0; 32];
@@ -214,6 +216,7 @@ mod tests {
         let whole = &out[2..];
         for (at, value, why) in [
             (0, 9, BadHitRequest::Kind),
+            (3, 1, BadHitRequest::Kind),
             (0, KIND_CHUNK, BadHitRequest::Length),
             (1, 200, BadHitRequest::Length),
             (FIXED_BYTES, b'/', BadHitRequest::Name),

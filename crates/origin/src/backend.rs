@@ -22,8 +22,8 @@ impl Backend {
         }
     }
 
-    /// Returns the backend of a directory: its file system, and whether that is one of this machine's disks or
-    /// memory. Asks the mount table, never the file system.
+    /// Returns the backend of a directory: its file system, and whether that is one of this machine's disks
+    /// or memory. Asks the mount table, never the file system.
     pub(crate) fn of_dir(dir: &Path) -> (Self, bool) {
         Self::in_table(&std::fs::read("/proc/self/mountinfo").unwrap_or_default(), dir)
     }

@@ -49,8 +49,8 @@ impl Copies {
         Bytes::from_owner(buffer)
     }
 
-    /// Returns a buffer in which `capacity` bytes can be put together: one of the pool, or a new one where the
-    /// pool has no space.
+    /// Returns a buffer in which `capacity` bytes can be put together: one of the pool, or a new one where
+    /// the pool has no space.
     #[must_use]
     pub fn gather(&self, capacity: usize) -> Gathered {
         Gathered(match self.buffer(capacity) {

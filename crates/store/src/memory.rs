@@ -29,8 +29,8 @@ const RECLAIM_EVERY: Duration = Duration::from_millis(20);
 const IDLE_PART: u64 = 16;
 /// In a small memory they may occupy a larger part, one of this many, up to [`IDLE_BYTES_SMALL`].
 ///
-/// Measured with 64 MiB of memory and chunks of 4 MiB on disk: with a sixteenth there was one idle buffer, and
-/// most reads took fresh pages. With a quarter they are 1.7 times as fast.
+/// Measured with 64 MiB of memory and chunks of 4 MiB on disk: with a sixteenth there was one idle buffer,
+/// and most reads took fresh pages. With a quarter they are 1.7 times as fast.
 const IDLE_PART_SMALL: u64 = 4;
 const IDLE_BYTES_SMALL: u64 = 64 << 20;
 

@@ -18,7 +18,7 @@ impl Store {
         if let Some(hit) = self.cached(key) {
             return Some(hit);
         }
-        self.from_disk_no_wait(key, (key, len), None, len)
+        self.read_disk_no_wait(key, (key, len), None, len)
     }
 
     /// Returns the bytes `at` of a chunk of `len` bytes, from disk or from memory under their own key.
@@ -31,11 +31,11 @@ impl Store {
             return Some(hit);
         }
         let size = u32::try_from(at.len()).ok().filter(|&size| size <= len)?;
-        self.from_disk_no_wait(&key, (chunk, len), Some((at.start, part)), size)
+        self.read_disk_no_wait(&key, (chunk, len), Some((at.start, part)), size)
     }
 
     /// Reads a chunk on disk, or a part of it, and keeps what was read in memory under `key`.
-    fn from_disk_no_wait(
+    fn read_disk_no_wait(
         &self,
         key: &StoreKey,
         (chunk, len): (&StoreKey, u32),

@@ -257,7 +257,8 @@ impl<'a> RecordReader<'a> {
         Ok(())
     }
 
-    /// As [`RecordReader::read_at`], if the system has the bytes in its page cache. Does not wait for the disk.
+    /// As [`RecordReader::read_at`], if the system has the bytes in its page cache. Does not wait for the
+    /// disk.
     ///
     /// # Errors
     /// `WouldBlock` where the system would have to read the disk, or cannot tell; else those of `read_at`.

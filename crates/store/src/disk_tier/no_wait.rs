@@ -9,8 +9,8 @@ impl DiskTier {
     /// Reads a chunk, or the `part` of it that begins at an offset and has a hash, without waiting.
     ///
     /// `buffer` is as long as what is read. Returns `None` if that is not on the disk, if the system would
-    /// have to ask the device for it, if it is damaged, or if too many threads read the disk. A caller that may
-    /// wait then reads it as usual, which finds out and quarantines damage.
+    /// have to ask the device for it, if it is damaged, or if too many threads read the disk. A caller that
+    /// may wait then reads it as usual, which finds out and quarantines damage.
     pub(crate) fn read_no_wait(
         &self,
         key: &StoreKey,

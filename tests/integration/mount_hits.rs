@@ -118,7 +118,9 @@ fn an_origin_that_hangs_holds_neither_hits_nor_names() {
     });
     eprintln!("beside {} readers of a dead origin: reads {here:?}, names {names:?}", FILES - HERE);
     assert!(here < SOON && names < SOON, "{here:?} {names:?}");
-    assert_eq!(hits(&site), before + HERE as u64, "each was one answer of a hit connection");
+    // A thread asks less often after many answers without bytes, and the others went by HTTP.
+    let served = hits(&site) - before;
+    assert!((1..=HERE as u64).contains(&served), "{served} were answers of hit connections");
     second.stop();
 }
 

@@ -658,7 +658,7 @@ fn a_server_with_an_old_view_costs_no_second_fetch() {
     let etcd = EtcdCluster::start(1);
     let origin = Origin::start(11, 128, None);
     // A server without news stays up for the others. In the long form it has none for a minute.
-    let (stale, ttl) = if is_full() { (60, 120) } else { (0, 40) };
+    let (stale, ttl) = if is_full() { (60, 60) } else { (0, 40) };
     let ttl = format!("--cluster-member-ttl={ttl}s");
     let more = [&*ttl];
     let [a, b, c] = ["a", "b", "c"].map(|id| origin.server(id, &etcd, &more));

@@ -1,8 +1,10 @@
+//! `bench-decision [JOBS] [DATASETS]`
+//!
 //! Measures how long a decision about a cache with many jobs and datasets takes.
 //!
 //! The problem is made from a fixed seed: jobs of 0.03 to 3 GB/s, datasets of 20 GB to 2 TB, a tenth of their
 //! bytes as cache, ten origins. Each further decision has rates that differ a little.
-//! `cargo run --release -p fletch-core --example decision_time [JOBS] [DATASETS]`, by default 1,000 and 200.
+//! By default there are 1,000 jobs and 200 datasets.
 
 use fletch_core::capacity::{DatasetDemand, Hysteresis, JobDemand, Link, Problem};
 use std::time::Instant;

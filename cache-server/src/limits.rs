@@ -15,6 +15,8 @@ pub const GRACE_MAX: Duration = Duration::from_secs(8);
 pub const MOUNTS_BYTES: u64 = 8 << 20;
 /// The most bytes of the announcement of one mount.
 pub const MOUNT_BYTES_MAX: u64 = 6 << 10;
+/// The bytes that a client must take in each `limits.send_timeout`, while a reply waits for it.
+pub const SEND_BYTES_MIN: u64 = 64 << 10;
 /// The most hit connections. Each has a thread.
 pub const HIT_CONNECTIONS_MAX: u64 = 256;
 /// The most requests of all tenants that wait for another view of the cluster.

@@ -1,6 +1,6 @@
 //! A stream that bounds how fast a head grows, and how slowly a client takes a reply.
 
-use crate::connections::Connection;
+use crate::{connections::Connection, limits::SEND_BYTES_MIN};
 use bytes::Bytes;
 use std::{
     io,
@@ -21,8 +21,6 @@ use tokio::{
 const HEAD_READ_MAX: u64 = 4 << 10;
 /// The most bytes of a body that are read at once.
 const BODY_READ_MAX: u64 = 64 << 10;
-/// The bytes that a client must take in each `limits.send_timeout`, while a reply waits for it.
-pub(super) const SEND_BYTES_MIN: u64 = 64 << 10;
 
 /// What the owner of a connection knows of its stream.
 #[derive(Debug, Default)]

@@ -26,6 +26,7 @@ use crate::{
     accounting::Component,
     auth::{Peer, Principal},
     connections::{Closed, Connection},
+    limits::SEND_BYTES_MIN,
     server::Server,
     tenants::{FairPermit, HeldMemory, TenantLimit},
     versions::Sources,
@@ -50,9 +51,6 @@ use std::{
     sync::Arc,
     time::Instant,
 };
-
-/// The bytes that a client must take in each `limits.send_timeout`, as of an HTTP reply.
-const SEND_BYTES_MIN: usize = 64 << 10;
 
 /// The stack of the thread of a hit connection.
 pub const HIT_STACK_BYTES: usize = 512 << 10;
@@ -294,7 +292,7 @@ fn send(mut socket: &UnixStream, head: HitAnswer, bytes: &[u8], charge: Option<&
         }
         sent += wrote;
         // The kernel returns early where the time was over, and only then.
-        if sent < head.len() + bytes.len() && wrote < SEND_BYTES_MIN {
+        if sent < head.len() + bytes.len() && (wrote as u64) < SEND_BYTES_MIN {
             return Err(io::ErrorKind::TimedOut.into());
         }
     }

@@ -1,7 +1,7 @@
 //! Where bytes of a version lie: a chunk that was located, and the objects that hold its bytes.
 
 use super::{
-    Sources, VersionError,
+    HomeOrigin, Sources, VersionError,
     race::Candidate,
     source::{ObjectLocation, PartRow, Source},
 };
@@ -42,11 +42,7 @@ impl LocatedChunk {
     /// Returns what a read of the chunk for the readers of `sources` needs to know before it begins.
     #[must_use]
     pub fn cold<'a>(&'a self, store: &'a Store, key: &'a StoreKey, sources: &Sources) -> ColdChunk<'a> {
-        let at = match self.row.row.object {
-            // Packs lie beside the tables, wherever the data is.
-            ObjectRef::Key(_) => &self.source.tables,
-            ObjectRef::Entry { .. } => &self.source.data,
-        };
+        let at = self.home_origin();
         let stream = (sources.domain.clone(), sources.dataset().clone());
         ColdChunk { store, key, len: self.len, origin: at.origin(), stream }
     }
@@ -60,11 +56,15 @@ impl LocatedChunk {
     /// Whether the chunk is short and lies in a directory on a disk of this machine.
     #[must_use]
     pub fn is_near(&self) -> bool {
-        let at = match self.row.row.object {
+        self.len <= NEAR_BYTES_MAX && self.home_origin().is_near()
+    }
+
+    fn home_origin(&self) -> &HomeOrigin {
+        match self.row.row.object {
+            // Packs lie beside the tables, wherever the data is.
             ObjectRef::Key(_) => &self.source.tables,
             ObjectRef::Entry { .. } => &self.source.data,
-        };
-        self.len <= NEAR_BYTES_MAX && at.is_near()
+        }
     }
 
     /// Fills `buffer`, which is as long as the chunk, with the bytes of a chunk that is near. Returns

@@ -62,8 +62,8 @@ pub(crate) fn get(
     let (mut file, before) = open_regular(&dir.join(path)).map_err(io)?;
     confinement.check(&file, what)?;
     let size = before.len();
-    if let Some(pin) = pin.filter(|p| p.size != size) {
-        return Err(changed(format!("{} bytes when it was indexed, {size} now", pin.size)));
+    if let Some(pin) = pin {
+        check_size(what, pin, size)?;
     }
     let range = range.unwrap_or(0..size);
     if range.end > size {
@@ -93,6 +93,15 @@ pub(crate) fn get(
     Ok(ObjectBytes { bytes: Bytes::from(bytes), meta: meta_of(path, &after) })
 }
 
+/// Rejects a file that has another size than its pin.
+fn check_size(what: &str, pin: &Pin, size: u64) -> Result<(), OriginError> {
+    if size == pin.size {
+        return Ok(());
+    }
+    let why = format!("{} bytes when it was indexed, {size} now", pin.size);
+    Err(OriginError::Changed { what: what.to_owned(), why })
+}
+
 /// Fills `buffer` with the bytes of a file from `offset` on. As [`get`] with a pin.
 pub(crate) fn fill(
     (confinement, dir): (&Confinement, &Path),
@@ -101,17 +110,10 @@ pub(crate) fn fill(
     buffer: &mut [u8],
 ) -> Result<(), OriginError> {
     let io = |e: io::Error| OriginError::io(what, &e);
-    let sized = |size: u64| match size == pin.size {
-        true => Ok(()),
-        false => {
-            let why = format!("{} bytes when it was indexed, {size} now", pin.size);
-            Err(OriginError::Changed { what: what.to_owned(), why })
-        }
-    };
     confinement.check_name(&dir.join(path), what)?;
     let (file, before) = open_regular(&dir.join(path)).map_err(io)?;
     confinement.check(&file, what)?;
-    sized(before.len())?;
+    check_size(what, pin, before.len())?;
     // A file that became shorter meanwhile ends early; any other change shows in the hash.
     file.read_exact_at(buffer, offset).map_err(io)
 }

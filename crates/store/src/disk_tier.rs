@@ -35,6 +35,7 @@ pub(crate) use promise::PromiseOutcome;
 use promise::Promises;
 use std::{
     collections::HashMap,
+    io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -453,16 +454,7 @@ impl DiskTier {
             let _permit = permit;
             // The engine counts its errors and turns itself off.
             let found = engine.get_with(&of, |record| {
-                let wanted = buffer.as_ref().len();
-                let fits = match part {
-                    None => record.len() == wanted,
-                    Some((offset, _)) => offset.checked_add(wanted).is_some_and(|end| end <= record.len()),
-                };
-                if !fits {
-                    return Ok(None);
-                }
-                let (offset, hash) = part.unwrap_or((0, of.hash));
-                Verified::fill(hash, buffer, |at, piece| record.read_at(offset + at, piece)).map(Result::ok)
+                verify(record.len(), (of.hash, part), buffer, |at, piece| record.read_at(at, piece))
             });
             let found = found.ok().flatten()?;
             if found.is_none() && part.is_none() {
@@ -563,6 +555,26 @@ impl DiskTier {
     fn next(&self) -> Option<AppendInProgress<'_>> {
         lock(&self.queue).next().map(|append| AppendInProgress { disk: self, append })
     }
+}
+
+/// Fills `buffer` by `read` with a record of `len` bytes, or with the part of it that begins at an offset and
+/// has a hash of its own. `None` if that does not fit, or has another hash.
+fn verify(
+    len: usize,
+    (hash, part): (Hash, Option<(usize, Hash)>),
+    buffer: PooledBuffer,
+    read: impl Fn(usize, &mut [u8]) -> io::Result<()>,
+) -> io::Result<Option<Verified>> {
+    let wanted = buffer.as_ref().len();
+    let fits = match part {
+        None => len == wanted,
+        Some((offset, _)) => offset.checked_add(wanted).is_some_and(|end| end <= len),
+    };
+    if !fits {
+        return Ok(None);
+    }
+    let (offset, hash) = part.unwrap_or((0, hash));
+    Verified::fill(hash, buffer, |at, piece| read(offset + at, piece)).map(Result::ok)
 }
 
 /// An append in progress. Its bytes count as queued until it ends, however that happens.

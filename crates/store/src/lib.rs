@@ -21,7 +21,8 @@
 //!    takes a buffer's permit before it begins, and the last clone of the buffer returns the permit;
 //! 4. (I6) a read ends within `deadline`. It ends with [`ReadError::Overloaded`] while it waits for memory,
 //!    and with [`ReadError::Deadline`] while it waits for its fetch. A flight ends within `deadline` of its
-//!    own start, so a flight that a reader began late in its time may outlive the reader;
+//!    own start, so a flight that a reader began late in its time may outlive the reader. A reader that
+//!    joined a flight gives up soon after its deadline, whatever holds the flight;
 //! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
 
 pub mod allocator;

@@ -26,6 +26,10 @@ pub use at_once::AtOnce;
 /// Largest chunk that is hashed on the async thread (0.03 ms). Larger chunks are hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
+/// How long beyond its deadline a reader waits for a flight that it joined. The flight's own error comes
+/// before that, and says more.
+const JOINED_GRACE: Duration = Duration::from_millis(250);
+
 /// Fetches the bytes of a chunk. The argument is the number of the attempt, from 0.
 ///
 /// The store calls attempt `n + 1` when the bytes of attempt `n` did not hash to the chunk's name and
@@ -174,9 +178,10 @@ impl Store {
             return Ok(hit);
         }
         let until = Instant::now() + self.limits.deadline;
-        let outcome = match self.join_or_lead(&key, len, dataset, &fetch, at_once).await {
+        let outcome = match self.join_or_lead((&key, len, until), dataset, &fetch, at_once).await {
             (Err(ReadError::Fetch(_) | ReadError::Corrupt(_)), true) if Instant::now() < until => {
-                let again = timeout_at(until, self.join_or_lead(&key, len, dataset, &fetch, None)).await;
+                let again =
+                    timeout_at(until, self.join_or_lead((&key, len, until), dataset, &fetch, None)).await;
                 again.map_or_else(|_| Err(ReadError::Deadline(self.limits.deadline)), |(outcome, _)| outcome)
             }
             (outcome, _) => outcome,
@@ -191,8 +196,7 @@ impl Store {
     /// Joins the flight of this chunk or leads one. Returns its outcome, and whether another reader led it.
     async fn join_or_lead(
         self: &Arc<Self>,
-        key: &StoreKey,
-        len: u32,
+        (key, len, until): (&StoreKey, u32, Instant),
         dataset: DatasetId,
         fetch: &Fetch,
         at_once: Option<AtOnce<'_>>,
@@ -204,7 +208,10 @@ impl Store {
             }
             FlightRole::Follower(outcome) => {
                 Counters::add(&self.counters.hits_flight, 1);
-                let outcome = outcome.await.unwrap_or(Err(ReadError::Lost));
+                // A leader that reads on its own thread may hang in a disk, beyond the flight's deadline.
+                let late = Err(ReadError::Deadline(self.limits.deadline));
+                let outcome = timeout_at(until + JOINED_GRACE, outcome).await;
+                let outcome = outcome.map_or(late, |o| o.unwrap_or(Err(ReadError::Lost)));
                 (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
             }
             FlightRole::Leader(guard, outcome) => {

@@ -1,6 +1,6 @@
 //! Reads of the disk on the calling thread: only of what the system has in its page cache.
 
-use super::DiskTier;
+use super::{DiskTier, verify};
 use crate::buffer_pool::PooledBuffer;
 use fletch_core::{Hash, StoreKey, Verified};
 use std::sync::Arc;
@@ -21,17 +21,7 @@ impl DiskTier {
         // A directory on a dead disk may hold a thread, so their number is bounded here, too.
         let _permit = Arc::clone(&self.readers).try_acquire_owned().ok()?;
         let found = engine.get_with(key, |record| {
-            let wanted = buffer.as_ref().len();
-            let (offset, hash) = part.unwrap_or((0, key.hash));
-            let fits = match part {
-                None => record.len() == wanted,
-                Some(_) => offset.checked_add(wanted).is_some_and(|end| end <= record.len()),
-            };
-            if !fits {
-                return Ok(None);
-            }
-            Verified::fill(hash, buffer, |at, piece| record.read_cached_at(offset + at, piece))
-                .map(Result::ok)
+            verify(record.len(), (key.hash, part), buffer, |at, piece| record.read_cached_at(at, piece))
         });
         // The engine counts its errors and turns itself off.
         found.ok().flatten().flatten()

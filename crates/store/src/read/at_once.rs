@@ -232,6 +232,30 @@ mod tests {
         assert_eq!((led.tier, s.stats().fetches, s.stats().flights), (Tier::Origin, 1, 0));
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn i6_other_readers_give_up_at_their_deadline_if_the_leader_hangs() {
+        let s = store(64 * MIB, None);
+        let chunk = content(10, 1000);
+        let (begun, begins) = mpsc::channel();
+        let (go, goes) = mpsc::channel::<()>();
+        let (store, sent, runtime) = (Arc::clone(&s), chunk.clone(), tokio::runtime::Handle::current());
+        let leader = std::thread::spawn(move || {
+            let mut fill = move |_: &mut [u8]| {
+                begun.send(()).expect("the test listens");
+                goes.recv().is_ok_and(|()| false)
+            };
+            let at_once = Some(AtOnce { fill: &mut fill, keep: false });
+            let fetch = fetch_of(&sent);
+            runtime.block_on(store.read_with(key_of(&sent), len_of(&sent), ANY, fetch, at_once))
+        });
+        begins.recv().expect("the leader asks");
+        let late = s.read(key_of(&chunk), len_of(&chunk), ANY, no_fetch()).await.expect_err("it hangs");
+        assert!(matches!(late, ReadError::Deadline(_)), "{late}");
+        go.send(()).expect("the leader waits");
+        let led = leader.join().expect("no panic").expect("fetched, after nothing came at once");
+        assert_eq!((led.chunk.bytes(), s.stats().flights), (&chunk, 0));
+    }
+
     #[tokio::test]
     async fn a_chunk_that_came_at_once_goes_to_the_disk_and_comes_from_there() {
         let dir = tempfile::tempdir().expect("a directory");

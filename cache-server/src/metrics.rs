@@ -132,7 +132,7 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &[
             (vec!["live"], s.live_bytes),
             (vec!["cached"], s.cached_bytes),
-            (vec!["copies"], server.read_ahead.copies.taken()),
+            (vec!["copies"], server.read_ahead.copies.taken() + server.read_ahead.framing.taken()),
             (vec!["read_ahead"], server.read_ahead.reserved_bytes()),
             (vec!["parts"], parts),
             (vec!["blocks"], blocks),

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. (I6) All streams together reserve at most half of [`ReadAhead`], and one stream at most a quarter.
-//!    Copies take at most all of it.
+//!    Copies and buffers of small pieces together take at most all of it.
 //! 2. The item that a stream sends next waits for no memory; only later items do. So no stream can block
 //!    another, however many there are and however slow their clients are.
 
@@ -17,11 +17,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 /// Items of at most this many bytes are read ahead. Larger ones are read while they are sent.
 pub const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 
+/// The part of the memory for buffers of small pieces, one of this many, up to [`FRAMING_BYTES_MAX`].
+const FRAMING_PART: u64 = 8;
+const FRAMING_BYTES_MAX: u64 = 8 << 20;
+
 /// The memory of all streams of a server.
 #[derive(Debug)]
 pub struct ReadAhead {
     /// Copies out of chunks.
     pub copies: Copies,
+    /// Buffers of small pieces that are sent together. Apart from `copies`: where those have no room, a
+    /// reply holds its chunk.
+    pub framing: Copies,
     all: MemoryBudget,
 }
 
@@ -61,7 +68,12 @@ impl ReadAhead {
     /// Creates a budget of `bytes` bytes.
     #[must_use]
     pub fn new(bytes: u64) -> Arc<Self> {
-        Arc::new(ReadAhead { copies: Copies::new(bytes), all: MemoryBudget::of(kib(bytes / 2)) })
+        let framing = (bytes / FRAMING_PART).min(FRAMING_BYTES_MAX);
+        Arc::new(ReadAhead {
+            copies: Copies::new(bytes - framing),
+            framing: Copies::new(framing),
+            all: MemoryBudget::of(kib(bytes / 2)),
+        })
     }
 
     /// Returns the reserved bytes.

@@ -15,15 +15,12 @@ use futures::{
     stream::BoxStream,
 };
 use serde::Serialize;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Pieces of at most this many bytes are copied together, so that 64 samples are a few writes.
 const COPY_BYTES_MAX: usize = 32 << 10;
-/// A buffer of copied pieces is sent when it has this many bytes.
-const FLUSH_BYTES: usize = 64 << 10;
-/// The length of such a buffer. It comes from the pool of copies: fresh ones cost a page fault for every 4
-/// KiB.
-const COPIED_BYTES: usize = FLUSH_BYTES + 2 * COPY_BYTES_MAX;
+/// The length of a buffer of copied pieces. Fresh ones would cost a page fault for every 4 KiB.
+const COPIED_BYTES: usize = 128 << 10;
 /// The most pieces that [`coalesce`] takes at once, if they are ready.
 const READY_PIECES_MAX: usize = 256;
 
@@ -111,70 +108,115 @@ pub fn coalesce(
     read_ahead: Arc<ReadAhead>,
     pieces: BoxStream<'static, Result<Piece, BodyError>>,
 ) -> impl Stream<Item = Result<Piece, BodyError>> + Send + 'static {
-    pieces.ready_chunks(READY_PIECES_MAX).flat_map(move |ready| {
-        let mut copied = Copied::new(&read_ahead.copies);
-        for piece in ready {
-            match piece {
-                Ok(Piece::Framing(b)) if b.len() <= COPY_BYTES_MAX => copied.push(b, None),
-                Ok(Piece::Content(b, charge)) if b.len() <= COPY_BYTES_MAX => copied.push(b, Some(charge)),
-                other => {
-                    copied.flush();
-                    copied.out.push(other);
-                }
-            }
-        }
-        copied.flush();
-        stream::iter(copied.out)
-    })
+    let ready = pieces.ready_chunks(READY_PIECES_MAX);
+    ready.flat_map(move |ready| stream::iter(copy_together(&read_ahead.framing, ready)))
 }
 
-/// Small pieces that are copied together, and what goes before them.
+fn is_small(piece: &Result<Piece, BodyError>) -> bool {
+    matches!(piece, Ok(Piece::Framing(b) | Piece::Content(b, _)) if b.len() <= COPY_BYTES_MAX)
+}
+
+/// Copies each run of small pieces into one piece. All runs share a buffer, as far as they fit.
+fn copy_together(copies: &Copies, ready: Vec<Result<Piece, BodyError>>) -> Vec<Result<Piece, BodyError>> {
+    // A buffer for one header would be a waste.
+    if ready.iter().filter(|piece| is_small(piece)).count() < 2 {
+        return ready;
+    }
+    let mut copied = Copied { copies, sealed: Vec::new(), open: Vec::new(), bytes: None };
+    for piece in ready {
+        match piece {
+            Ok(Piece::Framing(b)) if b.len() <= COPY_BYTES_MAX => copied.push(&b, None),
+            Ok(Piece::Content(b, charge)) if b.len() <= COPY_BYTES_MAX => copied.push(&b, Some(charge)),
+            other => copied.open.push(Part::AsItIs(other)),
+        }
+    }
+    copied.seal();
+    copied.sealed
+}
+
+/// A part of what is sent.
+enum Part {
+    AsItIs(Result<Piece, BodyError>),
+    /// A run of small pieces: where its copy lies in the open buffer, and its charges.
+    Run(Range<usize>, Vec<(Charge, u64)>),
+}
+
+/// Small pieces that are copied together, in their order among the others.
 struct Copied<'a> {
     copies: &'a Copies,
-    out: Vec<Result<Piece, BodyError>>,
-    /// A piece that may stay alone, and is then sent as it is.
-    first: Option<(Bytes, Option<Charge>)>,
-    /// The pieces from the second one on. Its buffer is taken when that one comes.
+    sealed: Vec<Result<Piece, BodyError>>,
+    /// The parts whose copies lie in `bytes`, and those between them.
+    open: Vec<Part>,
     bytes: Option<Gathered>,
-    charges: Vec<(Charge, u64)>,
 }
 
-impl<'a> Copied<'a> {
-    fn new(copies: &'a Copies) -> Self {
-        Copied { copies, out: Vec::new(), first: None, bytes: None, charges: Vec::new() }
-    }
-
+impl Copied<'_> {
     /// Adds a piece of at most [`COPY_BYTES_MAX`] bytes.
-    fn push(&mut self, piece: Bytes, charge: Option<Charge>) {
-        if self.first.is_none() && self.bytes.is_none() {
-            self.first = Some((piece, charge));
-            return;
+    fn push(&mut self, piece: &[u8], charge: Option<Charge>) {
+        if self.bytes.as_ref().is_some_and(|bytes| bytes.len() + piece.len() > COPIED_BYTES) {
+            self.seal();
         }
-        if let Some((bytes, charge)) = self.first.take() {
-            self.copy(&bytes, charge);
-        }
-        self.copy(&piece, charge);
-        if self.bytes.as_ref().is_some_and(|bytes| bytes.len() >= FLUSH_BYTES) {
-            self.flush();
-        }
-    }
-
-    fn copy(&mut self, piece: &[u8], charge: Option<Charge>) {
         let bytes = self.bytes.get_or_insert_with(|| self.copies.gather(COPIED_BYTES));
-        // It is flushed at FLUSH_BYTES, so that the longest piece still fits.
+        let begin = bytes.len();
         bytes.push(piece);
-        self.charges.extend(charge.map(|charge| (charge, piece.len() as u64)));
+        let charge = charge.map(|charge| (charge, piece.len() as u64));
+        match self.open.last_mut() {
+            Some(Part::Run(range, charges)) => {
+                range.end = bytes.len();
+                charges.extend(charge);
+            }
+            _ => self.open.push(Part::Run(begin..bytes.len(), charge.into_iter().collect())),
+        }
     }
 
-    fn flush(&mut self) {
-        if let Some((bytes, charge)) = self.first.take() {
-            self.out.push(Ok(match charge {
-                Some(charge) => Piece::Content(bytes, charge),
-                None => Piece::Framing(bytes),
-            }));
-        }
-        if let Some(bytes) = self.bytes.take() {
-            self.out.push(Ok(Piece::Mixed(bytes.into_bytes(), std::mem::take(&mut self.charges))));
-        }
+    /// Ends the buffer, so that its runs can be sent.
+    fn seal(&mut self) {
+        let bytes = self.bytes.take().map(Gathered::into_bytes).unwrap_or_default();
+        self.sealed.extend(self.open.drain(..).map(|part| match part {
+            Part::AsItIs(piece) => piece,
+            Part::Run(range, charges) => Ok(Piece::Mixed(bytes.slice(range), charges)),
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framing(n: usize, len: usize) -> Result<Piece, BodyError> {
+        Ok(Piece::Framing(vec![u8::try_from(n % 251).unwrap_or(0); len].into()))
+    }
+
+    fn bytes_of(pieces: &[Result<Piece, BodyError>]) -> Vec<Bytes> {
+        let bytes = |piece: &Result<Piece, BodyError>| match piece {
+            Ok(Piece::Framing(b) | Piece::Mixed(b, _)) => b.clone(),
+            _ => panic!("another piece"),
+        };
+        pieces.iter().map(bytes).collect()
+    }
+
+    #[test]
+    fn runs_of_small_pieces_share_one_buffer_and_keep_their_order() {
+        let copies = Copies::new(1 << 20);
+        let long = COPY_BYTES_MAX + 1;
+        // As a lease has it: headers between the bytes of long samples.
+        let pieces = |n: usize| -> Vec<_> {
+            (0..n).flat_map(|i| [framing(i, 16), framing(i + 1, 300), framing(i + 2, long)]).collect()
+        };
+        let whole = bytes_of(&pieces(40)).concat();
+        let sent = copy_together(&copies, pieces(40));
+        let parts = bytes_of(&sent);
+        assert_eq!((parts.len(), parts.concat()), (80, whole), "a run and a long piece for each");
+        assert!(parts.iter().step_by(2).all(|run| run.len() == 316));
+        assert!(copies.taken() <= 2 * COPIED_BYTES as u64, "I6: {} for 40 runs", copies.taken());
+        drop((parts, sent));
+        let small: Vec<_> = (0..256).map(|i| framing(i, 4096)).collect();
+        let whole = bytes_of(&small).concat();
+        let sent = bytes_of(&copy_together(&copies, small));
+        assert_eq!((sent.len(), sent.concat()), ((256 * 4096usize).div_ceil(COPIED_BYTES), whole));
+        let alone = bytes_of(&copy_together(&Copies::new(0), vec![framing(7, 16), framing(8, long)]));
+        assert_eq!(alone.iter().map(Bytes::len).collect::<Vec<_>>(), [16, long]);
+        let without_room = copy_together(&Copies::new(0), vec![framing(7, 16), framing(8, 17)]);
+        assert_eq!(bytes_of(&without_room).concat().len(), 33);
     }
 }

@@ -180,6 +180,7 @@ impl Asker {
                     wanted: Wanted::Chunk,
                     hash,
                     size,
+                    place: None,
                     job,
                     dataset: DatasetName::new("d").ok(),
                 };

@@ -155,10 +155,23 @@ impl Limits {
         (self.memory_bytes / 8).max(REQUEST_MEMORY_MIN)
     }
 
+    /// Returns the part of `memory_bytes` for the windows of hit connections.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.memory_bytes / 16
+    }
+
+    /// Returns the longest window of one connection.
+    #[must_use]
+    pub fn connection_window_bytes(&self) -> u32 {
+        u32::try_from(self.window_bytes() / 2).unwrap_or(u32::MAX)
+    }
+
     /// Returns the part of `memory_bytes` for chunks.
     #[must_use]
     pub fn store_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_sub(self.read_ahead_bytes() + self.request_memory_bytes())
+        let others = self.read_ahead_bytes() + self.request_memory_bytes() + self.window_bytes();
+        self.memory_bytes.saturating_sub(others)
     }
 
     /// Returns the longest time until the first request of a connection is authenticated.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fletch_client::fallback::{Fallback, OriginLocation};
 use fletch_client::{Client, ClientError};
 use fletch_core::Root;
-use fletch_store::FetchError;
+use fletch_store::{Brought, FetchError};
 use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
 
@@ -43,6 +43,10 @@ impl ChunkSource for ServerChunks {
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
         hit_connections::ask(&self.client, self.root, wanted, buffer)
+    }
+
+    fn bring(&self, wanted: &FetchRequest) -> Brought {
+        hit_connections::ask_in_window(&self.client, self.root, wanted)
     }
 }
 
@@ -93,5 +97,10 @@ impl ChunkSource for FallbackChunks {
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
         let server = self.fallback.server();
         server.is_some_and(|client| hit_connections::ask(client, self.root, wanted, buffer))
+    }
+
+    fn bring(&self, wanted: &FetchRequest) -> Brought {
+        let asked = |client| hit_connections::ask_in_window(client, self.root, wanted);
+        self.fallback.server().map_or(Brought::NoMemory, asked)
     }
 }

@@ -6,15 +6,18 @@
 //! 1. Only a thread between [`enter`] and the end of its guard asks. Threads of the runtime never do: they
 //!    must not block.
 //! 2. Between these two, a thread waits for at most [`ANSWER_TIMEOUT`] in all, however much it asks.
-//! 3. (I6) A thread keeps at most [`CONNECTIONS_MAX`] connections: those that it used last.
+//! 3. (I6) A thread keeps at most [`CONNECTIONS_MAX`] connections: those that it used last. Their windows are
+//!    memory of the server.
 
 use crate::fs::read::FetchRequest;
-use fletch_api::hits::Wanted;
+use bytes::Bytes;
+use fletch_api::hits::{HitRequest, Wanted};
 use fletch_client::{
     Client,
     hits::{ANSWER_TIMEOUT, HitConnection, HitOutcome, HitServer},
 };
 use fletch_core::Root;
+use fletch_store::Brought;
 use std::{
     cell::{Cell, RefCell},
     marker::PhantomData,
@@ -23,6 +26,9 @@ use std::{
 
 /// The most connections of a thread, each to another server or with another token.
 const CONNECTIONS_MAX: usize = 8;
+/// The window of a connection: two of the longest READs. A thread answers one READ at a time, but other
+/// threads may still send what it read for them.
+const WINDOW_BYTES: u32 = 2 << 20;
 
 thread_local! {
     /// Until when this thread may ask. `None` outside the guard of [`enter`].
@@ -67,20 +73,42 @@ pub fn may_ask(client: &Client) -> bool {
 /// Asks nothing on a thread that may not wait.
 pub fn ask(client: &Client, root: Root, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
     let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return false };
+    let request = request(client, root, wanted);
+    with_connection(server, |connection| connection.ask(&request, buffer, until)) == HitOutcome::Here
+}
+
+/// As [`ask`], and returns the bytes, unverified, in the window of the connection.
+///
+/// [`Brought::NoMemory`]: the server gives no window, or the bytes are longer.
+pub fn ask_in_window(client: &Client, root: Root, wanted: &FetchRequest) -> Brought {
+    let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return Brought::Nothing };
+    let (_, size) = wanted.hash_and_len();
+    if size > WINDOW_BYTES {
+        return Brought::NoMemory;
+    }
+    let mut request = [request(client, root, wanted)];
+    let mut answers = Vec::with_capacity(1);
+    let ask = |c: &mut HitConnection| c.ask_in_window(&mut request, &mut answers, until);
+    match with_connection(server, ask) {
+        HitOutcome::NoWindow => Brought::NoMemory,
+        _ => answers.pop().flatten().map_or(Brought::Nothing, |f| Brought::Bytes(Bytes::from_owner(f))),
+    }
+}
+
+fn request<'a>(client: &Client, root: Root, wanted: &'a FetchRequest) -> HitRequest<'a> {
     let (hash, size) = wanted.hash_and_len();
     let wanted = match wanted {
         FetchRequest::Chunk { .. } => Wanted::Chunk,
         FetchRequest::File { path, .. } => Wanted::File(path),
     };
-    let request = client.hit_request(root, wanted, hash, size);
-    with_connection(server, |connection| connection.ask(&request, buffer, until)) == HitOutcome::Here
+    client.hit_request(root, wanted, hash, size)
 }
 
 /// Runs `work` with this thread's connection to a server.
 fn with_connection<T>(server: &HitServer, work: impl FnOnce(&mut HitConnection) -> T) -> T {
     CONNECTIONS.with_borrow_mut(|connections| {
         let known = connections.iter().position(|connection| connection.server() == server);
-        let mut connection = known.map_or_else(|| server.connection(), |at| connections.remove(at));
+        let mut connection = known.map_or_else(|| server.connection(WINDOW_BYTES), |at| connections.remove(at));
         let outcome = work(&mut connection);
         if connections.len() >= CONNECTIONS_MAX {
             connections.remove(0);

@@ -26,7 +26,11 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-host", &[]),
     ("fletch-origin", &["fletch-core", "fletch-host"]),
     ("fletch-store", &["fletch-core"]),
-    ("fletch-client", &["fletch-core", "fletch-api", "fletch-host", "fletch-tables", "fletch-origin"]),
+    ("fletch-window", &[]),
+    (
+        "fletch-client",
+        &["fletch-core", "fletch-api", "fletch-host", "fletch-tables", "fletch-origin", "fletch-window"],
+    ),
     ("fletch-testkit", &["fletch-core"]),
     ("fletch-sim", &["fletch-core"]),
     (
@@ -39,6 +43,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-host",
             "fletch-origin",
             "fletch-store",
+            "fletch-window",
             // For the TLS of what a server asks other servers.
             "fletch-client",
         ],
@@ -80,6 +85,7 @@ pub const LEAVES: &[&str] = &["fletch-tests", "fletch-fuzz", "fletch-benches"];
 pub const SOLE_USERS: &[(&str, &str)] = &[
     ("object_store", "fletch-origin"),
     ("sled", "fletch-store"),
+    ("memmap2", "fletch-window"),
     ("fuser", "fletch-mount"),
     ("pyo3", "fletch-python"),
     ("moka", "fletch-store fletch-tables fletch-server fletch-mount"),

@@ -266,7 +266,7 @@ impl ChunkReads {
         }
         let meter = read.costs.content_meter();
         let mut fill = |buffer: &mut [u8]| read.located.fill_here(&meter, buffer);
-        let at_once = AtOnce { fill: &mut fill, keep: true };
+        let at_once = AtOnce { bring: None, fill: &mut fill, keep: true };
         self.read_with(read, Some(at_once)).now_or_never()?.ok()
     }
 

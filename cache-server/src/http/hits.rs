@@ -7,12 +7,15 @@
 //! machine. No other origin can hold the thread.
 //!
 //! Invariants:
-//! 1. (I1) only [`fletch_core::Verified`] bytes are sent, and their hash is the one that was asked for;
+//! 1. (I1) only [`fletch_core::Verified`] bytes are sent or put into a window, and their hash is the one that
+//!    was asked for;
 //! 2. (I6) the connection counts like any other, and ends where an HTTP connection would: when it is idle,
 //!    takes its bytes too slowly, makes room, or the server stops;
 //! 3. (I7) each request is authenticated anew and passes the one access check. Whatever is wrong with it, the
 //!    answer is "not here", and nothing else is told;
-//! 4. (I8) bytes are counted as they are written.
+//! 4. (I8) bytes are counted as they are written to the socket, or put into the window;
+//! 5. (I6) a window counts as memory of its tenant while its connection lives. A client that dies closes the
+//!    connection. What it still has mapped after that is its own.
 
 use super::{
     access::access,
@@ -39,16 +42,22 @@ use axum::{
 use bytes::Bytes;
 use fletch_api::{
     Code, Problem, headers,
-    hits::{HitAnswer, HitRequest, PROTOCOL, REQUEST_BYTES_MAX, Wanted},
+    hits::{
+        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, REQUEST_BYTES_AHEAD_MAX, REQUEST_BYTES_MAX,
+        REQUESTS_AHEAD_MAX, WINDOW_BYTE, WINDOW_BYTES_MAX, WINDOW_HEADER, Wanted,
+    },
     routes,
 };
 use fletch_core::{Hash, JobName};
 use fletch_store::Tier;
+use fletch_window::Window;
 use futures::FutureExt as _;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::{
     io::{self, IoSlice, Read as _, Write as _},
-    os::unix::net::UnixStream,
-    sync::Arc,
+    mem::MaybeUninit,
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
 
@@ -71,9 +80,12 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
         ("Upgrade" = String, Header, description = "`fletch-hits/1`"),
         ("Fletch-Component" = Option<String>, Header,
             description = "The program that reads: `mount`, `loader`, `cli` or `peer`"),
+        ("Fletch-Window" = Option<u32>, Header,
+            description = "The length of the window that the client wants, in bytes"),
     ),
     responses(
-        (status = 101, description = "The connection speaks the protocol from here on"),
+        (status = 101, description = "The connection speaks the protocol from here on",
+            headers(("Fletch-Window" = u32, description = "The length of the window, if there is one"))),
         (status = 400, description = "It is no connection of the unix socket, or the protocol is another one",
             body = Problem, content_type = "application/problem+json"),
         (status = 429, description = "The server has as many hit connections as it may", body = Problem,
@@ -100,20 +112,56 @@ pub async fn get(
         ApiError::new(Code::Overloaded, "the server has as many hit connections as it may", hint)
     })?;
     let component = request.get(headers::COMPONENT).and_then(|v| v.to_str().ok()).unwrap_or("");
-    let session = HitSession {
-        server,
-        peer,
-        credentials: credentials_of(&request),
-        component: Component::from_word(component),
-        _permit: permit,
-    };
+    let window = window(&server, &principal, &request);
     let upgrade: [(HeaderName, HeaderValue); 2] = [
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
         (header::UPGRADE, HeaderValue::from_static(PROTOCOL)),
     ];
     let mut response = (StatusCode::SWITCHING_PROTOCOLS, upgrade).into_response();
+    if let Some(window) = &window {
+        let name = HeaderName::from_static(WINDOW_HEADER);
+        response.headers_mut().insert(name, HeaderValue::from(window.bytes));
+    }
+    let session = HitSession {
+        server,
+        peer,
+        credentials: credentials_of(&request),
+        component: Component::from_word(component),
+        window: Mutex::new(window),
+        _permit: permit,
+    };
     response.extensions_mut().insert(Arc::new(session));
     Ok(response)
+}
+
+/// Returns the window that the client wants, as long as its tenant may have it. `None` is no fault: bytes go
+/// through the socket then.
+fn window(server: &Server, principal: &Principal, request: &HeaderMap) -> Option<GrantedWindow> {
+    let wanted: u32 = request.get(WINDOW_HEADER)?.to_str().ok()?.parse().ok()?;
+    let most = server.limits.connection_window_bytes().min(WINDOW_BYTES_MAX);
+    let bytes = wanted.min(most);
+    if bytes == 0 {
+        return None;
+    }
+    let Ok(permit) = server.tenants.hit_windows.try_acquire(&principal.tenant, bytes.into()) else {
+        server.tenants.count_refusal(&principal.tenant, TenantLimit::HitWindows);
+        return None;
+    };
+    let bytes = u32::try_from(permit.n()).unwrap_or(bytes).min(bytes);
+    match Window::new(bytes) {
+        Ok(window) => Some(GrantedWindow { window, bytes, _permit: permit }),
+        Err(error) => {
+            tracing::warn!(%error, bytes, "the system has no memory for the window of a hit connection");
+            None
+        }
+    }
+}
+
+/// The window of a connection, and its part of the memory.
+struct GrantedWindow {
+    window: Window,
+    bytes: u32,
+    _permit: FairPermit,
 }
 
 /// Returns the header by which the caller is known, alone.
@@ -128,6 +176,8 @@ pub struct HitSession {
     peer: Peer,
     credentials: HeaderMap,
     component: Component,
+    /// The thread of the connection takes it.
+    window: Mutex<Option<GrantedWindow>>,
     _permit: FairPermit,
 }
 
@@ -152,34 +202,56 @@ impl HitSession {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(limits.idle_timeout))?;
         socket.set_write_timeout(Some(limits.send_timeout))?;
-        let mut buffer = vec![0; 2 + REQUEST_BYTES_MAX];
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut is_window_sent = false;
+        let mut requests = Requests::new();
+        let mut answers = Answers::new(socket);
         loop {
-            connection.set_busy(false);
-            let Some(length) = receive(socket, &mut buffer).inspect_err(|e| {
-                if e.kind() == io::ErrorKind::WouldBlock {
-                    connection.count_closed(Closed::Idle);
+            let Some(request) = requests.next() else {
+                answers.flush().inspect_err(|e| count_slow(connection, e))?;
+                connection.set_busy(false);
+                let more = requests.receive(socket).inspect_err(|e| {
+                    if e.kind() == io::ErrorKind::WouldBlock {
+                        connection.count_closed(Closed::Idle);
+                    }
+                })?;
+                if !more {
+                    return Ok(());
                 }
-            })?
-            else {
-                return Ok(());
+                connection.set_busy(true);
+                continue;
             };
-            connection.set_busy(true);
             let began = Instant::now();
             self.server.touch();
-            let wrong = |e| io::Error::new(io::ErrorKind::InvalidData, e);
-            let request = HitRequest::parse(&buffer[2..2 + length]).map_err(wrong)?;
+            let request = request?;
+            if request.is_empty() {
+                let window = window.as_ref().filter(|_| !is_window_sent);
+                let window = window.ok_or_else(|| broken("there is no window to send"))?;
+                answers.flush().inspect_err(|e| count_slow(connection, e))?;
+                send_window(socket, &window.window)?;
+                is_window_sent = true;
+                continue;
+            }
+            let request = HitRequest::parse(request).map_err(broken)?;
+            let has_place = |place| window.as_ref().is_some_and(|w| w.window.has(place, request.size));
+            if !request.place.is_none_or(has_place) {
+                return Err(broken("the place is not in a window"));
+            }
             let found = self.find(&request);
             let status = if found.is_some() { StatusCode::OK } else { StatusCode::NO_CONTENT };
-            self.server.requests.count(routes::HITS, status.as_u16(), began.elapsed());
-            let sent = match found {
-                Some(found) => send(socket, HitAnswer::Here(request.size), &found.bytes, Some(&found.charge)),
-                None => send(socket, HitAnswer::NotHere, &[], None),
-            };
-            sent.inspect_err(|e| {
-                if e.kind() == io::ErrorKind::TimedOut {
-                    connection.count_closed(Closed::SlowReader);
+            let answered = match (found, request.place) {
+                (Some(found), None) => answers.send(HitAnswer::Here(request.size), &found),
+                (Some(found), Some(place)) => {
+                    if !window.as_mut().is_some_and(|w| w.window.put(place, &found.bytes)) {
+                        return Err(broken("the place is not in a window"));
+                    }
+                    found.charge.add(found.bytes.len());
+                    answers.put(HitAnswer::InWindow(request.size))
                 }
-            })?;
+                (None, _) => answers.put(HitAnswer::NotHere),
+            };
+            self.server.requests.count(routes::HITS, status.as_u16(), began.elapsed());
+            answered.inspect_err(|e| count_slow(connection, e))?;
         }
     }
 
@@ -248,51 +320,140 @@ impl HitSession {
     }
 }
 
-/// Receives one request into `buffer`, and returns its length. Returns `None` at the end of the connection.
-fn receive(mut socket: &UnixStream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    let mut filled = 0;
-    loop {
-        let read = match socket.read(&mut buffer[filled..]) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            read => read?,
-        };
-        if read == 0 {
-            return if filled == 0 { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+/// Returns the error of a client that breaks the protocol.
+fn broken(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Counts a connection that ends because its client takes the answers too slowly.
+fn count_slow(connection: &Connection, error: &io::Error) {
+    if error.kind() == io::ErrorKind::TimedOut {
+        connection.count_closed(Closed::SlowReader);
+    }
+}
+
+/// The requests that have arrived.
+struct Requests {
+    buffer: Vec<u8>,
+    /// What has arrived and was not returned yet.
+    pending: std::ops::Range<usize>,
+}
+
+impl Requests {
+    fn new() -> Self {
+        Requests { buffer: vec![0; 2 + REQUEST_BYTES_MAX], pending: 0..0 }
+    }
+
+    /// Returns the bytes of the next request, after its length; `None` if it has not arrived whole.
+    fn next(&mut self) -> Option<io::Result<&[u8]>> {
+        let arrived = &self.buffer[self.pending.clone()];
+        let (length, _) = arrived.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_le_bytes(*length));
+        if length > REQUEST_BYTES_MAX {
+            return Some(Err(broken("the request has a wrong length")));
         }
-        filled += read;
-        if filled < 2 {
-            continue;
+        let begin = self.pending.start + 2;
+        if self.pending.end < begin + length {
+            return None;
         }
-        let length = usize::from(u16::from_le_bytes([buffer[0], buffer[1]]));
-        // A client waits for the answer before it sends the next request.
-        if length > REQUEST_BYTES_MAX || filled > 2 + length {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the request has a wrong length"));
+        self.pending.start = begin + length;
+        Some(Ok(&self.buffer[begin..begin + length]))
+    }
+
+    /// Receives more bytes. Returns false at the end of the connection.
+    fn receive(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
+        self.buffer.copy_within(self.pending.clone(), 0);
+        self.pending = 0..self.pending.len();
+        // A client that sends requests ahead sends many at once.
+        if self.buffer.len() < REQUEST_BYTES_AHEAD_MAX && self.pending.len() > REQUEST_BYTES_MAX / 2 {
+            self.buffer.resize(REQUEST_BYTES_AHEAD_MAX, 0);
         }
-        if filled == 2 + length {
-            return Ok(Some(length));
+        loop {
+            return match socket.read(&mut self.buffer[self.pending.end..]) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Ok(0) if !self.pending.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(0) => Ok(false),
+                Ok(read) => {
+                    self.pending.end += read;
+                    Ok(true)
+                }
+                Err(e) => Err(e),
+            };
         }
     }
 }
 
-/// Sends an answer, and counts its bytes as the socket takes them.
-fn send(mut socket: &UnixStream, head: HitAnswer, bytes: &[u8], charge: Option<&Charge>) -> io::Result<()> {
-    let head = head.encode();
+/// Sends answers. Those without bytes wait for [`Answers::flush`], so that many are sent at once.
+struct Answers<'a> {
+    socket: &'a UnixStream,
+    waiting: Vec<u8>,
+}
+
+impl<'a> Answers<'a> {
+    fn new(socket: &'a UnixStream) -> Self {
+        Answers { socket, waiting: Vec::with_capacity(REQUESTS_AHEAD_MAX * ANSWER_HEAD_BYTES) }
+    }
+
+    /// Adds an answer without bytes.
+    fn put(&mut self, answer: HitAnswer) -> io::Result<()> {
+        if self.waiting.len() >= REQUESTS_AHEAD_MAX * ANSWER_HEAD_BYTES {
+            self.flush()?;
+        }
+        self.waiting.extend_from_slice(&answer.encode());
+        Ok(())
+    }
+
+    /// Sends an answer with bytes.
+    fn send(&mut self, answer: HitAnswer, found: &Found) -> io::Result<()> {
+        self.put(answer)?;
+        let sent = send(self.socket, &self.waiting, &found.bytes, Some(&found.charge));
+        self.waiting.clear();
+        sent
+    }
+
+    /// Sends the answers that wait.
+    fn flush(&mut self) -> io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let sent = send(self.socket, &self.waiting, &[], None);
+        self.waiting.clear();
+        sent
+    }
+}
+
+/// Sends the descriptor of a window.
+fn send_window(socket: &UnixStream, window: &Window) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [window.as_fd()];
+    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(io::Error::other("a descriptor needs more space"));
+    }
+    let flags = SendFlags::NOSIGNAL;
+    let bytes = [IoSlice::new(&[WINDOW_BYTE])];
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &bytes, &mut control, flags))?;
+    Ok(())
+}
+
+/// Sends heads of answers and the bytes after the last one, which it counts as the socket takes them.
+fn send(mut socket: &UnixStream, heads: &[u8], bytes: &[u8], charge: Option<&Charge>) -> io::Result<()> {
     let mut sent = 0;
-    while sent < head.len() + bytes.len() {
-        let of_head = &head[sent.min(head.len())..];
-        let of_bytes = &bytes[sent.saturating_sub(head.len())..];
-        let wrote = match socket.write_vectored(&[IoSlice::new(of_head), IoSlice::new(of_bytes)]) {
+    while sent < heads.len() + bytes.len() {
+        let of_heads = &heads[sent.min(heads.len())..];
+        let of_bytes = &bytes[sent.saturating_sub(heads.len())..];
+        let wrote = match socket.write_vectored(&[IoSlice::new(of_heads), IoSlice::new(of_bytes)]) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             // The kernel says so after `limits.send_timeout` without room for one byte.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
             wrote => wrote?,
         };
         if let Some(charge) = charge {
-            charge.add(wrote.saturating_sub(of_head.len()));
+            charge.add(wrote.saturating_sub(of_heads.len()));
         }
         sent += wrote;
         // The kernel returns early where the time was over, and only then.
-        if sent < head.len() + bytes.len() && (wrote as u64) < SEND_BYTES_MIN {
+        if sent < heads.len() + bytes.len() && (wrote as u64) < SEND_BYTES_MIN {
             return Err(io::ErrorKind::TimedOut.into());
         }
     }

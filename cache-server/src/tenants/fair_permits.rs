@@ -37,6 +37,14 @@ pub struct FairPermit {
     n: u64,
 }
 
+impl FairPermit {
+    /// Returns how much it is: less than was asked for where the tenant may have no more.
+    #[must_use]
+    pub fn n(&self) -> u64 {
+        self.n
+    }
+}
+
 impl FairPermits {
     /// Divides `all` among tenants. `unit` is the most that one request takes.
     #[must_use]

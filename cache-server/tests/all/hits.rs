@@ -18,7 +18,7 @@ use tokio::{
 };
 
 /// Sends the request that begins a hit connection, with further header lines. Returns the head of the reply.
-async fn upgrade<S>(stream: &mut S, more: &str) -> String
+pub async fn upgrade<S>(stream: &mut S, more: &str) -> String
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
@@ -35,15 +35,15 @@ where
     String::from_utf8(got).expect("text")
 }
 
-fn protocol() -> String {
+pub fn protocol() -> String {
     format!("upgrade: {PROTOCOL}\r\n")
 }
 
 /// An open hit connection.
-struct Hits(UnixStream);
+pub struct Hits(pub UnixStream);
 
 impl Hits {
-    async fn open(socket: &Path, more: &str) -> Self {
+    pub async fn open(socket: &Path, more: &str) -> Self {
         let mut stream = UnixStream::connect(socket).await.expect("connect");
         let head = upgrade(&mut stream, &(protocol() + more)).await;
         assert!(head.starts_with("HTTP/1.1 101"), "{head}");
@@ -60,6 +60,7 @@ impl Hits {
         self.0.read_exact(&mut head).await.expect("an answer");
         match HitAnswer::parse(head).expect("a head") {
             HitAnswer::NotHere => None,
+            HitAnswer::InWindow(len) => panic!("nobody asked for {len} bytes in a window"),
             HitAnswer::Here(len) => {
                 let mut bytes = vec![0; len as usize];
                 self.0.read_exact(&mut bytes).await.expect("bytes");
@@ -69,29 +70,30 @@ impl Hits {
     }
 
     /// Whether the server ends the connection soon.
-    async fn ends(&mut self) -> bool {
+    pub async fn ends(&mut self) -> bool {
         let mut byte = [0];
         let read = timeout(Duration::from_secs(5), self.0.read(&mut byte)).await;
         matches!(read, Ok(Ok(0) | Err(_)))
     }
 }
 
-fn chunk(root: Root, bytes: &[u8]) -> HitRequest<'static> {
+pub fn chunk(root: Root, bytes: &[u8]) -> HitRequest<'static> {
     HitRequest {
         root,
         wanted: Wanted::Chunk,
         hash: Hash::of(bytes),
         size: u32::try_from(bytes.len()).expect("short"),
+        place: None,
         job: Some(JobName::new("train").expect("a name")),
         dataset: None,
     }
 }
 
-fn socket(node: &Node) -> PathBuf {
+pub fn socket(node: &Node) -> PathBuf {
     node.running.socket.clone().expect("a socket")
 }
 
-async fn read(node: &Node, path: &str) {
+pub async fn read(node: &Node, path: &str) {
     read_through(node, path, None).await;
 }
 
@@ -291,8 +293,15 @@ async fn i6_a_client_that_breaks_the_protocol_idles_or_does_not_read_loses_its_c
     read(&node, &routes::chunk(root, Hash::of(bytes))).await;
     let mut sent = Vec::new();
     chunk(root, bytes).encode(&mut sent).expect("short enough");
-    let two_at_once = [&sent[..], &sent[..]].concat();
-    for wrong in [&[255, 255, 1][..], &[0, 0], &[4, 0, 9, 0, 0, 0], &two_at_once, &sent[..20]] {
+    let mut ahead = Hits::open(&socket(&node), "").await;
+    ahead.0.write_all(&sent.repeat(2)).await.expect("write");
+    for _ in 0..2 {
+        let mut answer = vec![0; ANSWER_HEAD_BYTES + bytes.len()];
+        ahead.0.read_exact(&mut answer).await.expect("an answer to each of two requests");
+        assert!(answer[ANSWER_HEAD_BYTES..] == bytes[..]);
+    }
+    drop(ahead);
+    for wrong in [&[255, 255, 1][..], &[0, 0], &[4, 0, 9, 0, 0, 0], &sent[..20]] {
         let mut hits = Hits::open(&socket(&node), "").await;
         hits.0.write_all(wrong).await.expect("write");
         assert!(hits.ends().await, "{wrong:?}");

@@ -43,3 +43,4 @@ mod tls;
 mod traces;
 mod unmounted;
 mod warmups;
+mod windows;

@@ -1,34 +1,56 @@
 //! The protocol of a hit connection: a client of this machine asks for bytes that the server has at hand.
 //!
 //! The connection begins as HTTP/1.1 on the unix socket: `GET /v1/hits` with `Connection: upgrade` and
-//! `Upgrade: fletch-hits/1`. The server checks it like any request and answers 101. Then the client sends a
-//! request and reads its answer, and sends the next one. Numbers are little-endian.
+//! `Upgrade: fletch-hits/1`. The server checks it like any request and answers 101. Then the client sends
+//! requests, and the server answers them in their order. Numbers are little-endian.
 //!
 //! ```text
-//! request  length u16 · kind u8 · job u8 · dataset u8 · 0 u8 · size u32 · root [32] · hash [32]
-//!          · the names of job and dataset, of `job` and `dataset` bytes · for a file its path
-//! answer   status u8 · 0 [3] · length u32 · as many bytes
+//! request  length u16 · kind u8 · job u8 · dataset u8 · target u8 · size u32 · place u32 · root [32]
+//!          · hash [32] · the names of job and dataset, of `job` and `dataset` bytes · for a file its path
+//! answer   status u8 · 0 [3] · length u32 · with HERE as many bytes
 //! ```
 //!
 //! 1. `length` of a request counts the bytes after it, and is at most [`REQUEST_BYTES_MAX`].
-//! 2. The server answers at once. With [`HERE`] it sends all `size` bytes, which hash to `hash`. In each
-//!    other case it answers [`NOT_HERE`] without bytes. Then the client asks by HTTP, which waits, and says
-//!    what is wrong.
-//! 3. A request that breaks these rules ends the connection.
+//! 2. The server answers at once. If it has the bytes, it sends all `size` of them, which hash to `hash`
+//!    ([`HERE`]), or puts them into the window ([`IN_WINDOW`]), as `target` says. In each other case it
+//!    answers [`NOT_HERE`] without bytes. Then the client asks by HTTP, which waits, and says what is wrong.
+//! 3. A client may send up to [`REQUESTS_AHEAD_MAX`] requests for the window before it reads their answers.
+//!    It waits for each answer with bytes before it sends more: else both sides might wait for each other.
+//! 4. A request that breaks these rules ends the connection.
+//!
+//! # The window
+//!
+//! A client that wants one says how long with [`WINDOW_HEADER`]. The server names the length that it grants
+//! with the same header of its 101, or leaves the header out. Then the client sends a request of length 0,
+//! once, and gets one byte with the descriptor of the sealed memory (`SCM_RIGHTS`). `place` is where the
+//! bytes go, from the beginning of the window. The server writes there and nowhere else, so the client must
+//! not use that place until the answer. It uses its other places as it likes.
 
 use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};
 
 /// The name and version of the protocol, in the `Upgrade` header.
 pub const PROTOCOL: &str = "fletch-hits/1";
+/// The header that names the length of a window in bytes.
+pub const WINDOW_HEADER: &str = "fletch-window";
+/// The longest window, in bytes.
+pub const WINDOW_BYTES_MAX: u32 = 64 << 20;
+/// The byte that comes with the descriptor of a window.
+pub const WINDOW_BYTE: u8 = b'W';
+/// The most requests that wait for their answers.
+pub const REQUESTS_AHEAD_MAX: usize = 64;
+/// The most bytes of requests that wait for their answers.
+pub const REQUEST_BYTES_AHEAD_MAX: usize = 32 << 10;
 /// The length of the fixed part of a request, after its length.
-pub const FIXED_BYTES: usize = 72;
+pub const FIXED_BYTES: usize = 76;
 /// The most bytes of a request after its length: the fixed part, two names, and the longest path.
 pub const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// The length of the head of an answer.
 pub const ANSWER_HEAD_BYTES: usize = 8;
 /// The status of an answer with bytes.
 pub const HERE: u8 = 1;
+/// The status of an answer whose bytes are in the window.
+pub const IN_WINDOW: u8 = 2;
 /// The status of an answer without bytes.
 pub const NOT_HERE: u8 = 0;
 
@@ -52,6 +74,8 @@ pub struct HitRequest<'a> {
     pub hash: Hash,
     /// The number of bytes.
     pub size: u32,
+    /// Where the bytes go in the window. `None`: into the answer.
+    pub place: Option<u32>,
     /// The job that the bytes are counted for.
     pub job: Option<JobName>,
     /// The dataset through which the client reads.
@@ -74,6 +98,8 @@ pub enum BadHitRequest {
 
 const KIND_CHUNK: u8 = 1;
 const KIND_FILE: u8 = 2;
+const TO_ANSWER: u8 = 0;
+const TO_WINDOW: u8 = 1;
 
 impl HitRequest<'_> {
     /// Appends the request to `out`, with its length.
@@ -95,8 +121,10 @@ impl HitRequest<'_> {
         };
         out.reserve(2 + bytes);
         out.put_u16_le(length);
-        out.put_slice(&[kind, job_length, dataset_length, 0]);
+        let (target, place) = self.place.map_or((TO_ANSWER, 0), |place| (TO_WINDOW, place));
+        out.put_slice(&[kind, job_length, dataset_length, target]);
         out.put_u32_le(self.size);
+        out.put_u32_le(place);
         out.put_slice(&self.root.0.0);
         out.put_slice(&self.hash.0);
         for text in [job, dataset, path] {
@@ -115,10 +143,12 @@ impl HitRequest<'_> {
         }
         let (mut fixed, rest) = bytes.split_at_checked(FIXED_BYTES).ok_or(BadHitRequest::Length)?;
         let (kind, job, dataset) = (fixed.get_u8(), fixed.get_u8(), fixed.get_u8());
-        if fixed.get_u8() != 0 {
-            return Err(BadHitRequest::Kind);
-        }
-        let size = fixed.get_u32_le();
+        let (target, size, place) = (fixed.get_u8(), fixed.get_u32_le(), fixed.get_u32_le());
+        let place = match (target, place) {
+            (TO_ANSWER, 0) => None,
+            (TO_WINDOW, place) => Some(place),
+            _ => return Err(BadHitRequest::Kind),
+        };
         let mut hash = || {
             let mut hash = [0; 32];
             fixed.copy_to_slice(&mut hash);
@@ -142,7 +172,7 @@ impl HitRequest<'_> {
             "" => None,
             name => Some(DatasetName::new(name).map_err(|_| BadHitRequest::Name)?),
         };
-        Ok(HitRequest { root, wanted, hash, size, job, dataset })
+        Ok(HitRequest { root, wanted, hash, size, place, job, dataset })
     }
 }
 
@@ -151,6 +181,8 @@ impl HitRequest<'_> {
 pub enum HitAnswer {
     /// As many bytes follow as were asked for.
     Here(u32),
+    /// As many bytes as were asked for are in their place in the window.
+    InWindow(u32),
     /// The server does not have the bytes at hand.
     NotHere,
 }
@@ -161,6 +193,7 @@ impl HitAnswer {
     pub fn encode(self) -> [u8; ANSWER_HEAD_BYTES] {
         let (status, len) = match self {
             HitAnswer::Here(len) => (HERE, len),
+            HitAnswer::InWindow(len) => (IN_WINDOW, len),
             HitAnswer::NotHere => (NOT_HERE, 0),
         };
         let [a, b, c, d] = len.to_le_bytes();
@@ -173,6 +206,7 @@ impl HitAnswer {
         let [status, 0, 0, 0, a, b, c, d] = head else { return None };
         match (status, u32::from_le_bytes([a, b, c, d])) {
             (HERE, len) => Some(HitAnswer::Here(len)),
+            (IN_WINDOW, len) => Some(HitAnswer::InWindow(len)),
             (NOT_HERE, 0) => Some(HitAnswer::NotHere),
             _ => None,
         }
@@ -189,6 +223,7 @@ mod tests {
             wanted,
             hash: Hash([2; 32]),
             size: 110_000,
+            place: None,
             job: Some(JobName::new("train").expect("a name")),
             dataset: None,
         }
@@ -198,11 +233,13 @@ mod tests {
     fn a_request_is_parsed_as_it_was_encoded() {
         let path = "a/b.jpg".repeat(1000);
         for wanted in [Wanted::Chunk, Wanted::File("a/b.jpg"), Wanted::File(&path)] {
-            let (asked, mut out) = (request(wanted), vec![7]);
-            asked.encode(&mut out).expect("it is short enough");
-            let length = usize::from(u16::from_le_bytes([out[1], out[2]]));
-            assert_eq!(length, out.len() - 3);
-            assert_eq!(HitRequest::parse(&out[3..]), Ok(asked));
+            for place in [None, Some(0), Some(u32::MAX)] {
+                let (asked, mut out) = (HitRequest { place, ..request(wanted) }, vec![7]);
+                asked.encode(&mut out).expect("it is short enough");
+                let length = usize::from(u16::from_le_bytes([out[1], out[2]]));
+                assert_eq!(length, out.len() - 3);
+                assert_eq!(HitRequest::parse(&out[3..]), Ok(asked));
+            }
         }
     }
 
@@ -216,7 +253,8 @@ mod tests {
         let whole = &out[2..];
         for (at, value, why) in [
             (0, 9, BadHitRequest::Kind),
-            (3, 1, BadHitRequest::Kind),
+            (3, 2, BadHitRequest::Kind),
+            (8, 1, BadHitRequest::Kind),
             (0, KIND_CHUNK, BadHitRequest::Length),
             (1, 200, BadHitRequest::Length),
             (FIXED_BYTES, b'/', BadHitRequest::Name),
@@ -234,10 +272,10 @@ mod tests {
 
     #[test]
     fn an_answer_is_parsed_as_it_was_encoded() {
-        for answer in [HitAnswer::Here(0), HitAnswer::Here(u32::MAX), HitAnswer::NotHere] {
+        for answer in [HitAnswer::Here(0), HitAnswer::Here(u32::MAX), HitAnswer::InWindow(7), HitAnswer::NotHere] {
             assert_eq!(HitAnswer::parse(answer.encode()), Some(answer));
         }
-        for wrong in [[2, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]] {
+        for wrong in [[3, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]] {
             assert_eq!(HitAnswer::parse(wrong), None);
         }
     }

@@ -389,7 +389,7 @@ impl Client {
     #[must_use]
     pub fn hit_request<'a>(&self, root: Root, wanted: Wanted<'a>, hash: Hash, size: u32) -> HitRequest<'a> {
         let job = self.job.as_ref().map(|(name, _)| name.clone());
-        HitRequest { root, wanted, hash, size, job, dataset: self.dataset.clone() }
+        HitRequest { root, wanted, hash, size, place: None, job, dataset: self.dataset.clone() }
     }
 
     /// Requests many pieces of one version, each from the server that owns its chunk.

@@ -4,6 +4,9 @@
 //! short time: that saves the ways between threads, which take longer than the answer. [`fletch_api::hits`]
 //! has the protocol. A caller that gets no bytes makes the usual call.
 //!
+//! The bytes come through the socket, or lie in the *window* of the connection: memory that the server writes
+//! and this process reads ([`fletch_window`]).
+//!
 //! ```text
 //!            a fault                    the rest is over, for one thread
 //!   ASKED ─────────────▶ LEFT ALONE ──────────────────────────────────────▶ TRIED
@@ -19,25 +22,21 @@
 //!    longest of these times. Connections that are open go on: the server may be at a limit.
 //! 3. The bytes are **not verified**.
 //! 4. A connection is closed within about a second after another token is in use.
+//! 5. Bytes in a window stay as they are until they are dropped, whatever becomes of connection and server.
+
+mod socket;
 
 use crate::token::Bearer;
-use fletch_api::{
-    headers,
-    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL},
-    routes,
+use fletch_api::hits::{
+    ANSWER_HEAD_BYTES, HitAnswer, HitRequest, REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX,
 };
+use fletch_window::{BadWindow, Filled, Place, View};
 use http::HeaderValue;
-use rustix::{
-    io::{Errno, retry_on_intr},
-    net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-        sockopt::{Timeout, set_socket_timeout},
-    },
-};
+use rustix::io::Errno;
+use socket::{Socket, Wish};
 use std::{
     io::IoSliceMut,
     ops::Range,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -59,13 +58,6 @@ const TOKEN_CHECK_EVERY: Duration = Duration::from_secs(1);
 const MISSES_MAX: u32 = 16;
 /// Of so many asks, one is sent then, until an answer has bytes.
 const ASK_EVERY: u32 = 8;
-/// The longest head of the answer to the upgrade, in bytes, and the most headers in it.
-const HEAD_BYTES_MAX: usize = 8 << 10;
-const HEADERS_MAX: usize = 64;
-/// The time limit of a socket is set again when it is wrong by more than this.
-const LIMIT_SLACK: Duration = Duration::from_millis(5);
-/// The shortest time limit of a socket. Zero would mean no limit.
-const LIMIT_MIN: Duration = Duration::from_millis(1);
 
 /// The outcome of an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +66,8 @@ pub enum HitOutcome {
     Here,
     /// The server does not have the bytes at hand.
     NotHere,
+    /// The connection has no window.
+    NoWindow,
     /// Nothing was sent: the server is left alone, or had none of the last bytes at hand.
     NotAsked,
     /// The server did not answer in time, or the connection broke. The buffer may have some bytes.
@@ -133,10 +127,12 @@ impl HitServer {
         }))
     }
 
-    /// Returns a connection for one thread. It opens with the first ask.
+    /// Returns a connection for one thread, with a window of `window_bytes` (0: none) if the server grants it.
+    /// It opens with the first ask.
     #[must_use]
-    pub fn connection(&self) -> HitConnection {
-        HitConnection { server: self.clone(), open: None, misses: 0, passed: 0, message: Vec::new() }
+    pub fn connection(&self, window_bytes: u32) -> HitConnection {
+        let (server, message) = (self.clone(), Vec::new());
+        HitConnection { server, window_bytes, open: None, misses: 0, passed: 0, message }
     }
 
     /// Returns whether the server is left alone now.
@@ -265,6 +261,8 @@ enum Fault {
     Refused(u16),
     #[error("the server breaks the protocol: {0}")]
     Protocol(&'static str),
+    #[error("the window is of no use: {0}")]
+    Window(#[from] BadWindow),
     #[error("the socket failed: {0}")]
     Socket(Errno),
 }
@@ -289,6 +287,8 @@ impl From<Errno> for Fault {
 /// One thread's connection to a server.
 pub struct HitConnection {
     server: HitServer,
+    /// The length of the window that it asks for.
+    window_bytes: u32,
     open: Option<OpenConnection>,
     /// Answers without bytes in a row.
     misses: u32,
@@ -320,19 +320,73 @@ impl HitConnection {
         if request.encode(&mut self.message).is_err() {
             return HitOutcome::NotAsked;
         }
-        match self.exchange(buffer, now, until.min(now + self.server.0.answer_timeout)) {
-            Ok(true) => {
-                self.misses = 0;
+        let (message, len) = (std::mem::take(&mut self.message), buffer.len());
+        let until = until.min(now + self.server.0.answer_timeout);
+        let outcome = self.with_open(now, until, |open| open.exchange(&message, buffer, until));
+        self.message = message;
+        let outcome = outcome.map(|is_here| if is_here { (1, 0, len as u64) } else { (0, 1, 0) });
+        self.note(outcome)
+    }
+
+    /// Asks for the bytes of several requests at once, into the window of the connection.
+    ///
+    /// Sets `answers` to one entry for each request: its bytes, if the server put them into the window. They
+    /// keep their place there until they are dropped. A request is not asked for which the window has no
+    /// room. Blocks until all answers are there, at most until `until`.
+    ///
+    /// Returns [`HitOutcome::Here`] if there are bytes for at least one request, and `NoWindow` if the server
+    /// grants no window.
+    pub fn ask_in_window(
+        &mut self,
+        requests: &mut [HitRequest<'_>],
+        answers: &mut Vec<Option<Filled>>,
+        until: Instant,
+    ) -> HitOutcome {
+        let now = Instant::now();
+        answers.clear();
+        answers.resize_with(requests.len(), || None);
+        if self.window_bytes == 0 {
+            return HitOutcome::NoWindow;
+        }
+        if until <= now || !self.is_worthwhile() || !self.server.takes_turn(now, self.open.is_some()) {
+            return HitOutcome::NotAsked;
+        }
+        let mut message = std::mem::take(&mut self.message);
+        let outcome = self.with_open(now, until, |open| {
+            open.exchange_in_window(&mut message, requests, answers, until)
+        });
+        self.message = message;
+        match outcome {
+            Ok(None) => {
                 self.server.answered();
-                self.server.0.here.fetch_add(1, Relaxed);
-                self.server.0.bytes.fetch_add(buffer.len() as u64, Relaxed);
-                HitOutcome::Here
+                HitOutcome::NoWindow
             }
-            Ok(false) => {
-                self.misses = self.misses.saturating_add(1);
+            Ok(Some(not_here)) => {
+                let here = answers.iter().flatten();
+                let bytes = here.clone().map(|filled| filled.as_ref().len() as u64).sum();
+                let here = here.count();
+                if here == 0 && not_here == 0 {
+                    // The window has no room.
+                    return HitOutcome::NotAsked;
+                }
+                self.note(Ok((here as u64, not_here, bytes)))
+            }
+            Err(fault) => self.note(Err(fault)),
+        }
+    }
+
+    /// Counts answers with bytes, answers without, and bytes; or a fault.
+    fn note(&mut self, answers: Result<(u64, u64, u64), Fault>) -> HitOutcome {
+        let inner = &self.server.0;
+        match answers {
+            Ok((here, not_here, bytes)) => {
+                inner.here.fetch_add(here, Relaxed);
+                inner.not_here.fetch_add(not_here, Relaxed);
+                inner.bytes.fetch_add(bytes, Relaxed);
+                let more = u32::try_from(not_here).unwrap_or(u32::MAX);
+                self.misses = if here > 0 { 0 } else { self.misses.saturating_add(more) };
                 self.server.answered();
-                self.server.0.not_here.fetch_add(1, Relaxed);
-                HitOutcome::NotHere
+                if here > 0 { HitOutcome::Here } else { HitOutcome::NotHere }
             }
             Err(fault) => {
                 self.open = None;
@@ -354,37 +408,53 @@ impl HitConnection {
         true
     }
 
-    /// Returns whether the answer has bytes.
-    fn exchange(&mut self, buffer: &mut [u8], now: Instant, until: Instant) -> Result<bool, Fault> {
+    /// Runs `exchange` with the connection, which is opened if it is not open.
+    ///
+    /// A connection that the server closed while it was idle is opened again, once.
+    fn with_open<T>(
+        &mut self,
+        now: Instant,
+        until: Instant,
+        mut exchange: impl FnMut(&mut OpenConnection) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         if self.open.as_mut().is_some_and(|open| open.has_old_token(&self.server.0.bearer, now)) {
             self.open = None;
         }
         if let Some(open) = &mut self.open {
-            match open.exchange(&self.message, buffer, until) {
+            match exchange(open) {
                 Err(Fault::Closed) => {}
                 outcome => return outcome,
             }
         }
-        let open = OpenConnection::open(&self.server.0, now, until)?;
+        let open = OpenConnection::open(&self.server.0, self.window_bytes, now, until)?;
         self.server.opened();
-        self.open.insert(open).exchange(&self.message, buffer, until)
+        exchange(self.open.insert(open))
     }
 }
 
 /// A connection on which the server speaks the protocol.
 struct OpenConnection {
     socket: Socket,
+    /// Its window, if the server granted one.
+    window: Option<Arc<View>>,
     /// The token that it was opened with.
     token: Option<HeaderValue>,
     token_checked: Instant,
 }
 
 impl OpenConnection {
-    fn open(server: &Inner, now: Instant, until: Instant) -> Result<Self, Fault> {
+    fn open(server: &Inner, window_bytes: u32, now: Instant, until: Instant) -> Result<Self, Fault> {
         let token = server.bearer.header();
         let mut socket = Socket::connect(&server.socket, until)?;
-        socket.upgrade(server.component, token.as_ref(), until)?;
-        Ok(OpenConnection { socket, token, token_checked: now })
+        let wish = Wish { component: server.component, token: token.as_ref(), window_bytes };
+        let window = match socket.upgrade(&wish, until)? {
+            false => None,
+            true => {
+                socket.send(&[0, 0])?;
+                Some(View::new(&socket.receive_window(until)?)?)
+            }
+        };
+        Ok(OpenConnection { socket, window, token, token_checked: now })
     }
 
     /// Returns whether another token is in use than the one of this connection. Looks once a second.
@@ -412,126 +482,67 @@ impl OpenConnection {
                 Ok(true)
             }
             Some(HitAnswer::Here(_)) => Err(Fault::Protocol("an answer has another length")),
+            Some(HitAnswer::InWindow(_)) => Err(Fault::Protocol("bytes were put where nobody asked for them")),
             Some(HitAnswer::NotHere) if in_buffer == 0 => Ok(false),
             Some(HitAnswer::NotHere) => Err(Fault::Protocol("bytes follow an answer without bytes")),
             None => Err(Fault::Protocol("an answer has an unknown head")),
         }
     }
-}
 
-/// A socket whose reads end in time.
-struct Socket {
-    fd: OwnedFd,
-    /// The time limit of a read that is in force.
-    limit: Duration,
-}
-
-impl Socket {
-    fn connect(path: &Path, until: Instant) -> Result<Self, Fault> {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-        let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-        let left = left(until)?;
-        // A stopped server takes no connections from its queue, and connecting waits while that is full.
-        for which in [Timeout::Send, Timeout::Recv] {
-            set_socket_timeout(&fd, which, Some(left))?;
-        }
-        let address = SocketAddrUnix::new(path)?;
-        retry_on_intr(|| rustix::net::connect(&fd, &address))?;
-        Ok(Socket { fd, limit: left })
-    }
-
-    /// Makes the server speak the protocol of hit connections.
-    fn upgrade(&mut self, component: &str, token: Option<&HeaderValue>, until: Instant) -> Result<(), Fault> {
-        let mut message = format!(
-            "GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\n\
-             User-Agent: fletch-client/{}\r\n{}: {component}\r\n",
-            routes::HITS,
-            env!("CARGO_PKG_VERSION"),
-            headers::COMPONENT,
-        )
-        .into_bytes();
-        if let Some(token) = token {
-            message.extend_from_slice(b"Authorization: ");
-            message.extend_from_slice(token.as_bytes());
-            message.extend_from_slice(b"\r\n");
-        }
-        message.extend_from_slice(b"\r\n");
-        self.send(&message)?;
-        let mut head = vec![0; HEAD_BYTES_MAX];
-        let mut got = 0;
-        loop {
-            if got == head.len() {
-                return Err(Fault::Protocol("the answer to the upgrade has a long head"));
+    /// Asks for everything for which the window has room, and returns how often the answer had no bytes.
+    /// `None`: there is no window.
+    ///
+    /// After an error the server may still write into places, so the caller drops this connection. Its window
+    /// is then used no more.
+    fn exchange_in_window(
+        &mut self,
+        message: &mut Vec<u8>,
+        requests: &mut [HitRequest<'_>],
+        answers: &mut [Option<Filled>],
+        until: Instant,
+    ) -> Result<Option<u64>, Fault> {
+        let Some(window) = self.window.clone() else { return Ok(None) };
+        let mut not_here = 0;
+        let mut asked: Vec<(usize, Place)> = Vec::with_capacity(requests.len().min(REQUESTS_AHEAD_MAX));
+        let mut next = 0;
+        while next < requests.len() {
+            message.clear();
+            while next < requests.len() && asked.len() < REQUESTS_AHEAD_MAX {
+                let request = &mut requests[next];
+                let before = message.len();
+                if let Some(place) = window.take(request.size) {
+                    request.place = Some(place.offset());
+                    let encoded = request.encode(message).is_ok();
+                    if encoded && message.len() > REQUEST_BYTES_AHEAD_MAX && before > 0 {
+                        message.truncate(before);
+                        break;
+                    }
+                    if encoded {
+                        asked.push((next, place));
+                    }
+                }
+                next += 1;
             }
-            got += self.receive_parts(&mut [IoSliceMut::new(&mut head[got..])], until)?;
-            match upgraded(&head[..got])? {
-                None => {}
-                Some(len) if len == got => return Ok(()),
-                Some(_) => return Err(Fault::Protocol("bytes follow the answer to the upgrade")),
+            if asked.is_empty() {
+                continue;
             }
-        }
-    }
-
-    /// Sends a message without waiting. There is room for it, unless the server takes no requests.
-    fn send(&self, message: &[u8]) -> Result<(), Fault> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let sent = retry_on_intr(|| rustix::net::send(&self.fd, message, flags))?;
-        if sent == message.len() { Ok(()) } else { Err(Fault::Late) }
-    }
-
-    /// Receives some bytes, at least one.
-    fn receive_parts(&mut self, parts: &mut [IoSliceMut<'_>], until: Instant) -> Result<usize, Fault> {
-        self.set_limit(until)?;
-        match retry_on_intr(|| rustix::io::readv(&self.fd, parts))? {
-            0 => Err(Fault::Closed),
-            n => Ok(n),
-        }
-    }
-
-    /// Fills the buffer. The kernel wakes this thread once, when all bytes have come.
-    fn receive_all(&mut self, mut buffer: &mut [u8], until: Instant) -> Result<(), Fault> {
-        while !buffer.is_empty() {
-            self.set_limit(until)?;
-            let receive = || rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::WAITALL);
-            match retry_on_intr(receive)?.0 {
-                0 => return Err(Fault::Closed),
-                n => buffer = &mut buffer[n..],
+            self.socket.send(message)?;
+            let mut heads = [0; REQUESTS_AHEAD_MAX * ANSWER_HEAD_BYTES];
+            let heads = &mut heads[..asked.len() * ANSWER_HEAD_BYTES];
+            self.socket.receive_all(heads, until)?;
+            let (heads, _) = heads.as_chunks::<ANSWER_HEAD_BYTES>();
+            for (head, (index, place)) in heads.iter().zip(asked.drain(..)) {
+                match HitAnswer::parse(*head) {
+                    Some(HitAnswer::InWindow(len)) if len == requests[index].size => {
+                        answers[index] = Some(place.filled());
+                    }
+                    Some(HitAnswer::NotHere) => not_here += 1,
+                    Some(_) => return Err(Fault::Protocol("an answer does not fit its request")),
+                    None => return Err(Fault::Protocol("an answer has an unknown head")),
+                }
             }
         }
-        Ok(())
-    }
-
-    /// Limits the next read to the time that is left.
-    fn set_limit(&mut self, until: Instant) -> Result<(), Fault> {
-        let left = left(until)?;
-        if left.abs_diff(self.limit) > LIMIT_SLACK {
-            set_socket_timeout(&self.fd, Timeout::Recv, Some(left))?;
-            self.limit = left;
-        }
-        Ok(())
-    }
-}
-
-/// Returns the time that is left, as a time limit of a socket.
-fn left(until: Instant) -> Result<Duration, Fault> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(Fault::Late) } else { Ok(left.max(LIMIT_MIN)) }
-}
-
-/// Returns the length of the head of an answer that accepts the upgrade; `None` while the head is not whole.
-fn upgraded(bytes: &[u8]) -> Result<Option<usize>, Fault> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut answer = httparse::Response::new(&mut headers);
-    let parsed = answer.parse(bytes).map_err(|_| Fault::Protocol("the answer to the upgrade is no HTTP"))?;
-    let httparse::Status::Complete(len) = parsed else { return Ok(None) };
-    let is_ours = |h: &httparse::Header<'_>| {
-        h.name.eq_ignore_ascii_case("upgrade") && h.value.eq_ignore_ascii_case(PROTOCOL.as_bytes())
-    };
-    match answer.code {
-        Some(101) if answer.headers.iter().any(is_ours) => Ok(Some(len)),
-        Some(101) => Err(Fault::Protocol("the server upgrades to another protocol")),
-        Some(status) => Err(Fault::Refused(status)),
-        None => Err(Fault::Protocol("the answer to the upgrade has no status")),
+        Ok(Some(not_here))
     }
 }
 

@@ -48,7 +48,7 @@ pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;
 pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
-pub use read::{AtOnce, Fetch, Store, StoreLimits};
+pub use read::{AtOnce, Brought, Fetch, Store, StoreLimits};
 pub use shares::{Footprint, Part, ReaderKind, Shares, Split, TenantQuota, apply_quotas};
 pub use stats::StoreStats;
 pub use warm::{ChunkCheck, Warmed};

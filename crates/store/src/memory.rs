@@ -126,6 +126,12 @@ impl Memory {
         self.cache.run_pending_tasks();
     }
 
+    #[cfg(test)]
+    pub fn clear(&self) {
+        self.cache.invalidate_all();
+        self.cache.run_pending_tasks();
+    }
+
     /// Returns a buffer for `len` bytes, a pooled one if possible; `None` as for [`Memory::permit`].
     pub async fn buffer(&self, len: u32, until: Instant) -> Option<PooledBuffer> {
         let class = size_class(len, self.memory_bytes);

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 
 mod at_once;
 
-pub use at_once::AtOnce;
+pub use at_once::{AtOnce, Brought};
 
 /// Largest chunk that is hashed on the async thread (0.03 ms). Larger chunks are hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;

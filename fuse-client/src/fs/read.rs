@@ -15,7 +15,7 @@ use fletch_client::fallback::OriginLocation;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, Root, StoreKey};
-use fletch_store::{AtOnce, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
+use fletch_store::{AtOnce, Brought, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
 use fletch_tables::paths;
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, try_join_all};
@@ -106,6 +106,11 @@ pub trait ChunkSource: Send + Sync {
     /// Returns false otherwise; the buffer then has arbitrary content. Blocks for a very short time only.
     fn hit(&self, _wanted: &FetchRequest, _buffer: &mut [u8]) -> bool {
         false
+    }
+
+    /// As [`ChunkSource::hit`], in memory of the source's own, which is soon used again.
+    fn bring(&self, _wanted: &FetchRequest) -> Brought {
+        Brought::NoMemory
     }
 }
 
@@ -285,8 +290,9 @@ impl Reader {
         // Nobody reads bytes again of which the kernel keeps all pages.
         let is_whole = of.range.start == 0 && u32::try_from(of.range.end).is_ok_and(|end| end == len);
         let keep = !(is_whole && kernel_keeps);
+        let mut bring = || self.source.bring(&wanted);
         let mut fill = |buffer: &mut [u8]| self.source.hit(&wanted, buffer);
-        let at_once = AtOnce { fill: &mut fill, keep };
+        let at_once = AtOnce { bring: Some(&mut bring), fill: &mut fill, keep };
         self.store.read_with(key, len, self.dataset, fetch, Some(at_once)).await
     }
 

@@ -1,7 +1,8 @@
-use super::*;
+use super::{socket::HEAD_BYTES_MAX, *};
 use crate::TokenSource;
 use fletch_api::hits::{HERE, Wanted};
 use fletch_core::{Hash, Root};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
@@ -21,7 +22,7 @@ fn content() -> Vec<u8> {
 
 fn request(size: u32) -> HitRequest<'static> {
     let (root, hash) = (Root(Hash::of(b"root")), Hash::of(&content()));
-    HitRequest { root, wanted: Wanted::File("a/b.jpg"), hash, size, job: None, dataset: None }
+    HitRequest { root, wanted: Wanted::File("a/b.jpg"), hash, size, place: None, job: None, dataset: None }
 }
 
 fn ask(connection: &mut HitConnection, buffer: &mut [u8]) -> HitOutcome {
@@ -148,7 +149,7 @@ fn bytes_come_over_one_connection_that_began_with_an_upgrade() {
         assert!(!peer.receive(), "no more requests");
     });
     let server = fake.within(LONG, Some(TokenSource::Text("secret".into())));
-    let mut connection = server.connection();
+    let mut connection = server.connection(0);
     let mut buffer = vec![0; SIZE as usize];
     for _ in 0..3 {
         buffer.fill(0);
@@ -175,7 +176,7 @@ fn a_slow_answer_ends_in_time_and_the_server_is_left_alone() {
         until_done.recv().expect("the end of the test");
     });
     let server = fake.within(ANSWER_TIMEOUT, None);
-    let (mut connection, mut other) = (server.connection(), server.connection());
+    let (mut connection, mut other) = (server.connection(0), server.connection(0));
     let mut buffer = vec![0; SIZE as usize];
     let begun = Instant::now();
     assert_eq!(ask(&mut connection, &mut buffer), HitOutcome::Failed);
@@ -223,7 +224,7 @@ fn connecting_to_a_stopped_server_ends_in_time() {
     let server =
         HitServer::new(&path, "mount", Arc::new(Bearer::new(None).expect("no token")), ANSWER_TIMEOUT);
     let begun = Instant::now();
-    assert_eq!(ask(&mut server.connection(), &mut [0; 10]), HitOutcome::Failed);
+    assert_eq!(ask(&mut server.connection(0), &mut [0; 10]), HitOutcome::Failed);
     let waited = begun.elapsed();
     assert!(waited >= ANSWER_TIMEOUT / 2 && waited < ANSWER_TIMEOUT * 5, "{waited:?}");
 }
@@ -237,7 +238,7 @@ fn an_ask_ends_at_the_callers_time() {
         assert!(peer.receive());
         until_done.recv().expect("the end of the test");
     });
-    let mut connection = fake.server().connection();
+    let mut connection = fake.server().connection(0);
     let mut buffer = vec![0; SIZE as usize];
     assert_eq!(ask(&mut connection, &mut buffer), HitOutcome::Here);
     let now = Instant::now();
@@ -269,7 +270,7 @@ fn an_answer_that_breaks_the_protocol_ends_the_connection() {
         Peer::accept(&listener).upgrade().answer_here();
     });
     let server = fake.server();
-    let mut connection = server.connection();
+    let mut connection = server.connection(0);
     let mut buffer = vec![0; SIZE as usize];
     for _ in 0..4 {
         assert_eq!(ask(&mut connection, &mut buffer), HitOutcome::Failed);
@@ -292,7 +293,7 @@ fn a_connection_that_was_closed_while_idle_is_opened_again_at_once() {
         drop(listener);
     });
     let server = fake.server();
-    let mut connection = server.connection();
+    let mut connection = server.connection(0);
     let mut buffer = vec![0; SIZE as usize];
     for _ in 0..2 {
         assert_eq!(ask(&mut connection, &mut buffer), HitOutcome::Here);
@@ -324,7 +325,7 @@ fn a_server_that_refuses_the_upgrade_gets_no_other_one_soon() {
         open.answer_here();
     });
     let server = fake.server();
-    let (mut open, mut refused) = (server.connection(), server.connection());
+    let (mut open, mut refused) = (server.connection(0), server.connection(0));
     let mut buffer = vec![0; SIZE as usize];
     assert_eq!(ask(&mut open, &mut buffer), HitOutcome::Here);
     assert_eq!(ask(&mut refused, &mut buffer), HitOutcome::Failed);
@@ -356,7 +357,7 @@ fn after_many_misses_only_some_asks_are_sent() {
         assert!(!peer.receive());
     });
     let server = fake.server();
-    let mut connection = server.connection();
+    let mut connection = server.connection(0);
     let mut buffer = vec![0; SIZE as usize];
     let outcomes: Vec<HitOutcome> = (0..asks).map(|_| ask(&mut connection, &mut buffer)).collect();
     let sent: Vec<usize> = (0..asks).filter(|i| outcomes[*i] == HitOutcome::NotHere).collect();
@@ -385,7 +386,7 @@ fn another_token_opens_another_connection() {
         }
     });
     let server = fake.within(LONG, Some(TokenSource::File(file.clone())));
-    let mut connection = server.connection();
+    let mut connection = server.connection(0);
     let mut buffer = vec![0; SIZE as usize];
     assert_eq!(ask(&mut connection, &mut buffer), HitOutcome::Here);
     std::fs::write(&file, "two").expect("written");
@@ -408,7 +409,7 @@ fn another_token_opens_another_connection() {
 #[test]
 fn a_request_that_the_protocol_cannot_carry_is_not_sent() {
     let fake = FakeServer::new(drop);
-    let mut connection = fake.server().connection();
+    let mut connection = fake.server().connection(0);
     let mut buffer = vec![0; 10];
     let until = Instant::now() + LONG;
     assert_eq!(connection.ask(&request(11), &mut buffer, until), HitOutcome::NotAsked, "another length");

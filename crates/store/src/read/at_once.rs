@@ -4,7 +4,7 @@
 //!
 //! 1. (I1) The bytes are hashed, as those of a fetch. After wrong bytes the flight fetches.
 //! 2. (I3) The leader keeps its guard meanwhile, so other readers of the chunk wait for it.
-//! 3. (I6) It uses a buffer that is free now, or none. It takes no memory from the cache.
+//! 3. (I6) It uses a buffer that is free now, or memory of the caller's. It takes no memory from the cache.
 
 use super::Store;
 use crate::{
@@ -19,13 +19,26 @@ use fletch_core::{StoreKey, Verified};
 const AT_ONCE_BYTES_MAX: u32 = 4 << 20;
 
 /// A way to get a chunk without a fetch.
+///
+/// Its functions run on the thread that polls the read, so their time must have a bound.
 pub struct AtOnce<'a> {
+    /// Returns the whole chunk in memory of the caller's, which the caller bounds. Is asked only if the store
+    /// does not keep the chunk.
+    pub bring: Option<&'a mut (dyn FnMut() -> Brought + Send)>,
     /// Fills the buffer with the whole chunk and returns true; or returns false, and the chunk is fetched.
-    ///
-    /// Runs on the thread that polls the read, so its time must have a bound.
     pub fill: &'a mut (dyn FnMut(&mut [u8]) -> bool + Send),
     /// Whether the store keeps the chunk in memory. If not, its buffer is free when the reader drops it.
     pub keep: bool,
+}
+
+/// What a caller has of a chunk in memory of its own.
+pub enum Brought {
+    /// The chunk, not verified.
+    Bytes(Bytes),
+    /// The chunk is not at hand.
+    Nothing,
+    /// The caller has no such memory: a buffer is to be filled.
+    NoMemory,
 }
 
 impl Store {
@@ -40,12 +53,21 @@ impl Store {
         if len > AT_ONCE_BYTES_MAX || self.disk.as_ref().is_some_and(|d| d.has(key, len)) {
             return None;
         }
-        let mut buffer = self.memory.try_buffer(len)?;
-        if !(at_once.fill)(buffer.as_mut()) {
-            return None;
-        }
+        let bring = at_once.bring.filter(|_| !at_once.keep);
+        let brought = bring.map_or(Brought::NoMemory, |bring| bring());
+        let bytes = match brought {
+            Brought::Bytes(bytes) if bytes.len() == len as usize => bytes,
+            Brought::Bytes(_) | Brought::Nothing => return None,
+            Brought::NoMemory => {
+                let mut buffer = self.memory.try_buffer(len)?;
+                if !(at_once.fill)(buffer.as_mut()) {
+                    return None;
+                }
+                Bytes::from_owner(buffer)
+            }
+        };
         Counters::add(&self.counters.fetches, 1);
-        match Verified::check(key.hash, Bytes::from_owner(buffer)) {
+        match Verified::check(key.hash, bytes) {
             Ok(chunk) => {
                 let hit = self.fetched(key, dataset, chunk);
                 if at_once.keep {
@@ -133,7 +155,7 @@ mod tests {
                 true
             })
         };
-        let at_once = Some(AtOnce { fill: &mut fill, keep });
+        let at_once = Some(AtOnce { bring: None, fill: &mut fill, keep });
         let outcome = s.read_with(key_of(chunk), len_of(chunk), ANY, fetch, at_once).await;
         (outcome, asked)
     }
@@ -164,6 +186,36 @@ mod tests {
             live.push(s.stats().live_bytes);
         }
         assert!(live.iter().all(|bytes| *bytes == live[0] && *bytes >= 110_000), "one buffer: {live:?}");
+    }
+
+    #[tokio::test]
+    async fn i1_what_the_caller_brings_is_hashed_where_it_is() {
+        let s = store(64 * MIB, None);
+        let (chunk, other) = (content(20, 50_000), content(21, 50_000));
+        let read = async |brought: Option<Bytes>, keep: bool| {
+            let mut bring = || brought.clone().map_or(Brought::Nothing, Brought::Bytes);
+            let mut fill = |buffer: &mut [u8]| {
+                buffer.copy_from_slice(&chunk);
+                true
+            };
+            let at_once = Some(AtOnce { bring: Some(&mut bring), fill: &mut fill, keep });
+            let fetch = fetch_of(&chunk);
+            s.read_with(key_of(&chunk), len_of(&chunk), ANY, fetch, at_once).await.expect("read").chunk
+        };
+        let brought = read(Some(chunk.clone()), false).await;
+        assert_eq!(brought.bytes().as_ptr(), chunk.as_ptr(), "not copied");
+        assert_eq!((s.stats().fetches, s.stats().live_bytes, s.stats().cached_chunks), (1, 0, 0));
+        for wrong in [other, chunk.slice(1..), Bytes::new()] {
+            let fetched = read(Some(wrong), false).await;
+            assert_eq!(fetched.bytes(), &chunk);
+            s.memory.clear();
+        }
+        assert_eq!((s.stats().corrupt, s.stats().fetches), (1, 5), "wrong bytes, then fetches");
+        assert_eq!(read(None, false).await.bytes(), &chunk, "fetched");
+        s.memory.clear();
+        let kept = read(Some(chunk.clone()), true).await;
+        assert_ne!(kept.bytes().as_ptr(), chunk.as_ptr(), "what is kept lies in the store's memory");
+        assert!(s.cached(&key_of(&chunk)).is_some());
     }
 
     #[tokio::test]
@@ -217,7 +269,7 @@ mod tests {
                 buffer.copy_from_slice(&bytes);
                 true
             };
-            let at_once = Some(AtOnce { fill: &mut fill, keep: false });
+            let at_once = Some(AtOnce { bring: None, fill: &mut fill, keep: false });
             runtime.block_on(store.read_with(key_of(&sent), len_of(&sent), ANY, no_fetch(), at_once))
         });
         begins.recv().expect("the leader asks");
@@ -244,7 +296,7 @@ mod tests {
                 begun.send(()).expect("the test listens");
                 goes.recv().is_ok_and(|()| false)
             };
-            let at_once = Some(AtOnce { fill: &mut fill, keep: false });
+            let at_once = Some(AtOnce { bring: None, fill: &mut fill, keep: false });
             let fetch = fetch_of(&sent);
             runtime.block_on(store.read_with(key_of(&sent), len_of(&sent), ANY, fetch, at_once))
         });

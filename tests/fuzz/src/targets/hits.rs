@@ -33,7 +33,10 @@ static ROOT: LazyLock<Root> = LazyLock::new(|| {
 pub fn seeds() -> Vec<Vec<u8>> {
     let job = || Some(JobName::new("j").expect("a name"));
     let hello = Hash::of(b"hello");
-    let of = |wanted, hash, size, job| HitRequest { root: *ROOT, wanted, hash, size, job, dataset: None };
+    let of = |wanted, hash, size, job| {
+        let place = None;
+        HitRequest { root: *ROOT, wanted, hash, size, place, job, dataset: None }
+    };
     let requests = [
         of(Wanted::Chunk, hello, 5, job()),
         of(Wanted::File("a.txt"), hello, 5, None),

@@ -7,7 +7,7 @@ use crate::{
 use fletch_api::{hits::HitRequest, routes};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
-    hits::{HitConnection, HitOutcome},
+    hits::{HitConnection, HitOutcome, Verify, WindowRead},
 };
 use fletch_core::{Hash, Root};
 use fletch_window::Filled;
@@ -71,7 +71,7 @@ fn many(count: u64) -> Tree {
 async fn many_chunks_come_at_once_and_stay_as_they_are_after_the_server_ended() {
     let tree = many(200);
     let root = tree.index().root();
-    let node = Node::serving(&tree, &[]).await;
+    let node = Node::serving(&tree, &["--memory=1GiB"]).await;
     for path in tree.files.keys() {
         read(&node, &routes::file(root, path)).await;
     }
@@ -128,6 +128,41 @@ async fn i6_windows_are_limited_and_come_back_when_clients_leave() {
     assert_eq!(occupied(&node, 0).await, 0);
     assert_eq!(answers[3].as_ref().expect("held").as_ref(), &files[3][..]);
     node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_client_reads_chunks_and_files_of_packs_and_checks_them_itself() {
+    let tree = many(40);
+    let to = tempfile::tempdir().expect("a directory");
+    let (packed, _) = tree.pack_to(to.path(), false);
+    let node = Node::start(&[]).await;
+    node.register("d", &tree.uri(), Some(&to.path().display().to_string())).await;
+    let root = packed.root();
+    for path in tree.files.keys() {
+        read(&node, &routes::file(root, path)).await;
+    }
+    let client = client(socket(&node));
+    let reads: Vec<WindowRead> = tree.files.iter().map(|(path, bytes)| of_file(path, bytes)).collect();
+    for verify in [Verify::Client, Verify::Server] {
+        let got = client.read_in_window(root, reads.clone(), verify).await;
+        let right = got.iter().zip(tree.files.values()).filter(|(g, f)| g.as_deref() == Some(&f[..]));
+        assert_eq!(right.count(), 40, "{verify:?}");
+    }
+    let mut absent = reads[..3].to_vec();
+    absent[1].path = Some("no/such".to_owned());
+    absent[2].size = 0;
+    let got = client.read_in_window(root, absent, Verify::Client).await;
+    assert_eq!(got.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, false]);
+    let endpoint: Endpoint = format!("http://{}", node.addr()).parse().expect("an address");
+    let by_tcp = Client::new(ClientConfig::new(endpoint, "loader")).expect("a client");
+    assert_eq!(by_tcp.read_in_window(root, reads[..2].to_vec(), Verify::Client).await, [None, None]);
+    node.running.shutdown().await;
+    assert_eq!(client.read_in_window(root, reads[..2].to_vec(), Verify::Client).await, [None, None]);
+}
+
+fn of_file(path: &str, bytes: &[u8]) -> WindowRead {
+    let size = u32::try_from(bytes.len()).expect("short");
+    WindowRead { path: Some(path.to_owned()), hash: Hash::of(bytes), size }
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use crate::backoff::Backoff;
 use crate::body::{BodyLength, Responder};
 use crate::call::Call;
 use crate::config::{ClientConfig, FirstAnswer};
-use crate::hits::{ANSWER_TIMEOUT, HitServer, HitStats};
+use crate::hits::{ANSWER_TIMEOUT, HitServer, HitStats, IdleConnections};
 use crate::route::{Route, Subject};
 use crate::server::{JobServer, Server};
 use crate::token::Bearer;
@@ -101,6 +101,7 @@ pub struct Client {
     bearer: Arc<Bearer>,
     /// The server, if hit connections can reach it.
     hits: Option<HitServer>,
+    pub(crate) idle_hits: IdleConnections,
 }
 
 impl Client {
@@ -134,6 +135,7 @@ impl Client {
             counters: Arc::default(),
             bearer,
             hits,
+            idle_hits: IdleConnections::default(),
         })
     }
 

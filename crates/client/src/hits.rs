@@ -25,6 +25,10 @@
 //! 5. Bytes in a window stay as they are until they are dropped, whatever becomes of connection and server.
 
 mod socket;
+mod window_reads;
+
+pub(crate) use window_reads::IdleConnections;
+pub use window_reads::{Verify, WindowRead};
 
 use crate::token::Bearer;
 use fletch_api::hits::{

@@ -60,7 +60,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         server, *, token=None, token_file=None, job=None, timeout=30.0,
-        ca_file=None, cert_file=None, key_file=None
+        ca_file=None, cert_file=None, key_file=None, verify="client"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn new(
@@ -72,12 +72,15 @@ impl Client {
         ca_file: Option<PathBuf>,
         cert_file: Option<PathBuf>,
         key_file: Option<PathBuf>,
+        verify: &str,
     ) -> PyResult<Self> {
         let server = match server {
             Addresses::One(server) => server,
             Addresses::Several(all) => all.join(","),
         };
-        let settings = Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file };
+        let verify = verify.to_owned();
+        let settings =
+            Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file, verify };
         Ok(Client::of(settings, FirstAnswer::default())?)
     }
 
@@ -97,6 +100,12 @@ impl Client {
     #[getter]
     fn timeout(&self) -> f64 {
         self.settings().timeout
+    }
+
+    /// Who hashes what a server of this node puts into the memory that it shares: `client` or `server`.
+    #[getter]
+    fn verify(&self) -> &str {
+        &self.settings().verify
     }
 
     /// The server's version, formats and limits, as `GET /v1/info` returns them.
@@ -139,7 +148,7 @@ impl Client {
         let s = self.settings().clone();
         let revive = py.import("fletch._native")?.getattr("_client")?;
         let tls = (s.ca_file, s.cert_file, s.key_file);
-        Ok((revive, (s.server, s.token, s.token_file, s.job, s.timeout, tls)))
+        Ok((revive, (s.server, s.token, s.token_file, s.job, s.timeout, tls, s.verify)))
     }
 
     fn __repr__(&self) -> String {
@@ -149,7 +158,7 @@ impl Client {
 }
 
 /// The settings of a client as they are pickled.
-type PickledSettings = (String, Option<String>, Option<PathBuf>, Option<String>, f64, PickledTls);
+type PickledSettings = (String, Option<String>, Option<PathBuf>, Option<String>, f64, PickledTls, String);
 /// The CA file, the certificate file and the key file.
 type PickledTls = (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>);
 
@@ -162,9 +171,10 @@ pub fn unpickle_client(
     job: Option<String>,
     timeout: f64,
     tls: PickledTls,
+    verify: String,
 ) -> PyResult<Client> {
     let (ca_file, cert_file, key_file) = tls;
-    let settings = Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file };
+    let settings = Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file, verify };
     // A worker continues the work of the process that pickled the client: it waits for a restarting server.
     Ok(Client::of(settings, FirstAnswer::received())?)
 }

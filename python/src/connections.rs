@@ -2,7 +2,7 @@
 
 use crate::errors::Failure;
 use crate::process::Slot;
-use fletch_client::{ClientConfig, FirstAnswer, Servers, TlsOptions, TokenSource};
+use fletch_client::{ClientConfig, FirstAnswer, Servers, TlsOptions, TokenSource, hits::Verify};
 use fletch_core::JobName;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -24,9 +24,20 @@ pub struct Settings {
     pub ca_file: Option<PathBuf>,
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
+    /// Who hashes what a server of this node puts into the memory that it shares: `client` or `server`.
+    pub verify: String,
 }
 
 impl Settings {
+    /// Returns who hashes what a server of this node puts into the memory that it shares.
+    pub fn verify(&self) -> Result<Verify, Failure> {
+        match self.verify.as_str() {
+            "client" => Ok(Verify::Client),
+            "server" => Ok(Verify::Server),
+            other => Err(Failure::Invalid(format!("verify is {other:?}; it must be \"client\" or \"server\""))),
+        }
+    }
+
     fn connect(&self, first_answer: &FirstAnswer) -> Result<fletch_client::Client, Failure> {
         let servers: Servers = self.server.parse().map_err(|e| Failure::Invalid(format!("{e}")))?;
         let mut config = ClientConfig::of(servers, "loader");
@@ -63,6 +74,7 @@ impl Connections {
     pub fn new(settings: Settings, first_answer: FirstAnswer) -> Result<Self, Failure> {
         // A faulty setting is an error here, in the process that wrote it, and not in one that unpickles it.
         settings.connect(&first_answer)?;
+        settings.verify()?;
         Ok(Connections { settings, first_answer, live: Slot::new() })
     }
 

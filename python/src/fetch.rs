@@ -1,14 +1,22 @@
 //! Fetches many whole files of a version in few requests, and checks each one by its own hash.
 //!
+//! A server of this node puts what it has at hand into memory that it shares with this process. The rest comes
+//! by HTTP.
+//!
 //! Invariants
-//! 1. The bytes of every file match the hash in the version's tables (I1), whichever server sent them.
-//! 2. Memory in flight is bounded: [`REQUESTS`] requests of [`REQUEST_BYTES`], and the result.
+//! 1. The bytes of every file match the hash in the version's tables (I1), whichever server sent them. With
+//!    `verify="server"`, a server of this node alone compares what it puts into shared memory.
+//! 2. Memory in flight is bounded: [`REQUESTS`] requests of [`REQUEST_BYTES`], and the result. Shared memory
+//!    is the server's; what of it views hold is not used again until they are dropped.
 //! 3. A view of a small file keeps only that file's bytes alive.
 
 use crate::errors::Failure;
 use bytes::{Bytes, BytesMut};
 use fletch_api::{BATCH_ITEMS_MAX, BatchItem, ChunkSpan};
-use fletch_client::{ClientError, PlacedItem};
+use fletch_client::{
+    ClientError, PlacedItem,
+    hits::{Verify, WindowRead},
+};
 use fletch_core::Verified;
 use fletch_core::manifest::EntryKind;
 use fletch_tables::Found;
@@ -48,6 +56,8 @@ pub enum Item {
 pub struct OpenVersion {
     pub client: fletch_client::Client,
     pub version: fletch_tables::Version,
+    /// Who hashes what a server of this node puts into the memory that it shares.
+    pub verify: Verify,
 }
 
 /// Returns the entry that an item names.
@@ -100,6 +110,15 @@ impl FileRequest {
     fn item(&self) -> PlacedItem {
         let chunk = self.found.slices().first().map(|slice| slice.chunk);
         PlacedItem { item: BatchItem::Ordinal(self.found.ordinal), chunk }
+    }
+
+    /// Returns how a server of this node is asked for the file: as a chunk of its own, or by its path. `None`
+    /// if it lies in several chunks.
+    fn window_read(&self) -> Option<WindowRead> {
+        let entry = self.found.entry();
+        let (hash, [slice]) = (entry.hash?, self.found.slices()) else { return None };
+        let path = (slice.chunk != hash).then(|| entry.path.to_owned());
+        Some(WindowRead { path, hash, size: u32::try_from(entry.size).ok()? })
     }
 
     /// Returns the bytes if they match the file's hash.
@@ -161,6 +180,7 @@ pub async fn read_all(
     until: Instant,
 ) -> Result<Vec<Bytes>, Failure> {
     let mut out = vec![Bytes::new(); wanted.len()];
+    let wanted = read_in_window(open, wanted, &mut out).await;
     let mut reads =
         stream::iter(grouped(wanted)).map(|r| read_group(open, r, until)).buffer_unordered(REQUESTS);
     while let Some(read) = reads.try_next().await? {
@@ -169,6 +189,27 @@ pub async fn read_all(
         }
     }
     Ok(out)
+}
+
+/// Reads what a server of this node has at hand into `out`, and returns the files that are left.
+async fn read_in_window(
+    open: &OpenVersion,
+    wanted: Vec<FileRequest>,
+    out: &mut [Bytes],
+) -> Vec<FileRequest> {
+    if open.client.hits().is_none() {
+        return wanted;
+    }
+    let (one, mut left): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|w| w.window_read().is_some());
+    let reads = one.iter().filter_map(FileRequest::window_read).collect();
+    let got = open.client.read_in_window(open.version.root(), reads, open.verify).await;
+    for (file, bytes) in one.into_iter().zip(got) {
+        match bytes {
+            Some(bytes) => out[file.at] = bytes,
+            None => left.push(file),
+        }
+    }
+    left
 }
 
 fn readable(found: &Found) -> Result<(), Failure> {

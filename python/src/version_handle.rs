@@ -42,7 +42,7 @@ impl VersionHandle {
         let source = client.tables(root, layout);
         let opening = fletch_tables::Version::open(source, root, layout, tables);
         let version = wait(py, async { opening.await.map_err(Failure::from) })?;
-        let open = OpenVersion { client, version };
+        let open = OpenVersion { client, version, verify: self.connections.settings().verify()? };
         self.open.set(py, open.clone());
         Ok(open)
     }

@@ -52,7 +52,9 @@ class Server:
             self.process = subprocess.Popen(
                 [BIN / "fletch-server", "--listen", listen, "--socket", self.socket]
                 + ["--cache-dir", self.scratch / "cache", "--state-dir", self.scratch / "state"]
-                + ["--cache-size", "256MiB", "--memory", "256MiB", "--ready-file", ready, *self.more],
+                + ["--cache-size", "256MiB", "--ready-file", ready]
+                + ([] if "--memory" in self.more else ["--memory", "256MiB"])
+                + [*self.more],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -108,7 +108,8 @@ fn request<'a>(client: &Client, root: Root, wanted: &'a FetchRequest) -> HitRequ
 fn with_connection<T>(server: &HitServer, work: impl FnOnce(&mut HitConnection) -> T) -> T {
     CONNECTIONS.with_borrow_mut(|connections| {
         let known = connections.iter().position(|connection| connection.server() == server);
-        let mut connection = known.map_or_else(|| server.connection(WINDOW_BYTES), |at| connections.remove(at));
+        let mut connection =
+            known.map_or_else(|| server.connection(WINDOW_BYTES), |at| connections.remove(at));
         let outcome = work(&mut connection);
         if connections.len() >= CONNECTIONS_MAX {
             connections.remove(0);

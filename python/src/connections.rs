@@ -34,7 +34,9 @@ impl Settings {
         match self.verify.as_str() {
             "client" => Ok(Verify::Client),
             "server" => Ok(Verify::Server),
-            other => Err(Failure::Invalid(format!("verify is {other:?}; it must be \"client\" or \"server\""))),
+            other => {
+                Err(Failure::Invalid(format!("verify is {other:?}; it must be \"client\" or \"server\"")))
+            }
         }
     }
 

@@ -192,11 +192,7 @@ pub async fn read_all(
 }
 
 /// Reads what a server of this node has at hand into `out`, and returns the files that are left.
-async fn read_in_window(
-    open: &OpenVersion,
-    wanted: Vec<FileRequest>,
-    out: &mut [Bytes],
-) -> Vec<FileRequest> {
+async fn read_in_window(open: &OpenVersion, wanted: Vec<FileRequest>, out: &mut [Bytes]) -> Vec<FileRequest> {
     if open.client.hits().is_none() {
         return wanted;
     }

@@ -11,8 +11,9 @@
 //!    was asked for;
 //! 2. (I6) the connection counts like any other, and ends where an HTTP connection would: when it is idle,
 //!    takes its bytes too slowly, makes room, or the server stops;
-//! 3. (I7) each request is authenticated anew and passes the one access check. Whatever is wrong with it, the
-//!    answer is "not here", and nothing else is told;
+//! 3. (I7) each request is authenticated anew and passes the one access check; requests for one version that
+//!    arrived together do so together. Whatever is wrong with it, the answer is "not here", and nothing else
+//!    is told;
 //! 4. (I8) bytes are counted as they are written to the socket, or put into the window;
 //! 5. (I6) a window counts as memory of its tenant while its connection lives. A client that dies closes the
 //!    connection. What it still has mapped after that is its own.
@@ -20,13 +21,13 @@
 use super::{
     access::access,
     admission::{Admitted, authenticate},
-    chunk_read::{Payer, chunk_no_wait, cost_of, near_chunk, part_no_wait},
+    chunk_read::{chunk_no_wait, cost_of, near_chunk, part_no_wait},
     entry_read::{Span, spans},
     error::{ApiError, ApiResult},
     response_body::Charge,
 };
 use crate::{
-    accounting::Component,
+    accounting::{Component, Cost},
     auth::{Peer, Principal},
     connections::{Closed, Connection},
     limits::SEND_BYTES_MIN,
@@ -48,7 +49,7 @@ use fletch_api::{
     },
     routes,
 };
-use fletch_core::{Hash, JobName};
+use fletch_core::{DatasetName, Hash, JobName, Root};
 use fletch_store::Tier;
 use fletch_window::Window;
 use futures::FutureExt as _;
@@ -181,6 +182,24 @@ pub struct HitSession {
     _permit: FairPermit,
 }
 
+/// Who sent requests that arrived together, and what it may read.
+struct Caller {
+    root: Root,
+    dataset: Option<DatasetName>,
+    job: Option<JobName>,
+    admitted: Admitted,
+    sources: Arc<Sources>,
+    /// Returns the account of bytes of a tier.
+    charges: Box<dyn Fn(Cost) -> Charge>,
+}
+
+impl Caller {
+    /// Whether a request is one of this caller's, for the same version.
+    fn sends(&self, request: &HitRequest<'_>) -> bool {
+        self.root == request.root && self.dataset == request.dataset && self.job == request.job
+    }
+}
+
 /// Bytes that are sent, and what is held until they are.
 struct Found {
     bytes: Bytes,
@@ -206,8 +225,10 @@ impl HitSession {
         let mut is_window_sent = false;
         let mut requests = Requests::new();
         let mut answers = Answers::new(socket);
+        let mut caller: Option<Caller> = None;
         loop {
             let Some(request) = requests.next() else {
+                caller = None;
                 answers.flush().inspect_err(|e| count_slow(connection, e))?;
                 connection.set_busy(false);
                 let more = requests.receive(socket).inspect_err(|e| {
@@ -237,7 +258,10 @@ impl HitSession {
             if !request.place.is_none_or(has_place) {
                 return Err(broken("the place is not in a window"));
             }
-            let found = self.find(&request);
+            if !caller.as_ref().is_some_and(|caller| caller.sends(&request)) {
+                caller = self.caller(&request);
+            }
+            let found = caller.as_ref().and_then(|caller| self.find(caller, &request));
             let status = if found.is_some() { StatusCode::OK } else { StatusCode::NO_CONTENT };
             let answered = match (found, request.place) {
                 (Some(found), None) => answers.send(HitAnswer::Here(request.size), &found),
@@ -255,43 +279,52 @@ impl HitSession {
         }
     }
 
-    /// Returns what a request asks for, if it is at hand and the caller may have it.
-    fn find(&self, request: &HitRequest<'_>) -> Option<Found> {
+    /// Authenticates a request and checks its access. `None` if the caller may not have what it asks for.
+    fn caller(&self, request: &HitRequest<'_>) -> Option<Caller> {
         let server = &self.server;
         let principal = authenticate(server, &self.credentials, self.peer).ok()?;
         server.credentials.check_reader(self.peer).ok()?;
         if !principal.role.may_read() {
             return None;
         }
-        let permit = server.tenants.requests.try_acquire(&principal.tenant, 1).ok()?;
-        let sources = at_once(access(server, &principal, request.root, request.dataset.as_ref()))?.ok()?;
+        let (root, dataset) = (request.root, request.dataset.clone());
+        let sources = at_once(access(server, &principal, root, dataset.as_ref()))?.ok()?;
         let anonymous = || JobName::new(headers::JOB_ANONYMOUS).ok();
         let name = request.job.clone().or_else(anonymous)?;
         let job = server.live_job(&principal.tenant, &name).ok()?;
-        let size = u64::from(request.size);
-        let held = at_once(server.tenants.hold_memory(&principal.tenant, request.hash, size))?.ok()?;
         let admitted = Admitted { principal, job, component: self.component, permit: None };
+        let charges = Box::new(admitted.charges(server, &sources, root));
+        Some(Caller { root, dataset, job: request.job.clone(), admitted, sources, charges })
+    }
+
+    /// Returns what a request of a caller asks for, if it is at hand.
+    fn find(&self, caller: &Caller, request: &HitRequest<'_>) -> Option<Found> {
+        let server = &self.server;
+        let Caller { admitted, sources, .. } = caller;
+        let tenant = &admitted.principal.tenant;
+        let permit = server.tenants.requests.try_acquire(tenant, 1).ok()?;
+        let held = at_once(server.tenants.hold_memory(tenant, request.hash, request.size.into()))?.ok()?;
         let (bytes, tier) = match request.wanted {
-            Wanted::Chunk => {
-                let payer = admitted.payer(server, &sources, request.root);
-                self.chunk(&payer, &sources, request.hash)?
-            }
-            Wanted::File(path) => self.file(&sources, path, request)?,
+            Wanted::Chunk => self.chunk(caller, request.hash)?,
+            Wanted::File(path) => self.file(sources, path, request)?,
         };
         if bytes.len() != request.size as usize {
             return None;
         }
-        let charge = admitted.charges(server, &sources, request.root)(cost_of(tier));
+        let charge = (caller.charges)(cost_of(tier));
         Some(Found { bytes, charge, _permit: permit, _held: held })
     }
 
     /// Returns the bytes of a chunk: from memory, from the disk, or, if it is short, from a disk with its
     /// origin.
-    fn chunk(&self, payer: &Payer, sources: &Arc<Sources>, hash: Hash) -> Option<(Bytes, Tier)> {
-        let server = &self.server;
+    fn chunk(&self, caller: &Caller, hash: Hash) -> Option<(Bytes, Tier)> {
+        let (server, Caller { admitted, sources, root, .. }) = (&self.server, caller);
         let located = at_once(server.versions.locate(sources, hash))?.ok()?;
-        let hit = chunk_no_wait(server, sources, hash, located.len)
-            .or_else(|| near_chunk(server, payer, sources, hash, &located))?;
+        let near = || {
+            let payer = admitted.payer(server, sources, *root);
+            near_chunk(server, &payer, sources, hash, &located)
+        };
+        let hit = chunk_no_wait(server, sources, hash, located.len).or_else(near)?;
         Some((hit.chunk.bytes().clone(), hit.tier))
     }
 

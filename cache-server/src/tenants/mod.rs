@@ -178,8 +178,13 @@ impl Tenants {
         self.requests.set_tenants(&most(|quota| quota.requests));
         self.origin_requests.set_tenants(&most(|quota| quota.origin_requests));
         self.memory.permits.set_tenants(&most(|_| None));
-        let permits_of_all =
-            [&self.mount_bytes, &self.view_waits, &self.page_streams, &self.hit_connections, &self.hit_windows];
+        let permits_of_all = [
+            &self.mount_bytes,
+            &self.view_waits,
+            &self.page_streams,
+            &self.hit_connections,
+            &self.hit_windows,
+        ];
         for permits in permits_of_all {
             permits.set_tenants(&most(|_| None));
         }

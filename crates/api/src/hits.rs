@@ -272,7 +272,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_parsed_as_it_was_encoded() {
-        for answer in [HitAnswer::Here(0), HitAnswer::Here(u32::MAX), HitAnswer::InWindow(7), HitAnswer::NotHere] {
+        for answer in
+            [HitAnswer::Here(0), HitAnswer::Here(u32::MAX), HitAnswer::InWindow(7), HitAnswer::NotHere]
+        {
             assert_eq!(HitAnswer::parse(answer.encode()), Some(answer));
         }
         for wrong in [[3, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]] {

@@ -356,9 +356,8 @@ impl HitConnection {
             return HitOutcome::NotAsked;
         }
         let mut message = std::mem::take(&mut self.message);
-        let outcome = self.with_open(now, until, |open| {
-            open.exchange_in_window(&mut message, requests, answers, until)
-        });
+        let outcome = self
+            .with_open(now, until, |open| open.exchange_in_window(&mut message, requests, answers, until));
         self.message = message;
         match outcome {
             Ok(None) => {
@@ -486,7 +485,9 @@ impl OpenConnection {
                 Ok(true)
             }
             Some(HitAnswer::Here(_)) => Err(Fault::Protocol("an answer has another length")),
-            Some(HitAnswer::InWindow(_)) => Err(Fault::Protocol("bytes were put where nobody asked for them")),
+            Some(HitAnswer::InWindow(_)) => {
+                Err(Fault::Protocol("bytes were put where nobody asked for them"))
+            }
             Some(HitAnswer::NotHere) if in_buffer == 0 => Ok(false),
             Some(HitAnswer::NotHere) => Err(Fault::Protocol("bytes follow an answer without bytes")),
             None => Err(Fault::Protocol("an answer has an unknown head")),

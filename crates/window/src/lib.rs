@@ -1,4 +1,5 @@
-//! A window: memory of a connection that its server writes and its client reads.
+//! A hit window: memory of a hit connection, which its server writes and its client reads. Here it is called
+//! a window for short.
 //!
 //! A server puts bytes there instead of sending them through a socket, which saves two copies and the kernel's
 //! buffers. The client decides where bytes go ([`View::take`]), so the server keeps no record of what the

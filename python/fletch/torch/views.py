@@ -14,7 +14,7 @@ def _reduce(view: memoryview) -> tuple[Any, ...]:
     return _rebuild, (view.tobytes(), view.format, view.shape)
 
 
-def _rebuild(content: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
+def _rebuild(content: bytes | memoryview, format: str, shape: tuple[int, ...]) -> memoryview:
     view = memoryview(content)
     # `cast` needs the shape of a view with several dimensions, and refuses the shape of an empty one.
     if len(shape) == 1:

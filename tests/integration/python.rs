@@ -51,7 +51,7 @@ fn what_is_killed_leaves_nothing() {
 
 #[test]
 fn batches_of_workers_share_memory() {
-    pytest(&["test_slots.py"]);
+    pytest(&["test_shared_buffers.py"]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ from .images import ImageFolder
 from .iteration import _Iteration, _LeaseDataset, _shut_down_workers
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
-from .slots import IntoSlots, slot_memory
+from .shared_buffers import IntoSharedBuffers, buffer_memory
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
@@ -164,13 +164,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         # Torch calls this when it makes the workers, which get the loader's `collate_fn`.
-        memory = slot_memory(self.num_workers, self.prefetch_factor or 0) if self.num_workers else None
+        memory = buffer_memory(self.num_workers, self.prefetch_factor or 0) if self.num_workers else None
         if memory is None:
             return super()._get_iterator()
         own = copy.copy(self)
-        own.collate_fn = IntoSlots(self.collate_fn, memory)
+        own.collate_fn = IntoSharedBuffers(self.collate_fn, memory)
         batches: Any = super(DataLoader, own)._get_iterator()
-        batches._fletch_slots = memory
+        batches._fletch_buffers = memory
         return batches
 
     def __len__(self) -> int:

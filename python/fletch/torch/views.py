@@ -1,5 +1,7 @@
 """Pickling of memoryviews, so that a worker can pass on the bytes that it read.
 
+Contents for which `shared_buffers` has room do not come here.
+
 Invariant: the received view has the bytes, the format and the shape of the sent one. It is a copy, and
     read-only.
 """

@@ -111,14 +111,14 @@ impl Client {
     /// The server's version, formats and limits, as `GET /v1/info` returns them.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let client = self.live(py)?;
-        let info = wait(py, async { client.info().await.map_err(Failure::from) })?;
+        let info = wait(py, async move { client.info().await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&info))
     }
 
     /// The datasets of this principal's domain, by name.
     fn datasets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let client = self.live(py)?;
-        let all = wait(py, async { client.datasets().await.map_err(Failure::from) })?;
+        let all = wait(py, async move { client.datasets().await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&all))
     }
 
@@ -127,7 +127,8 @@ impl Client {
         let py = slf.py();
         let (dataset, tag) = split_tag(name)?;
         let client = slf.get().live(py)?;
-        let found = wait(py, async { client.resolve(&dataset, tag).await.map_err(Failure::from) })?;
+        let tag = tag.to_owned();
+        let found = wait(py, async move { client.resolve(&dataset, &tag).await.map_err(Failure::from) })?;
         Ok(Client::version(slf, found))
     }
 

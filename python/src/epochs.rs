@@ -92,8 +92,8 @@ impl Inner {
         if let Some(handle) = self.declared(py)? {
             return Ok(handle);
         }
-        let client = self.client(py)?;
-        let handle = wait(py, async { client.declare(&self.spec).await.map_err(Failure::from) })?;
+        let (client, spec) = (self.client(py)?, self.spec.clone());
+        let handle = wait(py, async move { client.declare(&spec).await.map_err(Failure::from) })?;
         let mut own = self.process();
         own.job = Some(handle.info().clone());
         own.server = Some(handle.server());
@@ -180,10 +180,10 @@ pub fn select(
 /// Returns the world of a declared job, as JSON text; `None` if no job has that name.
 #[pyfunction(name = "_world")]
 pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Option<String>> {
-    let client = client.get().live(py)?;
-    let world = wait(py, async {
+    let (client, name) = (client.get().live(py)?, name.to_owned());
+    let world = wait(py, async move {
         let jobs = client.jobs().await?;
-        let Some(line) = jobs.iter().find(|j| j.name.as_str() == name) else { return Ok(None) };
+        let Some(line) = jobs.iter().find(|j| j.name.as_str() == name.as_str()) else { return Ok(None) };
         Ok::<_, Failure>(Some(client.job(&line.id).await?.info().world))
     })?;
     let text = world.map(|w| serde_json::to_string(&w)).transpose();
@@ -208,7 +208,7 @@ impl Job {
     /// The job's current state, with its epochs.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
-        let now = wait(py, async { job.current().await.map_err(Failure::from) })?;
+        let now = wait(py, async move { job.current().await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
@@ -216,7 +216,7 @@ impl Job {
     fn world<'py>(&self, py: Python<'py>, world: &str) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let world: WorldSpec = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
-        let now = wait(py, async { job.set_world(world).await.map_err(Failure::from) })?;
+        let now = wait(py, async move { job.set_world(world).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
@@ -264,7 +264,7 @@ impl Job {
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
         let client = self.0.client.get().live(py)?;
         let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));
-        let acking = async {
+        let acking = async move {
             let acked = tokio::time::timeout(within, job.ack(epoch, rank, &acks));
             acked.await.ok().transpose().map_err(Failure::from)
         };
@@ -272,7 +272,7 @@ impl Job {
             py,
             acking,
             SILENCE,
-            || probe(&client),
+            || probe(client.clone()),
             |seconds, why| report.call1((seconds, why)).map(drop),
         );
         let Some(acked) = acked? else { return Ok(None) };
@@ -297,14 +297,14 @@ impl Job {
     /// The epoch's self-contained state.
     fn state<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
         let job = self.0.live(py)?;
-        let state = wait(py, async { job.state(epoch).await.map_err(Failure::from) })?;
+        let state = wait(py, async move { job.state(epoch).await.map_err(Failure::from) })?;
         Ok(PyBytes::new(py, &state))
     }
 
     /// The durable part of the epoch's ledger.
     fn ledger<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
         let job = self.0.live(py)?;
-        let ledger = wait(py, async { job.ledger(epoch).await.map_err(Failure::from) })?;
+        let ledger = wait(py, async move { job.ledger(epoch).await.map_err(Failure::from) })?;
         Ok(PyBytes::new(py, &ledger))
     }
 
@@ -318,28 +318,28 @@ impl Job {
     ) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let state = Bytes::from(state);
-        let now = wait(py, async { job.put_state(epoch, state, replace).await.map_err(Failure::from) })?;
+        let now = wait(py, async move { job.put_state(epoch, state, replace).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
     /// Commits the acknowledged samples under this number, because the model was saved.
     fn checkpoint<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
-        let now = wait(py, async { job.checkpoint(epoch, commit).await.map_err(Failure::from) })?;
+        let now = wait(py, async move { job.checkpoint(epoch, commit).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
     /// Rolls the epoch back to a commit.
     fn rollback<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
-        let now = wait(py, async { job.rollback(epoch, Some(commit)).await.map_err(Failure::from) })?;
+        let now = wait(py, async move { job.rollback(epoch, Some(commit)).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
     /// The receipt and certificate of a finished epoch, as JSON text.
     fn receipt(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
         let job = self.0.live(py)?;
-        let receipt = wait(py, async { job.receipt(epoch).await.map_err(Failure::from) })?;
+        let receipt = wait(py, async move { job.receipt(epoch).await.map_err(Failure::from) })?;
         Ok(serde_json::to_string(&receipt).map_err(|e| Failure::Invalid(e.to_string()))?)
     }
 
@@ -473,7 +473,7 @@ impl Reader {
             py,
             next,
             SILENCE,
-            || probe(&client),
+            || probe(client.clone()),
             |seconds, why| report.call1((seconds, why)).map(drop),
         )?;
         let LeaseBatch { token: t, samples, .. } = match next {
@@ -501,7 +501,7 @@ impl Reader {
 }
 
 /// Probes a silent server. Returns its problem, or `None` if it answers.
-async fn probe(client: &fletch_client::Client) -> Option<String> {
+async fn probe(client: fletch_client::Client) -> Option<String> {
     let client = client.within(Duration::from_secs(1)).fail_fast();
     client.info().await.err().map(|e| e.to_string())
 }

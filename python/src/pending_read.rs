@@ -80,7 +80,7 @@ impl PendingRead {
         // runs.
         let fresh = taken.as_ref().is_some_and(|t| t.get().is_some());
         let read = match taken.and_then(Live::take) {
-            Some(task) => wait(py, async { Ok::<_, Failure>(task.await.ok()) })?,
+            Some(task) => wait(py, async move { Ok::<_, Failure>(task.await.ok()) })?,
             None => None,
         };
         match read {
@@ -88,7 +88,7 @@ impl PendingRead {
             Some(Err(e)) if fresh && !e.kind().retryable() => Err(e.into()),
             // The read failed with an error that may have passed, or was lost.
             Some(Err(_)) | None => {
-                self.version.read_all(py, &self.items).and_then(|all| buffer::views(py, all))
+                self.version.read_all(py, Arc::clone(&self.items)).and_then(|all| buffer::views(py, all))
             }
         }
     }

@@ -12,12 +12,13 @@
 //!    holds leases ([`crate::epochs::after_fork_in_parent`]).
 //! 3. A [`Live`] value of another process or of an older runtime is never returned.
 
+use futures::FutureExt as _;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::future::Future;
-use std::pin::pin;
 use std::process::id;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -30,7 +31,7 @@ const TICK: Duration = Duration::from_millis(100);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// The time within which an idle runtime must end before a fork.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// The threads that drive connections and background reads, in addition to the thread that waits.
+/// The threads that drive connections, calls and background reads. The calling thread only waits.
 const WORKERS: usize = 2;
 
 /// The number of the current runtime. It increases when a runtime ends.
@@ -119,26 +120,84 @@ fn io(_gil: Python<'_>) -> PyResult<Arc<Io>> {
     Ok(made)
 }
 
-/// Waits for `work` with the GIL released.
+/// A future that runs as a task of the runtime, and whose result a thread waits for.
 ///
-/// A signal handler that raises (Ctrl-C) ends the wait and drops the work.
+/// Dropping it drops the future before it returns.
+struct Call<T> {
+    io: Arc<Io>,
+    task: Option<JoinHandle<()>>,
+    result: Receiver<T>,
+}
+
+impl<T: Send + 'static> Call<T> {
+    fn start(io: &Arc<Io>, work: impl Future<Output = T> + Send + 'static) -> Self {
+        let (sender, result) = sync_channel(1);
+        let run = async move {
+            // No thread waits any more if the send fails, so nobody misses the result.
+            let _ = sender.send(work.await);
+        };
+        let task = Some(io.tasks.spawn_on(run, io.runtime.handle()));
+        Call { io: Arc::clone(io), task, result }
+    }
+
+    /// Waits for the result for at most one tick.
+    fn tick(&mut self) -> PyResult<Option<T>> {
+        match self.result.recv_timeout(TICK) {
+            Ok(done) => {
+                self.task = None;
+                Ok(Some(done))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.lost()),
+        }
+    }
+
+    /// Returns the result if it is there.
+    fn result(&mut self) -> PyResult<Option<T>> {
+        match self.result.try_recv() {
+            Ok(done) => {
+                self.task = None;
+                Ok(Some(done))
+            }
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(self.lost()),
+        }
+    }
+
+    /// Returns the error of a task that ended without a result. Continues the task's panic.
+    fn lost(&mut self) -> PyErr {
+        let ended = self.task.take().map(|task| self.io.runtime.block_on(task));
+        if let Some(Err(e)) = ended
+            && e.is_panic()
+        {
+            std::panic::resume_unwind(e.into_panic());
+        }
+        PyRuntimeError::new_err("a call of fletch ended without a result, because its IO threads ended")
+    }
+}
+
+impl<T> Drop for Call<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            // An error says that the task was aborted, or that it panicked after its caller left.
+            let _ = self.io.runtime.block_on(task);
+        }
+    }
+}
+
+/// Runs `work` as one task of the runtime, and waits for its result with the GIL released.
+///
+/// The wake-ups inside of `work` stay on the runtime's threads, and the calling thread wakes once. Work that
+/// is ready at once starts no task. A signal handler that raises (Ctrl-C) ends the wait and drops the work.
 ///
 /// # Errors
 /// The error of `work`, or the exception of a signal handler.
-pub fn wait<T: Send, E: Into<PyErr> + Send>(
+pub fn wait<T: Send + 'static, E: Into<PyErr> + Send + 'static>(
     py: Python<'_>,
-    work: impl Future<Output = Result<T, E>> + Send,
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
 ) -> PyResult<T> {
-    let io = io(py)?;
-    let _waiting = Waiting::new();
-    let mut work = pin!(work);
-    loop {
-        let tick = async { tokio::time::timeout(TICK, work.as_mut()).await };
-        match py.detach(|| io.runtime.block_on(tick)) {
-            Ok(done) => return done.map_err(Into::into),
-            Err(_) => py.check_signals()?,
-        }
-    }
+    wait_with(py, work, |_| Ok(()))
 }
 
 /// [`wait`] that reports a server that is gone.
@@ -148,36 +207,67 @@ pub fn wait<T: Send, E: Into<PyErr> + Send>(
 ///
 /// # Errors
 /// As [`wait`], and the exception of `report`.
-pub fn wait_reporting<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<String>> + Send>(
+pub fn wait_reporting<T, E, P>(
     py: Python<'_>,
-    work: impl Future<Output = Result<T, E>> + Send,
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
     silence: Duration,
-    probe: impl Fn() -> P + Sync,
+    probe: impl Fn() -> P,
     mut report: impl FnMut(f64, String) -> PyResult<()>,
+) -> PyResult<T>
+where
+    T: Send + 'static,
+    E: Into<PyErr> + Send + 'static,
+    P: Future<Output = Option<String>> + Send + 'static,
+{
+    let begun = Instant::now();
+    let mut probe_at = begun + silence;
+    let mut probing: Option<Call<Option<String>>> = None;
+    wait_with(py, work, |io| {
+        let Some(running) = &mut probing else {
+            if Instant::now() >= probe_at {
+                probing = Some(Call::start(io, probe()));
+            }
+            return Ok(());
+        };
+        if let Some(problem) = running.result()? {
+            probing = None;
+            probe_at = Instant::now() + PROBE_EVERY;
+            problem.map_or(Ok(()), |why| report(begun.elapsed().as_secs_f64(), why))?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs `work` as a task, and calls `each_tick` while it runs.
+fn wait_with<T: Send + 'static, E: Into<PyErr> + Send + 'static>(
+    py: Python<'_>,
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
+    mut each_tick: impl FnMut(&Arc<Io>) -> PyResult<()>,
 ) -> PyResult<T> {
     let io = io(py)?;
     let _waiting = Waiting::new();
-    let mut work = pin!(work);
-    let (begun, mut probed) = (Instant::now(), Instant::now());
+    let begun = py.detach(|| {
+        let _context = io.runtime.enter();
+        let mut work = Box::pin(work);
+        match work.as_mut().now_or_never() {
+            Some(done) => Err(done),
+            None => Ok(Call::start(&io, work)),
+        }
+    });
+    let mut call = match begun {
+        Ok(call) => call,
+        Err(done) => return done.map_err(Into::into),
+    };
     loop {
-        let due = begun.elapsed() >= silence && probed.elapsed() >= PROBE_EVERY;
-        let tick = async {
-            tokio::select! {
-                biased;
-                done = work.as_mut() => Ok(done),
-                why = probe(), if due => Err(why),
-                () = tokio::time::sleep(TICK), if !due => Err(None),
+        match py.detach(|| call.tick())? {
+            Some(done) => return done.map_err(Into::into),
+            None => {
+                if let Err(raised) = py.check_signals().and_then(|()| each_tick(&io)) {
+                    py.detach(|| drop(call));
+                    return Err(raised);
+                }
             }
-        };
-        match py.detach(|| io.runtime.block_on(tick)) {
-            Ok(done) => return done.map_err(Into::into),
-            Err(Some(why)) => report(begun.elapsed().as_secs_f64(), why)?,
-            Err(None) => {}
         }
-        if due {
-            probed = Instant::now();
-        }
-        py.check_signals()?;
     }
 }
 

@@ -147,7 +147,7 @@ impl Version {
     /// The entry with this ordinal or path.
     fn entry(&self, py: Python<'_>, item: Item) -> PyResult<Entry> {
         let open = self.open(py)?;
-        wait(py, async {
+        wait(py, async move {
             let found = fetch::find(&open, &item).await?;
             Ok::<_, Failure>(Entry::new(found.ordinal, &found.entry()))
         })
@@ -157,13 +157,13 @@ impl Version {
     #[pyo3(signature = (start=0, stop=None))]
     fn entries(&self, py: Python<'_>, start: u64, stop: Option<u64>) -> PyResult<Vec<Entry>> {
         let open = self.open(py)?;
-        wait(py, entries(&open, start, stop.unwrap_or(u64::MAX)))
+        wait(py, async move { entries(&open, start, stop.unwrap_or(u64::MAX)).await })
     }
 
     /// All samples, in the order of their first entries.
     fn samples(&self, py: Python<'_>) -> PyResult<Vec<Sample>> {
         let open = self.open(py)?;
-        wait(py, samples(&open))
+        wait(py, async move { samples(&open).await })
     }
 
     /// Labels each sample by its directory.
@@ -177,7 +177,7 @@ impl Version {
             "" => String::new(),
             dir => format!("{dir}/"),
         };
-        wait(py, async {
+        wait(py, async move {
             let samples = samples(&open).await?;
             let dirs: Vec<Option<&str>> = samples
                 .iter()
@@ -192,13 +192,13 @@ impl Version {
 
     /// Reads a whole file, by its ordinal or path.
     fn read<'py>(&self, py: Python<'py>, item: Item) -> PyResult<Bound<'py, PyMemoryView>> {
-        let mut all = self.handle.read_all(py, &[item])?;
+        let mut all = self.handle.read_all(py, vec![item])?;
         buffer::view(py, all.pop().unwrap_or_default())
     }
 
     /// Reads whole files, by ordinals or paths, in few requests. Returns views in the order of `items`.
     fn read_many<'py>(&self, py: Python<'py>, items: Vec<Item>) -> PyResult<Bound<'py, PyList>> {
-        buffer::views(py, self.handle.read_all(py, &items)?)
+        buffer::views(py, self.handle.read_all(py, items)?)
     }
 
     /// Starts to read whole files in the background, and returns at once.

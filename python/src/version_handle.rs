@@ -41,16 +41,20 @@ impl VersionHandle {
         let client = client.for_dataset(Some(&self.resolved.dataset));
         let source = client.tables(root, layout);
         let opening = fletch_tables::Version::open(source, root, layout, tables);
-        let version = wait(py, async { opening.await.map_err(Failure::from) })?;
+        let version = wait(py, async move { opening.await.map_err(Failure::from) })?;
         let open = OpenVersion { client, version, verify: self.connections.settings().verify()? };
         self.open.set(py, open.clone());
         Ok(open)
     }
 
     /// Reads whole files. Returns them in the order of `items`.
-    pub fn read_all(&self, py: Python<'_>, items: &[Item]) -> PyResult<Vec<Bytes>> {
+    pub fn read_all(
+        &self,
+        py: Python<'_>,
+        items: impl AsRef<[Item]> + Send + 'static,
+    ) -> PyResult<Vec<Bytes>> {
         let open = self.open(py)?;
-        wait(py, fetch::read_many(&open, items))
+        wait(py, async move { fetch::read_many(&open, items.as_ref()).await })
     }
 }
 

@@ -50,6 +50,11 @@ fn what_is_killed_leaves_nothing() {
 }
 
 #[test]
+fn batches_of_workers_share_memory() {
+    pytest(&["test_shared_buffers.py"]);
+}
+
+#[test]
 fn epochs_deliver_once_and_prove_it() {
     pytest(&["test_epochs.py"]);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import multiprocessing.util
 import signal
 import weakref
@@ -16,6 +17,7 @@ from .images import ImageFolder
 from .iteration import _Iteration, _LeaseDataset, _shut_down_workers
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
+from .shared_buffers import IntoSharedBuffers, buffer_memory
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
@@ -158,6 +160,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             iteration = _Iteration(self._epochs, batches, self.num_workers, self._collate)
             self._epochs._iteration = weakref.ref(iteration)
             return iteration
+        return batches
+
+    def _get_iterator(self) -> Any:
+        # Torch calls this when it makes the workers, which get the loader's `collate_fn`.
+        memory = buffer_memory(self.num_workers, self.prefetch_factor or 0) if self.num_workers else None
+        if memory is None:
+            return super()._get_iterator()
+        own = copy.copy(self)
+        own.collate_fn = IntoSharedBuffers(self.collate_fn, memory)
+        batches: Any = super(DataLoader, own)._get_iterator()
+        batches._fletch_buffers = memory
         return batches
 
     def __len__(self) -> int:

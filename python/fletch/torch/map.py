@@ -28,7 +28,8 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
         version: the version to read.
         transform: makes an item of a sample's content. It runs in the process that reads. Without it the item
             is the content itself; torch's default collation cannot stack views, so give the loader a
-            ``collate_fn``. Views that a worker returns arrive as copies.
+            ``collate_fn``. Views that a worker returns arrive as read-only views of shared memory, or as
+            copies.
         samples: the samples, in order; by default ``version.samples()``.
 
     Raises:

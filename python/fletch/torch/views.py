@@ -1,5 +1,7 @@
 """Pickling of memoryviews, so that a worker can pass on the bytes that it read.
 
+Contents for which `shared_buffers` has room do not come here.
+
 Invariant: the received view has the bytes, the format and the shape of the sent one. It is a copy, and
     read-only.
 """
@@ -14,7 +16,7 @@ def _reduce(view: memoryview) -> tuple[Any, ...]:
     return _rebuild, (view.tobytes(), view.format, view.shape)
 
 
-def _rebuild(content: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
+def _rebuild(content: bytes | memoryview, format: str, shape: tuple[int, ...]) -> memoryview:
     view = memoryview(content)
     # `cast` needs the shape of a view with several dimensions, and refuses the shape of an empty one.
     if len(shape) == 1:

@@ -1,7 +1,7 @@
 //! Granting leases: which entries a rank gets for a request.
 //!
-//! A lease counts as granted when its grant is durable. Until then its entries may already be sent: the caller
-//! ends the answer only after [`Recorded::durable`]. If the ledger fails, the grant never happened.
+//! A lease counts as granted when its grant is durable. Until then its entries may already be sent: the
+//! caller ends the answer only after [`Recorded::durable`]. If the ledger fails, the grant never happened.
 
 use super::{Epoch, Inner, JobError, ledger::Recorded};
 use crate::sweep::DeliveryClass;

@@ -65,7 +65,8 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
             description = "Number of the epoch, from 0. The epoch begins with its first request"),
     ),
     responses(
-        (status = 200, description = "A stream of frames: the grant, a head and the data of each sample, the end",
+        (status = 200,
+            description = "A stream of frames: the grant, a head and the data of each sample, the end",
             content_type = "application/vnd.fletch.frames"),
         (status = 400,
             description = "The world has no such rank, the number of samples is not valid, or an ack \

@@ -1,8 +1,8 @@
 //! Receives the leases of one worker. Can ask for several leases ahead of its caller.
 //!
 //! 1. A lease is handed out after its stream ended, so that its grant is durable. A part of it never is.
-//! 2. The requests of a worker are granted in the order of their sequence numbers, and their leases are handed
-//!    out in this order: a request is sent after the one before it got its lease. Their streams overlap.
+//! 2. The requests of a worker are granted in the order of their sequence numbers, and their leases are
+//!    handed out in this order: a request is sent after the one before it got its lease. Their streams overlap.
 //! 3. A request that failed, or whose lease is gone, is sent again with its number when its lease is wanted.
 
 use super::{
@@ -57,8 +57,8 @@ pub struct EpochReader {
     granted: Option<oneshot::Receiver<u64>>,
 }
 
-/// An answer, with the requester as it is afterwards; `None` if no request was sent, because the one before it
-/// got no lease.
+/// An answer, with the requester as it is afterwards; `None` if no request was sent, because the one before
+/// it got no lease.
 type Asked = Option<(Requester, Result<Answer, ClientError>)>;
 
 /// Sends lease requests and remembers the last sequence number.
@@ -140,16 +140,16 @@ impl EpochReader {
 
     /// Sets how many leases the reader asks for ahead, while the caller consumes the last one.
     ///
-    /// 0 by default, and at most [`LEASES_AHEAD_MAX`]. Under `at-most-once` the reader asks for one lease ahead
-    /// at most: with a request the earlier leases of a worker count as delivered.
+    /// 0 by default, and at most [`LEASES_AHEAD_MAX`]. Under `at-most-once` the reader asks for one lease
+    /// ahead at most: with a request the earlier leases of a worker count as delivered.
     ///
-    /// All these leases are then in memory, and the rank holds them. They are held while this reader lives, so
-    /// run [`JobHandle::keep_alive`] beside it. The reader does not hand out a lease that a renewal reported
-    /// gone. A new `want` takes effect with the lease after those ahead.
+    /// All these leases are then in memory, and the rank holds them. They are held while this reader lives,
+    /// so run [`JobHandle::keep_alive`] beside it. The reader does not hand out a lease that a renewal
+    /// reported gone. A new `want` takes effect with the lease after those ahead.
     ///
     /// A dropped reader holds no lease that it did not hand out. A reader of the same worker that starts
-    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for the leases
-    /// ahead again, with the same numbers.
+    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for the
+    /// leases ahead again, with the same numbers.
     #[must_use]
     pub fn prefetch(mut self, leases_ahead: usize) -> Self {
         let at_most_once = self.requester.job.job.visitation == Visitation::AtMostOnce;

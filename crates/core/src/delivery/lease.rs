@@ -29,8 +29,8 @@ use sequences::{Known, Sequences};
 /// Entries granted to a worker, in the order of delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// The lease's number. Numbers of an epoch rise: each is above the one before it, and above every argument
-    /// of [`Leases::number_after`].
+    /// The lease's number. Numbers of an epoch rise: each is above the one before it, and above every
+    /// argument of [`Leases::number_after`].
     pub id: u64,
     /// The request that it answers.
     pub request: Request,

@@ -2,7 +2,7 @@
 //!
 //! 1. A lease is handed out after its stream ended, so that its grant is durable. A part of it never is.
 //! 2. The requests of a worker are granted in the order of their sequence numbers, and their leases are
-//!    handed out in this order: a request is sent after the one before it got its lease. Their streams overlap.
+//!    handed out in this order: a request is sent after the one before it got its lease. Streams overlap.
 //! 3. A request that failed, or whose lease is gone, is sent again with its number when its lease is wanted.
 
 use super::{

@@ -1,24 +1,35 @@
-//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--ahead true]
-//!              [--json FILE]`
+//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--ahead 1]
+//!              [--json FILE] [--sync-us N [--before DIR]]`
 //!
 //! Times whole epochs of a pack, read by leases, against plain GETs of the same bytes in 4 MiB chunks. One
 //! client reads both in turn over a unix socket and verifies every byte. Everything is warm: once in the
 //! server's memory, once on its disk (page cache).
 //!
 //! A lease is granted durably, and acknowledged durably before the next one is taken. The client receives
-//! that next lease meanwhile; with `--ahead false` it asks only then. Further rows read epochs of a
-//! selection, a random tenth of the keys, and epochs whose acks carry no times, by which the server measures
-//! a job.
+//! that next lease meanwhile; with `--ahead 0` it asks only then. Further rows read epochs of a selection, a
+//! random tenth of the keys, and epochs whose acks carry no times, by which the server measures a job.
+//!
+//! With `--sync-us` the table is another one: strict epochs from memory with 1, 2 and 4 leases under way and
+//! acks beside the requests, where each sync of the server takes N microseconds longer (0: as long as the
+//! disk takes). It needs `cc`. Beside it the way of a build without either: one lease ahead, and each ack
+//! before the next lease; with `--before` at the server of an earlier build in that directory.
 
 use fletch_api::{BatchTimes, OrderKind, PlanBase, StartJob, Visitation, WorldSpec, jobs::PlanSpec};
-use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage, walk, write_tree};
+use fletch_benches::{Daemon, Table, arg, bin, keep, span, until, usage, walk, write_tree};
 use fletch_client::{Client, ClientConfig, epochs::Next};
 use fletch_core::{Hash, Root, plan::Tail};
 use std::{
+    collections::VecDeque,
+    fs::File,
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Instant,
 };
+use tokio_util::task::TaskTracker;
+
+/// Acks that a consumer sends and does not wait for.
+const ACKS_BESIDE: usize = 8;
 
 struct Served {
     client: Client,
@@ -26,6 +37,27 @@ struct Served {
     chunks: Vec<(Hash, u32)>,
     /// Stops when this is dropped.
     _server: Daemon,
+}
+
+/// The server to measure.
+struct Program {
+    path: PathBuf,
+    /// A library that makes syncs longer, and by how many microseconds.
+    slower: Option<(PathBuf, u64)>,
+}
+
+impl Program {
+    fn own() -> Self {
+        Program { path: bin("fletch-server"), slower: None }
+    }
+
+    fn command(&self) -> Command {
+        let mut c = Command::new(&self.path);
+        if let Some((library, us)) = &self.slower {
+            c.env("LD_PRELOAD", library).env("FLETCH_BENCH_SYNC_US", us.to_string());
+        }
+        c
+    }
 }
 
 /// What an epoch reads, and whether its acks carry times, by which the server measures the job.
@@ -59,10 +91,11 @@ fn declaration(order: OrderKind, want: u32, keys: Option<&[String]>) -> StartJob
 }
 
 impl Served {
-    async fn start(scratch: &Path, tier: &str, more: &[&str]) -> Self {
+    async fn start(program: &Program, scratch: &Path, tier: &str, more: &[&str]) -> Self {
         let at = |name: &str| scratch.join(format!("{tier}-{name}"));
         let server = Daemon::start(
-            Command::new(bin("fletch-server"))
+            program
+                .command()
                 .args(["--listen", "127.0.0.1:0", "--cache-free-floor", "0"])
                 .args(more)
                 .args(["--socket".as_ref(), at("s.sock").as_os_str()])
@@ -103,7 +136,7 @@ impl Served {
     }
 
     /// Measures an epoch by leases of all samples, or of `keys`, in bytes a second.
-    async fn leases(&self, order: OrderKind, epoch: u64, (want, ahead): (u32, bool), read: Read<'_>) -> f64 {
+    async fn leases(&self, order: OrderKind, epoch: u64, (want, ahead): (u32, usize), read: Read<'_>) -> f64 {
         let keys = if let Read::Selection(keys) = read { Some(keys) } else { None };
         let job = self.client.declare(&declaration(order, want, keys)).await.expect("a job");
         let (begin, mut bytes) = (Instant::now(), 0);
@@ -122,11 +155,89 @@ impl Served {
         }
         bytes as f64 / begin.elapsed().as_secs_f64()
     }
+
+    /// Measures a strict epoch whose acks travel beside the lease requests, in bytes a second.
+    async fn leases_under_way(&self, epoch: u64, want: u32, ahead: usize) -> f64 {
+        let job = self.client.declare(&declaration(OrderKind::Strict, want, None)).await.expect("a job");
+        let (begin, mut bytes, tasks) = (Instant::now(), 0, TaskTracker::new());
+        let (mut reader, mut acks) = (job.reader(epoch, 0, 0).prefetch(ahead), VecDeque::new());
+        while let Next::Batch(batch) = reader.next(want).await.expect("a lease") {
+            bytes += batch.samples.iter().map(|s| s.bytes.len()).sum::<usize>();
+            let (acker, token) = (job.clone(), batch.token);
+            acks.push_back(tasks.spawn(async move {
+                acker.ack(epoch, 0, &[token.ack(BatchTimes::default())]).await.expect("an ack");
+            }));
+            if acks.len() > ACKS_BESIDE
+                && let Some(first) = acks.pop_front()
+            {
+                first.await.expect("an ack");
+            }
+        }
+        for ack in acks {
+            ack.await.expect("an ack");
+        }
+        bytes as f64 / begin.elapsed().as_secs_f64()
+    }
+}
+
+/// Compiles the library that makes syncs longer.
+fn compile_slow_sync(scratch: &Path) -> PathBuf {
+    let (source, library) = (scratch.join("slow_sync.c"), scratch.join("slow_sync.so"));
+    std::fs::write(&source, include_str!("slow_sync.c")).expect("written");
+    run(Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source));
+    library
+}
+
+/// Prints how long a sync of a short append takes in `dir`.
+fn print_sync(dir: &Path, slower_us: u64) {
+    let mut file = File::create(dir.join("syncs")).expect("created");
+    let times = (0..200).map(|_| {
+        let begun = Instant::now();
+        file.write_all(&[7; 200]).expect("written");
+        file.sync_data().expect("synced");
+        begun.elapsed().as_secs_f64() * 1e3
+    });
+    let times: Vec<f64> = times.collect();
+    println!("A sync takes {} ms here, and the server's {slower_us} us more.\n", span(&times));
+}
+
+/// Prints the table of leases under way.
+async fn under_way(scratch: &Path, memory: &str, (rounds, want, sample_bytes): (u64, u32, usize), us: u64) {
+    print_sync(scratch, us);
+    let slower = Some((compile_slow_sync(scratch), us)).filter(|_| us > 0);
+    let own = Program { slower: slower.clone(), ..Program::own() };
+    let settings = ["--memory", memory, "--cache-size", "0"];
+    let now = Served::start(&own, scratch, "now", &settings).await;
+    let before = match arg("before", String::new()) {
+        dir if dir.is_empty() => None,
+        dir => {
+            let program = Program { path: Path::new(&dir).join("fletch-server"), slower };
+            Some(Served::start(&program, scratch, "before", &settings).await)
+        }
+    };
+    now.gets().await;
+    if let Some(before) = &before {
+        before.gets().await;
+    }
+    let (mut table, row) = (Table::default(), format!("sync {us} us longer, {sample_bytes} B"));
+    for round in 0..rounds {
+        let base = before.as_ref().unwrap_or(&now);
+        let figure = base.leases(OrderKind::Strict, 4 * round, (want, 1), Read::Unmeasured).await;
+        table.add(&row, "one ahead, acks between", figure / 1e6);
+        for (arm, ahead) in [1, 2, 4].into_iter().enumerate() {
+            let figure = now.leases_under_way(4 * round + 1 + arm as u64, want, ahead).await;
+            table.add(&row, &format!("{ahead} ahead, acks beside"), figure / 1e6);
+        }
+    }
+    for ahead in [1, 2, 4] {
+        table.print(&format!("{ahead} ahead, acks beside"), "MB/s");
+    }
+    keep(&table);
 }
 
 fn main() {
     usage(include_str!("lease.rs"));
-    let (rounds, want, ahead): (u64, u32, bool) = (arg("rounds", 5), arg("want", 64), arg("ahead", true));
+    let (rounds, want, ahead): (u64, u32, usize) = (arg("rounds", 5), arg("want", 64), arg("ahead", 1));
     let (samples, sample_bytes) = (arg("samples", 4000), arg("sample-bytes", 112_640));
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
     write_tree(&scratch.path().join("set"), std::process::id().into(), samples, sample_bytes);
@@ -144,11 +255,16 @@ fn main() {
     let keys = walk(&scratch.path().join("set")).into_iter().map(|p| p.display().to_string());
     // As random as their hashes are.
     let tenth: Vec<String> = keys.filter(|key| Hash::of(key.as_bytes()).as_bytes()[0] < 26).collect();
+    let sync_us: i64 = arg("sync-us", -1);
+    if let Ok(us) = u64::try_from(sync_us) {
+        runtime.block_on(under_way(scratch.path(), &twice, (rounds, want, sample_bytes), us));
+        return;
+    }
     let mut table = Table::default();
     runtime.block_on(async {
         for (tier, memory, cache) in [("memory", twice.as_str(), "0"), ("disk", "64MiB", &twice)] {
             let more = ["--memory", memory, "--cache-size", cache];
-            let served = Served::start(scratch.path(), tier, &more).await;
+            let served = Served::start(&Program::own(), scratch.path(), tier, &more).await;
             served.gets().await;
             for round in 0..rounds {
                 for order in [OrderKind::Strict, OrderKind::Substitute] {

@@ -294,10 +294,10 @@ class Job:
         """The job's current state, with its epochs, as ``GET /v1/jobs/{job}`` returns it."""
     def world(self, world: str) -> dict[str, Any]:
         """Changes the job's world: ranks, batch and tail, as JSON text."""
-    def reader(self, epoch: int, rank: int, worker: int, prefetch: bool) -> Reader:
+    def reader(self, epoch: int, rank: int, worker: int, leases_ahead: int) -> Reader:
         """The reader of one worker.
 
-        With ``prefetch`` it receives the next lease while the caller uses the last one.
+        It asks for ``leases_ahead`` leases while the caller uses the last one.
         """
     def hold(self, token: _Token) -> None:
         """Renews a lease that another process received. Sends no request if this process declared the job."""

@@ -220,11 +220,17 @@ impl Job {
         parsed(py, serde_json::to_string(&now))
     }
 
-    /// The reader of one worker. With `prefetch` it receives a lease while the caller uses the last one.
-    fn reader(slf: Bound<'_, Self>, epoch: u64, rank: u32, worker: u32, prefetch: bool) -> PyResult<Reader> {
+    /// The reader of one worker. It asks for `leases_ahead` leases while the caller uses the last one.
+    fn reader(
+        slf: Bound<'_, Self>,
+        epoch: u64,
+        rank: u32,
+        worker: u32,
+        leases_ahead: usize,
+    ) -> PyResult<Reader> {
         let reader = Reader {
             job: slf.clone().unbind(),
-            params: ReaderParams { epoch, rank, worker, prefetch },
+            params: ReaderParams { epoch, rank, worker, leases_ahead },
             last: Arc::default(),
             live: Slot::new(),
         };
@@ -376,7 +382,7 @@ struct ReaderParams {
     epoch: u64,
     rank: u32,
     worker: u32,
-    prefetch: bool,
+    leases_ahead: usize,
 }
 
 impl Reader {
@@ -384,9 +390,9 @@ impl Reader {
         if let Some(live) = self.live.get(py) {
             return Ok(live);
         }
-        let ReaderParams { epoch, rank, worker, prefetch } = self.params;
+        let ReaderParams { epoch, rank, worker, leases_ahead } = self.params;
         let mut reader =
-            self.job.get().0.live(py)?.reader(epoch, rank, worker).patience(PATIENCE).prefetch(prefetch);
+            self.job.get().0.live(py)?.reader(epoch, rank, worker).patience(PATIENCE).prefetch(leases_ahead);
         if let last @ 1.. = self.last.load(Relaxed) {
             reader = reader.after_sequence(last);
         }

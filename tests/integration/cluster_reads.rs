@@ -447,7 +447,7 @@ fn epoch(server: &ClusterServer, name: &str, order: OrderKind) -> u64 {
             visitation: Visitation::ExactlyOnce,
         };
         let job = Client::new(config).expect("client").declare(&ask).await.expect("declared");
-        let mut reader = job.reader(0, 0, 0).prefetch(true).patience(Duration::from_secs(30));
+        let mut reader = job.reader(0, 0, 0).prefetch(1).patience(Duration::from_secs(30));
         let mut entries = 0;
         loop {
             match reader.next(8).await.expect("a lease") {

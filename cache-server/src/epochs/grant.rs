@@ -1,6 +1,9 @@
-//! Granting leases: which entries a rank gets for a request. A grant is durable before it is answered.
+//! Granting leases: which entries a rank gets for a request.
+//!
+//! A lease counts as granted when its grant is durable. Until then its entries may already be sent: the
+//! caller ends the answer only after [`Recorded::durable`]. If the ledger fails, the grant never happened.
 
-use super::{Epoch, Inner, JobError};
+use super::{Epoch, Inner, JobError, ledger::Recorded};
 use crate::sweep::DeliveryClass;
 use fletch_api::{
     LeaseRequest,
@@ -41,9 +44,12 @@ enum Step {
 impl Epoch {
     /// Grants the next entries to a rank's worker. While an ack could free room, waits for it until `until`.
     ///
+    /// Returns a lease before its grant and the request's acks are durable, and every other answer after
+    /// that.
+    ///
     /// # Errors
     /// [`JobError`]; nothing was granted.
-    pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<Granted, JobError> {
+    pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<(Granted, Recorded), JobError> {
         Self::check_want(ask)?;
         let (mut acks, mut held): (&[Ack], _) = (&ask.acks, Duration::ZERO);
         loop {
@@ -64,8 +70,11 @@ impl Epoch {
                 }
                 Step::Wait(answer, upto) | Step::Answer(answer, upto) => (answer, upto),
             };
-            self.ledger.durable(upto).await?;
-            return Ok(Granted { held, ..answer });
+            let recorded = self.ledger.record(upto);
+            if answer.status != GrantStatus::Granted {
+                recorded.durable().await?;
+            }
+            return Ok((Granted { held, ..answer }, recorded));
         }
     }
 

@@ -4,8 +4,8 @@
 //! append (under the epoch's lock) ─► pending ─► one blocking thread: write, fdatasync ─► waiters go on
 //! ```
 //!
-//! 1. Events up to a length that [`LedgerFile::durable`] confirmed survive a crash; later events may or may
-//!    not.
+//! 1. Events up to a length that [`LedgerFile::durable`] or [`Recorded::durable`] confirmed survive a crash;
+//!    later events may or may not.
 //! 2. One fsync serves every request that arrived while the fsync before it ran.
 //! 3. After a failure the file is cut back to its durable length and takes no more events: the epoch has to
 //!    be opened anew from the file.
@@ -52,6 +52,23 @@ struct Shared {
     progress: watch::Sender<Progress>,
     /// Follows the length of the file.
     charge: Arc<FileCharge>,
+}
+
+/// Events that a ledger file has, and that become durable without further calls.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    file: LedgerFile,
+    upto: u64,
+}
+
+impl Recorded {
+    /// Waits until the events are durable.
+    ///
+    /// # Errors
+    /// Those of [`LedgerFile::durable`].
+    pub async fn durable(&self) -> Result<(), JobError> {
+        self.file.durable(self.upto).await
+    }
 }
 
 /// The ledger file of one epoch. Clones share the file.
@@ -190,6 +207,22 @@ impl LedgerFile {
         });
     }
 
+    /// Starts to make the first `upto` bytes durable, and returns at once.
+    pub fn record(&self, upto: u64) -> Recorded {
+        if self.durable_len().is_some_and(|durable| durable < upto) {
+            self.start_writing();
+        }
+        Recorded { file: self.clone(), upto }
+    }
+
+    /// Starts to write the pending events, unless a thread writes already.
+    fn start_writing(&self) {
+        if !std::mem::replace(&mut lock(&self.0.state).writing, true) {
+            let shared = Arc::clone(&self.0);
+            drop(spawn_blocking(move || shared.write()));
+        }
+    }
+
     /// Waits until the first `upto` bytes are durable. The write goes on when the caller goes away.
     ///
     /// # Errors
@@ -203,10 +236,7 @@ impl LedgerFile {
                 Ok(_) => {}
                 Err(why) => return Err(self.0.stopped(why)),
             }
-            if !std::mem::replace(&mut lock(&self.0.state).writing, true) {
-                let shared = Arc::clone(&self.0);
-                drop(spawn_blocking(move || shared.write()));
-            }
+            self.start_writing();
             progress.changed().await.map_err(|_| JobError::TaskLost)?;
         }
     }
@@ -321,6 +351,26 @@ mod tests {
         again.durable(upto).await.expect("durable");
         let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("whole");
         assert_eq!(read.events.last(), Some(&event(99)));
+    }
+
+    #[tokio::test]
+    async fn events_become_durable_although_nobody_waits_for_them() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("e.ledger");
+        let head = header();
+        write_whole(&path, &head).expect("written");
+        let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
+        let mut progress = file.0.progress.subscribe();
+        let recorded = file.record(file.append(&[Event::Expire { lease: 3 }]));
+        progress.changed().await.expect("it lives");
+        assert_eq!(file.durable_len(), Some(file.len()));
+        recorded.durable().await.expect("durable");
+        let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("whole");
+        assert_eq!(read.events, [Event::Expire { lease: 3 }]);
+        file.close();
+        let lost = file.record(file.append(&[Event::Expire { lease: 4 }]));
+        assert!(matches!(lost.durable().await, Err(JobError::Reopening)), "a closed file takes no events");
+        recorded.durable().await.expect_err("nothing is known of a closed file");
     }
 
     #[tokio::test]

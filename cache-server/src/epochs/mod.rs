@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! request ─► lock: expire · acks · renew · room · sequence chooses · leases apply · ledger append
-//!         ─► durable ─► answer
+//!         ─► durable ─► answer; of a lease: head and data at once ─► durable ─► end of the answer
 //! ```
 //!
 //! 1. (I2) Everything that changes the leases is an event, appended to the ledger under the same lock. So the
-//!    ledger has the events in the order in which they happened. The server answers after the event is
-//!    durable.
+//!    ledger has the events in the order in which they happened. An answer ends after its events are durable,
+//!    and nobody uses an answer that has not ended. No request waits for the disk under the lock.
 //! 2. A restart replays the ledger; leases that lived before it live on for a whole `lease_ttl`.
 //! 3. A rejected request changes nothing, except that expired leases have ended.
 
@@ -46,7 +46,7 @@ use fletch_core::{
 };
 pub use grant::Granted;
 use ledger::LedgerFile;
-pub use ledger::{Staged, is_unsynced, stage, sync_parent, write_whole};
+pub use ledger::{Recorded, Staged, is_unsynced, stage, sync_parent, write_whole};
 pub use recovery::header_mismatch;
 pub use replay_source::{ReplaySource, replayed_ledger};
 pub use schedule::{BucketedPlan, Schedule};

@@ -98,8 +98,8 @@ impl Epoch {
         };
         let expires = setup.now_ms().saturating_add(setup.ttl_ms());
         let began = inner.replay(setup, &schedule, &read, expires).map_err(bad)?;
-        // A grant from before a `PUT` of a state, or of a deleted job of the same name, has a lower lease
-        // number.
+        // A grant from before a `PUT` of a state, of a deleted job of the same name, or one that a crash took
+        // before it was durable, has a lower lease number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         inner.leases.number_after(u64::try_from(now.as_micros()).unwrap_or(0));
         schedule.share(&mut inner.leases)?;

@@ -59,7 +59,8 @@ pub fn json_frame(kind: FrameKind, status: u16, index: u32, document: &impl Seri
     [frame_header(kind, status, index, text.len() as u64), Piece::Framing(text.into())]
 }
 
-fn error_frame(index: u32, error: &ApiError) -> Vec<Piece> {
+/// Returns a frame that says why an item has no bytes.
+pub fn error_frame(index: u32, error: &ApiError) -> Vec<Piece> {
     json_frame(FrameKind::Error, error.0.status, index, &error.0).into()
 }
 

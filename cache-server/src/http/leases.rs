@@ -1,12 +1,14 @@
-//! `POST …/leases`: grants the next samples of an epoch durably, then streams them.
+//! `POST …/leases`: grants the next samples of an epoch, and streams them while the grant becomes durable.
+//!
+//! (I2) The end frame leaves after the grant is durable. A client uses no sample of a stream without it.
 
 use super::{
     admission::{acquire_read_permit, check_read_permit},
     chunk_read::Payer,
     entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     epochs::{EpochPath, job_of},
-    error::ApiResult,
-    frames::{Content, Item, ItemResult, coalesce, frame_header, item_frames, json_frame},
+    error::{ApiError, ApiResult},
+    frames::{Content, Item, ItemResult, coalesce, error_frame, frame_header, item_frames, json_frame},
     request::read_json,
     response_body::{BodyError, Charge, Piece, body_of_stream, respond},
 };
@@ -15,7 +17,7 @@ use crate::{
     auth::Principal,
     benefit::{LeaseTimes, WaitCause},
     chunk_reads::Asker,
-    epochs::{Delivery, Epoch, Granted},
+    epochs::{Delivery, Epoch, Granted, Recorded},
     jobs::OpenJob,
     read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
     server::Server,
@@ -28,7 +30,8 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{
-    ByteResult, ByteTier, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
+    ByteResult, ByteTier, Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead,
+    SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
@@ -52,7 +55,8 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Grants the next samples of a rank's worker, and streams them.
 ///
 /// A repeated request (same rank, worker and sequence number) gets the same samples. The stream renews the
-/// lease while the client reads it. The request may carry acks of earlier leases.
+/// lease while the client reads it. The request may carry acks of earlier leases. The lease, and these acks,
+/// count from the end frame on.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/epochs/{epoch}/leases", tag = "jobs", request_body = LeaseRequest,
     params(
@@ -61,7 +65,8 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
             description = "Number of the epoch, from 0. The epoch begins with its first request"),
     ),
     responses(
-        (status = 200, description = "A stream of frames: the grant, then a head and the data of each sample",
+        (status = 200,
+            description = "A stream of frames: the grant, a head and the data of each sample, the end",
             content_type = "application/vnd.fletch.frames"),
         (status = 400,
             description = "The world has no such rank, the number of samples is not valid, or an ack \
@@ -97,14 +102,14 @@ pub async fn post(
     let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     // Before the grant: the sweep begins to fetch for it.
     epoch.set_costs(tally_of(&server, &principal, &job)?.costs());
-    let granted = epoch.lease(&request, Instant::now() + wait).await?;
+    let (granted, recorded) = epoch.lease(&request, Instant::now() + wait).await?;
     // After the wait, so that a request that waits for acks holds no permit. A client without a permit sends
     // the request again, and gets the same lease.
     let permit = acquire_read_permit(&server, &principal.tenant)?;
     let component = headers_in.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
     let reader = LeaseReader::new(&server, &principal, &job, &epoch, Component::from_word(component))?;
     let costs = Arc::clone(reader.tally.costs());
-    let pieces = lease_stream(reader, &epoch, &request, granted);
+    let pieces = lease_stream(reader, &epoch, &request, granted, recorded);
     let body = body_of_stream(
         &server,
         coalesce(Arc::clone(&server.read_ahead), pieces),
@@ -124,6 +129,7 @@ fn lease_stream(
     epoch: &Epoch,
     request: &LeaseRequest,
     granted: Granted,
+    recorded: Recorded,
 ) -> BoxStream<'static, Result<Piece, BodyError>> {
     let Granted { status, lease, again, entries, left, held } = granted;
     let from = (request.from as usize).min(entries.len());
@@ -145,6 +151,7 @@ fn lease_stream(
         return stream::iter(begin.chain([Ok(end)]).collect::<Vec<_>>()).boxed();
     }
     let (refs, number, job) = (request.refs, epoch.number(), Arc::clone(&reader.job));
+    let (patience, whole) = (reader.server.limits.io_timeout, grant.entries.len());
     let renewal = LeaseRenewal::new(&reader.job, epoch.number(), request, lease);
     let todo = (0u32..).zip(entries).skip(from);
     let budget = Arc::new(StreamBudget::new(&reader.server.read_ahead));
@@ -188,12 +195,34 @@ fn lease_stream(
     });
     stream::iter(begin.collect::<Vec<_>>())
         .chain(with_heartbeats(items.boxed(), renewal))
-        .chain(stream::once(async move {
-            // Before the client has all: then its acks can come.
-            job.setup.window.note_lease(number, lease, *lock(&times));
-            Ok(end)
-        }))
+        .chain(stream::iter([Ok(Piece::EndOfContent)]))
+        .chain(
+            stream::once(async move {
+                // Before the client has all: then its acks can come.
+                job.setup.window.note_lease(number, lease, *lock(&times));
+                match durable(&recorded, patience).await {
+                    Ok(()) => vec![end],
+                    Err(error) => error_frame(u32::try_from(whole).unwrap_or(u32::MAX), &error),
+                }
+            })
+            .flat_map(|pieces| stream::iter(pieces).map(Ok)),
+        )
         .boxed()
+}
+
+/// Waits until a grant is durable.
+async fn durable(recorded: &Recorded, patience: Duration) -> ApiResult<()> {
+    let error = match tokio::time::timeout(patience, recorded.durable()).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => ApiError::from(error),
+        Err(_) => ApiError::new(
+            Code::Deadline,
+            format!("the grant was not durable within {patience:?}"),
+            "check the disk of --state-dir",
+        ),
+    };
+    tracing::warn!(code = %error.code(), %error, "a lease was sent and not granted");
+    Err(error)
 }
 
 /// Where the bytes of a sample came from.

@@ -53,6 +53,8 @@ pub enum Piece {
     Table(Bytes),
     /// Content for another server of the cluster, which no account has. The costs of the dataset have it.
     Peer(Bytes, Arc<JobCosts>),
+    /// No bytes. The body has all its content, so that a later wait is no stall of the job.
+    EndOfContent,
 }
 
 impl Piece {
@@ -63,6 +65,7 @@ impl Piece {
             | Piece::Framing(b)
             | Piece::Table(b)
             | Piece::Peer(b, _) => b.is_empty(),
+            Piece::EndOfContent => true,
         }
     }
 
@@ -73,7 +76,11 @@ impl Piece {
                 ByteResult::Hit | ByteResult::Substituted => b.len() as u64,
                 ByteResult::Miss | ByteResult::Bypass => 0,
             },
-            Piece::Mixed(..) | Piece::Framing(_) | Piece::Table(_) | Piece::Peer(..) => 0,
+            Piece::Mixed(..)
+            | Piece::Framing(_)
+            | Piece::Table(_)
+            | Piece::Peer(..)
+            | Piece::EndOfContent => 0,
         }
     }
 
@@ -92,6 +99,7 @@ impl Piece {
                 std::mem::take(b)
             }
             Piece::Framing(b) => std::mem::take(b),
+            Piece::EndOfContent => Bytes::new(),
             Piece::Table(b) => {
                 let out = b.split_to(b.len().min(SLICE_BYTES_MAX));
                 server.accounts.add_table_bytes(out.len() as u64);
@@ -196,6 +204,9 @@ impl http_body::Body for CountedBody {
                 }
                 Poll::Ready(Some(Ok(piece))) => {
                     this.waiting = None;
+                    if matches!(piece, Piece::EndOfContent) {
+                        this.costs = None;
+                    }
                     this.current = Some(piece);
                 }
                 Poll::Ready(Some(Err(e))) => {

@@ -22,6 +22,7 @@ mod domains;
 mod echoes;
 mod epochs;
 mod hits;
+mod leases;
 mod ledgers;
 mod lies;
 mod limits;

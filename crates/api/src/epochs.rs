@@ -5,7 +5,8 @@
 //! 1. a grant frame, whose payload is a [`LeaseGrant`];
 //! 2. for each granted entry a sample frame ([`SampleHead`]), followed by its bytes in data frames, or by a
 //!    ref frame ([`SampleRef`]), or by an error frame;
-//! 3. an end frame.
+//! 3. an end frame, once the grant is durable. Or an error frame, whose index is the number of entries: the
+//!    lease was not granted.
 //!
 //! The index of a frame is the position of its entry in the lease.
 
@@ -21,7 +22,7 @@ use utoipa::ToSchema;
 pub const WANT_MAX: u32 = 4096;
 /// The most entries that a rank may hold without acknowledging them.
 ///
-/// Enough for three leases of 2,700 entries for each of 32 workers.
+/// Enough for four leases of 2,048 entries for each of 32 workers.
 pub const HELD_MAX: u32 = 1 << 18;
 /// The longest time for which an answer waits while a rank may hold no more entries, in milliseconds.
 pub const WAIT_MS_MAX: u64 = 10_000;
@@ -31,7 +32,7 @@ pub const ACKS_MAX: usize = 4096;
 /// Body of `POST /v1/jobs/{id}/epochs/{n}/leases`.
 ///
 /// A request with the same rank, worker and sequence returns the same lease while that lease lives, and sends
-/// its bytes again from entry `from`.
+/// its bytes again from entry `from`. So does each of a worker's latest eight requests that got a lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {

@@ -17,7 +17,7 @@ use fletch_api::{
 };
 use fletch_client::{
     Client, ClientConfig, ClientError, Endpoint,
-    epochs::{JobHandle, Next},
+    epochs::{JobHandle, LEASES_AHEAD_MAX, Next},
 };
 use fletch_core::{Hash, Kind, LayoutId, Root, plan::Tail};
 use std::{
@@ -43,6 +43,12 @@ enum Stream {
     Damaged(u64),
     /// Lease `.0`, complete, after longer than [`PATIENCE`].
     Late(u64),
+    /// Lease `.0`, complete, with the entries 2 and 3.
+    Others(u64),
+    /// Lease `.0` with all its samples, then a retryable problem in place of the end.
+    Endless(u64),
+    /// No lease: the rank must acknowledge first.
+    Full,
 }
 
 /// The patience of a reader that is to give up.
@@ -121,29 +127,43 @@ async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response 
     let (lease, whole) = match stream {
         Stream::Short(lease, n) => (lease, n),
         Stream::Never(lease) => (lease, 0),
-        Stream::Whole(lease) | Stream::Damaged(lease) | Stream::Late(lease) => (lease, 2),
+        Stream::Whole(lease)
+        | Stream::Damaged(lease)
+        | Stream::Late(lease)
+        | Stream::Others(lease)
+        | Stream::Endless(lease) => (lease, 2),
+        Stream::Full => (0, 2),
     };
+    let first = if matches!(stream, Stream::Others(_)) { 2 } else { 0 };
+    let is_full = matches!(stream, Stream::Full);
     if matches!(stream, Stream::Late(_)) {
         tokio::time::sleep(PATIENCE).await;
     }
     let grant = LeaseGrant {
-        status: GrantStatus::Granted,
+        status: if is_full { GrantStatus::Full } else { GrantStatus::Granted },
         lease,
         again: false,
-        entries: vec![0, 1],
+        entries: if is_full { Vec::new() } else { vec![first, first + 1] },
         from,
         ttl_ms: 300,
         left: 0,
     };
     frame(&mut out, FrameKind::Grant, WHOLE, 0, &serde_json::to_vec(&grant).expect("json"));
-    for entry in from..whole {
-        let head =
-            SampleHead { entry, sample: entry, ordinal: entry.into(), copy: 0, files: Vec::new(), shared: 0 };
+    for entry in if is_full { 0..0 } else { from..whole } {
+        let sample = first + entry;
+        let head = SampleHead {
+            entry: sample,
+            sample,
+            ordinal: sample.into(),
+            copy: 0,
+            files: Vec::new(),
+            shared: 0,
+        };
         frame(&mut out, FrameKind::Sample, WHOLE, entry, &serde_json::to_vec(&head).expect("json"));
         let bytes: &[u8] = if matches!(stream, Stream::Damaged(_)) { b"damaged" } else { b"" };
         frame(&mut out, FrameKind::Data, WHOLE, entry, bytes);
     }
-    if whole < 2 {
+    if whole < 2 || matches!(stream, Stream::Endless(_)) {
         let code =
             if matches!(stream, Stream::Never(_)) { Code::OriginCorrupt } else { Code::OriginUnavailable };
         let p = Problem::new(code, "not now", "");
@@ -208,7 +228,7 @@ async fn the_next_lease_is_prefetched() {
     let later = [5, 5, 6, 7, 8].map(Stream::Whole);
     let (job, seen) = serve(&[&leases[..], &[Stream::Short(5, 1)], &later].concat()).await;
     let asked = || seen.asked.lock().expect("lock").iter().map(|a| (a.sequence, a.from)).collect::<Vec<_>>();
-    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(true);
+    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(1);
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, reader.sequence()), (3, 11));
     until(|| job.held().len() == 2 && asked().len() == 2).await;
@@ -221,7 +241,7 @@ async fn the_next_lease_is_prefetched() {
     // A reader that continues after another one uses the sequence number of the prefetched lease.
     let last = reader.sequence();
     drop(reader);
-    let mut reader = job.reader(2, 0, 0).after_sequence(last).prefetch(true);
+    let mut reader = job.reader(2, 0, 0).after_sequence(last).prefetch(1);
     until(|| job.held().len() == 2).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, b.samples.len(), asked()[4]), (5, 2, (13, 0)));
@@ -236,18 +256,91 @@ async fn the_next_lease_is_prefetched() {
     until(|| job.held().len() == 4).await;
 }
 
+fn lease_of(next: Next) -> u64 {
+    let Next::Batch(b) = next else { panic!("{next:?}") };
+    b.token.lease
+}
+
+/// A reader with several leases ahead hands them out in order. It asks again for one that is gone or failed,
+/// with its number, while it keeps the later ones.
+#[tokio::test]
+async fn several_leases_are_ahead_of_the_caller() {
+    let leases: Vec<Stream> = (1..=5).map(Stream::Whole).chain([8, 6, 7, 9].map(Stream::Whole)).collect();
+    let (job, seen) = serve(&leases).await;
+    let asked = || seen.asked.lock().expect("lock").iter().map(|a| a.sequence).collect::<Vec<_>>();
+    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(3);
+    assert_eq!((lease_of(reader.next(2).await.expect("a batch")), reader.sequence()), (1, 11));
+    until(|| job.held().len() == 4).await;
+    assert_eq!(asked(), [11, 12, 13, 14]);
+    assert_eq!((lease_of(reader.next(2).await.expect("a batch")), reader.sequence()), (2, 12));
+    until(|| job.held().len() == 5).await;
+    // The next lease is gone: its number gets another one, and the leases after it stay.
+    job.held().release(2, 0, 3);
+    assert_eq!((lease_of(reader.next(2).await.expect("a batch")), reader.sequence()), (8, 13));
+    until(|| job.held().len() == 6).await;
+    assert_eq!(asked(), [11, 12, 13, 14, 15, 13, 16]);
+    for (lease, sequence) in [(4, 14), (5, 15), (6, 16)] {
+        assert_eq!((lease_of(reader.next(2).await.expect("a batch")), reader.sequence()), (lease, sequence));
+    }
+    drop(reader);
+    until(|| job.held().len() == 6).await;
+    // More than the server remembers are not asked for.
+    let (job, seen) = serve(&(1..=20).map(Stream::Whole).collect::<Vec<_>>()).await;
+    let mut reader = job.reader(2, 0, 0).prefetch(usize::MAX);
+    reader.next(2).await.expect("a batch");
+    until(|| job.held().len() == 1 + LEASES_AHEAD_MAX).await;
+    assert_eq!(seen.asked.lock().expect("lock").len(), 1 + LEASES_AHEAD_MAX);
+}
+
+/// After an answer without a lease the reader asks for nothing ahead until its caller wants a lease.
+#[tokio::test]
+async fn an_answer_without_a_lease_ends_the_requests_ahead() {
+    let whole = |leases: &[u64]| leases.iter().copied().map(Stream::Whole).collect::<Vec<_>>();
+    let (job, seen) = serve(&[whole(&[1, 2]), vec![Stream::Full], whole(&[3, 4, 5, 6])].concat()).await;
+    let asked = || seen.asked.lock().expect("lock").iter().map(|a| a.sequence).collect::<Vec<_>>();
+    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(3);
+    assert_eq!(lease_of(reader.next(2).await.expect("a batch")), 1);
+    until(|| asked().len() == 3).await;
+    assert_eq!(lease_of(reader.next(2).await.expect("a batch")), 2);
+    assert_eq!(asked(), [11, 12, 13], "the one after the full answer was not sent");
+    assert_eq!((lease_of(reader.next(2).await.expect("a batch")), reader.sequence()), (3, 14));
+    until(|| asked().len() == 7).await;
+    assert_eq!(asked(), [11, 12, 13, 14, 15, 16, 17]);
+    // With nothing ahead, a full answer is the caller's.
+    let (job, _) = serve(&[Stream::Full]).await;
+    let full = job.reader(2, 0, 0).prefetch(3).next(2).await.expect("an answer");
+    assert!(matches!(full, Next::Full), "{full:?}");
+}
+
+/// I2: a lease whose stream has no end was not granted durably, and nobody gets it.
+#[tokio::test]
+async fn a_lease_without_an_end_is_not_handed_out() {
+    for leases_ahead in [0, 1] {
+        let streams = [Stream::Whole(1), Stream::Endless(2), Stream::Others(2), Stream::Others(2)];
+        let (job, seen) = serve(&[&streams[..], &[3, 4, 5].map(Stream::Whole)].concat()).await;
+        let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(leases_ahead);
+        assert_eq!(lease_of(reader.next(2).await.expect("a batch")), 1);
+        let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+        // The number of a lost grant came again, for other entries.
+        let entries: Vec<u32> = b.samples.iter().map(|s| s.entry).collect();
+        assert_eq!((b.token.lease, entries), (2, vec![2, 3]));
+        let asked: Vec<_> = seen.asked.lock().expect("lock").iter().map(|a| (a.sequence, a.from)).collect();
+        assert_eq!(asked[..4], [(11, 0), (12, 0), (12, 2), (12, 0)]);
+    }
+}
+
 /// A failed prefetch is repeated with the same sequence number when its lease is wanted. Then its error is
 /// returned.
 #[tokio::test]
 async fn a_failed_prefetch_is_reported_when_its_lease_is_wanted() {
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4), Stream::Whole(4)]).await;
-    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(true);
+    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(1);
     let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     until(|| seen.asked.lock().expect("lock").len() == 2 && job.held().len() == 1).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, seen.asked.lock().expect("lock")[2].sequence), (4, 12));
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4)]).await;
-    let mut reader = job.reader(2, 0, 0).prefetch(true);
+    let mut reader = job.reader(2, 0, 0).prefetch(1);
     let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     until(|| seen.asked.lock().expect("lock").len() == 2).await;
     reader.next(2).await.expect_err("it failed again");

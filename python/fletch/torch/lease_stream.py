@@ -16,6 +16,9 @@ from .sample_keys import SampleKeys, by_extension, extension
 
 _log = logging.getLogger("fletch")
 
+#: The leases that a worker asks for ahead of the one that it prepares.
+_LEASES_AHEAD = 2
+
 #: The periods in which a process waited for a server that was gone: begin and end, in nanoseconds of the
 #: monotonic clock, which all processes of a machine share.
 Stalls = list[tuple[int, int]]
@@ -114,10 +117,10 @@ class Receiver:
         Args:
             worker: the worker's number.
             collate: makes a batch of a list of items.
-            prefetch: receive the next lease while the caller uses the last one. Only for a caller that takes
+            prefetch: receive the next leases while the caller uses the last one. Only for a caller that takes
                 every lease to the end and waits for no other process in between.
         """
-        params = (self.epoch, self.rank, worker, prefetch)
+        params = (self.epoch, self.rank, worker, _LEASES_AHEAD if prefetch else 0)
         reader, stalls = wait_for_server(self.name, self.epoch, lambda _: self.job.reader(*params))
         try:
             return (yield from self._received(reader, collate, stalls))

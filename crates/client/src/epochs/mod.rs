@@ -28,5 +28,5 @@ mod stream;
 pub use held::HeldLeases;
 pub use job::JobHandle;
 pub use lease::{AckToken, LeaseBatch, LeasedSample, Next};
-pub use reader::EpochReader;
+pub use reader::{EpochReader, LEASES_AHEAD_MAX};
 pub use received_sum::ReceivedSum;

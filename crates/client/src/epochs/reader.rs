@@ -1,4 +1,9 @@
-//! Receives the leases of one worker, one request at a time. Can prefetch the next lease.
+//! Receives the leases of one worker. Can ask for several leases ahead of its caller.
+//!
+//! 1. A lease is handed out after its stream ended, so that its grant is durable. A part of it never is.
+//! 2. The requests of a worker are granted in the order of their sequence numbers, and their leases are
+//!    handed out in this order: a request is sent after the one before it got its lease. Streams overlap.
+//! 3. A request that failed, or whose lease is gone, is sent again with its number when its lease is wanted.
 
 use super::{
     JobHandle,
@@ -10,15 +15,19 @@ use crate::{ClientError, backoff::Backoff, body::Responder, call::Call, client::
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
     BatchItem, ChunkSpan, Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleHead, SampleRef,
-    frames::Frame, routes,
+    Visitation, frames::Frame, routes,
 };
+use fletch_core::delivery::lease::SEQUENCES_MAX;
 use http::Method;
 use std::{
     collections::VecDeque,
     panic::resume_unwind,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 /// How long the server may hold an answer back while the rank must acknowledge first, in milliseconds.
@@ -30,15 +39,27 @@ const CLUSTER_PATIENCE: Duration = Duration::from_secs(120);
 /// How far a sequence number moves forward after `stale_sequence`: an hour of microseconds.
 const SEQUENCE_LEAP: u64 = 3_600_000_000;
 
-/// Receives the leases of one worker. Made by [`JobHandle::reader`]. Sends one request at a time.
+/// The most leases that a reader asks for ahead of its caller.
+///
+/// The server remembers as many requests of a worker, and one that the caller waits for.
+pub const LEASES_AHEAD_MAX: usize = SEQUENCES_MAX - 1;
+
+/// Receives the leases of one worker. Made by [`JobHandle::reader`].
 #[derive(Debug)]
 pub struct EpochReader {
     requester: Requester,
-    prefetch: bool,
+    /// How many leases to ask for ahead of the caller.
+    leases_ahead: usize,
     tasks: TaskTracker,
-    /// The next request, in flight, with the requester as it is afterwards.
-    prefetching: Option<AbortOnDropHandle<(Requester, Result<Answer, ClientError>)>>,
+    /// The requests ahead of the caller, by ascending sequence number.
+    ahead: VecDeque<AbortOnDropHandle<Asked>>,
+    /// Gives the number of the last request of `ahead` once that request got a lease.
+    granted: Option<oneshot::Receiver<u64>>,
 }
+
+/// An answer, with the requester as it is afterwards; `None` if no request was sent, because the one before
+/// it got no lease.
+type Asked = Option<(Requester, Result<Answer, ClientError>)>;
 
 /// Sends lease requests and remembers the last sequence number.
 #[derive(Debug, Clone)]
@@ -82,7 +103,13 @@ impl EpochReader {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
         let requester = Requester { job, epoch, rank, worker, sequence, refs: false, patience };
-        EpochReader { requester, prefetch: false, tasks: TaskTracker::new(), prefetching: None }
+        EpochReader {
+            requester,
+            leases_ahead: 0,
+            tasks: TaskTracker::new(),
+            ahead: VecDeque::new(),
+            granted: None,
+        }
     }
 
     /// Sets whether leases come as references to chunks, whose bytes the reader then fetches. Off by default.
@@ -111,20 +138,22 @@ impl EpochReader {
         self
     }
 
-    /// Sets whether the reader receives the next lease while the caller consumes the last one.
+    /// Sets how many leases the reader asks for ahead, while the caller consumes the last one.
     ///
-    /// Off by default.
+    /// 0 by default, and at most [`LEASES_AHEAD_MAX`]. Under `at-most-once` the reader asks for one lease
+    /// ahead at most: with a request the earlier leases of a worker count as delivered.
     ///
-    /// Both leases are then in memory. The prefetched lease is held while this reader lives, so run
-    /// [`JobHandle::keep_alive`] beside it. The reader does not hand out a prefetched lease that a renewal
-    /// reported gone. A new `want` takes effect with the lease after the prefetched one.
+    /// All these leases are then in memory, and the rank holds them. They are held while this reader lives,
+    /// so run [`JobHandle::keep_alive`] beside it. The reader does not hand out a lease that a renewal
+    /// reported gone. A new `want` takes effect with the lease after those ahead.
     ///
-    /// A dropped reader holds no prefetched lease. A reader of the same worker that starts
-    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for it again,
-    /// with the same number.
+    /// A dropped reader holds no lease that it did not hand out. A reader of the same worker that starts
+    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for the
+    /// leases ahead again, with the same numbers.
     #[must_use]
-    pub fn prefetch(mut self, prefetch: bool) -> Self {
-        self.prefetch = prefetch;
+    pub fn prefetch(mut self, leases_ahead: usize) -> Self {
+        let at_most_once = self.requester.job.job.visitation == Visitation::AtMostOnce;
+        self.leases_ahead = leases_ahead.min(if at_most_once { 1 } else { LEASES_AHEAD_MAX });
         self
     }
 
@@ -142,19 +171,13 @@ impl EpochReader {
     /// [`ClientError`]: the server rejected the request, or did not answer within the reader's patience.
     pub async fn next(&mut self, want: u32) -> Result<Next, ClientError> {
         let asked = Instant::now();
-        let Answer { mut next, hold } = match self.take_prefetched().await {
+        let Answer { mut next, hold } = match self.take_ahead().await {
             Some(answer) => answer,
-            None => self.requester.next(want).await?,
+            None => self.requester.next(want, None).await?,
         };
         if let Some(hold) = hold {
             hold.hand_out();
-            if self.prefetch {
-                let mut requester = self.requester.clone();
-                self.prefetching = Some(AbortOnDropHandle::new(self.tasks.spawn(async move {
-                    let answer = requester.next(want).await;
-                    (requester, answer)
-                })));
-            }
+            self.ask_ahead(want);
         }
         if let Next::Batch(batch) = &mut next {
             batch.received = asked.elapsed();
@@ -162,24 +185,50 @@ impl EpochReader {
         Ok(next)
     }
 
-    /// Returns the prefetched lease, if the prefetch brought one and it is still held.
+    /// Asks for leases until enough of them are ahead of the caller, who has the lease of the last request.
+    fn ask_ahead(&mut self, want: u32) {
+        while self.ahead.len() < self.leases_ahead {
+            let before = self.granted.take().filter(|_| !self.ahead.is_empty());
+            let (grants, granted) = oneshot::channel();
+            self.granted = Some(granted);
+            let mut requester = self.requester.clone();
+            self.ahead.push_back(AbortOnDropHandle::new(self.tasks.spawn(async move {
+                if let Some(before) = before {
+                    requester.sequence = before.await.ok()?;
+                }
+                let answer = requester.next(want, Some(grants)).await;
+                Some((requester, answer))
+            })));
+        }
+    }
+
+    /// Returns the first lease ahead, if its request got one and it is still held.
     ///
     /// In every other case the caller asks again. An answer without a lease is older than the last acks. A
     /// failed or lost request keeps its sequence number, so the server grants the same lease if it still
     /// lives.
-    async fn take_prefetched(&mut self) -> Option<Answer> {
-        let ended = self.prefetching.as_mut()?.await;
-        self.prefetching = None;
+    async fn take_ahead(&mut self) -> Option<Answer> {
+        let ended = self.ahead.front_mut()?.await;
+        self.ahead.pop_front();
         match ended {
-            Ok((requester, Ok(answer))) => match &answer.hold {
+            Ok(Some((requester, Ok(answer)))) => match &answer.hold {
                 Some(hold) if !hold.is_held() => None,
                 hold => {
                     let granted = hold.is_some();
                     self.requester = requester;
+                    if !granted {
+                        // The requests after it were not sent.
+                        self.ahead.clear();
+                    }
                     Some(answer).filter(|_| granted)
                 }
             },
-            Ok((_, Err(_))) => None,
+            Ok(Some((_, Err(_)))) => None,
+            Ok(None) => {
+                // Neither were the requests after this one.
+                self.ahead.clear();
+                None
+            }
             Err(lost) if lost.is_panic() => resume_unwind(lost.into_panic()),
             Err(_) => None,
         }
@@ -188,13 +237,19 @@ impl EpochReader {
 
 impl Requester {
     /// Requests the next lease under a new sequence number, and retries until it is whole or patience ends.
-    async fn next(&mut self, want: u32) -> Result<Answer, ClientError> {
+    ///
+    /// Tells `grants` the number as soon as the request got a lease, whose samples then arrive.
+    async fn next(
+        &mut self,
+        want: u32,
+        mut grants: Option<oneshot::Sender<u64>>,
+    ) -> Result<Answer, ClientError> {
         self.sequence += 1;
         let until = Instant::now() + self.patience;
         let mut backoff = Backoff::new();
         let mut partial: Option<PartialLease> = None;
         loop {
-            let error = match self.receive(want, &mut partial).await {
+            let error = match self.receive(want, &mut partial, &mut grants).await {
                 Ok(next) => return Ok(next),
                 Err(StreamError::Fatal(e)) => return Err(e),
                 Err(StreamError::Retry(e)) => e,
@@ -214,7 +269,12 @@ impl Requester {
     }
 
     /// Sends one request and receives the rest of the lease into `partial`.
-    async fn receive(&self, want: u32, partial: &mut Option<PartialLease>) -> Result<Answer, StreamError> {
+    async fn receive(
+        &self,
+        want: u32,
+        partial: &mut Option<PartialLease>,
+        grants: &mut Option<oneshot::Sender<u64>>,
+    ) -> Result<Answer, StreamError> {
         let received = partial.as_ref().map_or(0, |p| u32::try_from(p.samples.len()).unwrap_or(u32::MAX));
         let request = LeaseRequest {
             rank: self.rank,
@@ -252,8 +312,13 @@ impl Requester {
         if let Some(next) = none {
             return Ok(Answer { next, hold: None });
         }
+        if let Some(grants) = grants.take() {
+            // Nobody listens if no further lease is wanted ahead.
+            grants.send(self.sequence).ok();
+        }
         let lease = match partial {
-            Some(p) if p.grant.lease == grant.lease => p,
+            // A number alone would not do: a grant that never became durable may have had the same.
+            Some(p) if (p.grant.lease, &p.grant.entries) == (grant.lease, &grant.entries) => p,
             // Another lease than the one that was being received: that one is gone, and so are its samples.
             _ => {
                 *partial = None;

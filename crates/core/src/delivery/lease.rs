@@ -10,8 +10,9 @@
 //!     gets more than its share, however fast it is.
 //! I3. In every world, all ranks have the same number of steps. The tail rule decides about the entries that
 //!     do not fill a step, and they are counted.
-//! I4. A request is idempotent by (rank, worker, sequence). An ack of an expired lease is rejected, because
-//!     its entries may be leased to another rank by now.
+//! I4. A request is idempotent by (rank, worker, sequence), as long as it is among the worker's latest
+//!     [`SEQUENCES_MAX`] requests that got a lease. An ack of an expired lease is rejected, because its
+//!     entries may be leased to another rank by now.
 
 use super::event::{Event, Request};
 use crate::plan::{PAD, PlanError, Tail, World, bits::Bits};
@@ -19,13 +20,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod apply;
 mod error;
+mod sequences;
 
 pub use error::LeaseError;
+pub use sequences::SEQUENCES_MAX;
+use sequences::{Known, Sequences};
 
 /// Entries granted to a worker, in the order of delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// The lease's number. Numbers of an epoch rise, from 1 or from the argument of [`Leases::number_after`].
+    /// The lease's number. Numbers of an epoch rise: each is above the one before it, and above every
+    /// argument of [`Leases::number_after`].
     pub id: u64,
     /// The request that it answers.
     pub request: Request,
@@ -79,8 +84,8 @@ pub struct Leases {
     pads_made: u32,
     ranks: Vec<Rank>,
     live: BTreeMap<u64, Lease>,
-    /// Of each (rank, worker): its latest sequence number and the lease that it got.
-    latest: BTreeMap<(u32, u32), (u64, u64)>,
+    /// Of each (rank, worker): its latest requests that got a lease.
+    latest: BTreeMap<(u32, u32), Sequences>,
     last_id: u64,
     redelivered: u64,
     commits: Vec<(u64, Bits)>,
@@ -174,14 +179,12 @@ impl Leases {
         }
     }
 
-    /// Gives all leases from here on numbers above `last`.
+    /// Gives all leases from here on numbers above `last`, and above those of earlier leases.
     ///
-    /// So the lease numbers of an epoch that a state replaced mean nothing in this one. Has no effect once a
-    /// lease was granted: its number is in the ledger.
+    /// So the lease numbers of an epoch that a state replaced mean nothing in this one, and neither does the
+    /// number of a grant that a crash took out of the ledger: a client may have seen it.
     pub fn number_after(&mut self, last: u64) {
-        if self.last_id == 0 {
-            self.last_id = last;
-        }
+        self.last_id = self.last_id.max(last);
     }
 
     /// Returns how much may be granted to a request for `want` entries.
@@ -196,12 +199,17 @@ impl Leases {
         let ranks = self.world.ranks;
         let rank =
             self.ranks.get(request.rank as usize).ok_or(LeaseError::Rank { rank: request.rank, ranks })?;
-        if let Some(&(last, lease)) = self.latest.get(&(request.rank, request.worker)) {
-            if request.sequence < last {
-                return Err(LeaseError::Stale { got: request.sequence, last });
-            }
-            if request.sequence == last && self.live.contains_key(&lease) {
-                return Ok(Room::Again(lease));
+        if let Some(sequences) = self.latest.get(&(request.rank, request.worker)) {
+            match sequences.known(request.sequence) {
+                Known::Granted { lease, .. } if self.live.contains_key(&lease) => {
+                    return Ok(Room::Again(lease));
+                }
+                // An older request whose lease was acknowledged in full: the worker has gone on.
+                Known::Granted { last, .. } if request.sequence < last => {
+                    return Err(LeaseError::Stale { got: request.sequence, last });
+                }
+                Known::TooOld { last } => return Err(LeaseError::Stale { got: request.sequence, last }),
+                Known::Granted { .. } | Known::Ended | Known::New => {}
             }
         }
         if rank.share == 0 {
@@ -349,6 +357,9 @@ impl Leases {
     /// Ends a lease and returns the plan's entries that are free again. Its pads become free too.
     fn end_lease(&mut self, lease: u64) -> Vec<u32> {
         let Some(l) = self.live.remove(&lease) else { return Vec::new() };
+        if let Some(sequences) = self.latest.get_mut(&(l.request.rank, l.request.worker)) {
+            sequences.ended(l.request.sequence, lease);
+        }
         let rest = &l.entries[l.acked as usize..];
         if let Some(rank) = self.ranks.get_mut(l.request.rank as usize) {
             rank.share += rest.len() as u64;

@@ -46,7 +46,8 @@ impl Leases {
                 rank.share = rank.share.saturating_sub(entries.len() as u64);
                 rank.held += entries.len() as u64;
                 self.last_id = *lease;
-                self.latest.insert((request.rank, request.worker), (request.sequence, *lease));
+                let of = self.latest.entry((request.rank, request.worker)).or_default();
+                of.granted(request.sequence, *lease);
                 let granted =
                     Lease { id: *lease, request: *request, entries: entries.clone(), acked: 0, expires_ms };
                 self.live.insert(*lease, granted);

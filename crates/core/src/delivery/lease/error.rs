@@ -13,7 +13,7 @@ pub enum LeaseError {
         /// How many ranks the world has.
         ranks: u32,
     },
-    /// The worker has asked with a later sequence number before.
+    /// The worker got a lease with a later sequence number before, and none with this one that expired.
     #[error("sequence number {got} is too old: the worker has used {last}")]
     Stale {
         /// The sequence number of the request.

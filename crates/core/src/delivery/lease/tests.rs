@@ -30,6 +30,8 @@ struct Epoch {
     file: Vec<u8>,
     now: u64,
     sequence: BTreeMap<(u32, u32), u64>,
+    /// The latest lease of each request, in this world.
+    asked: BTreeMap<Request, u64>,
     /// How often each entry was consumed and acknowledged; and at each commit.
     consumed: Vec<u32>,
     saved: Vec<(u64, Vec<u32>)>,
@@ -75,6 +77,7 @@ impl Epoch {
             first: world,
             now: 0,
             sequence: BTreeMap::new(),
+            asked: BTreeMap::new(),
             unit_map,
             plan,
             planned,
@@ -87,13 +90,26 @@ impl Epoch {
         entries.into_iter().for_each(|e| self.policy.give_back(self.subscriber, e));
     }
 
-    fn ask(&mut self, rank: u32, worker: u32, want: u32, again: bool) -> Option<u64> {
+    /// Asks for a lease: with the next number, or again with the number that was used `back` requests ago.
+    fn ask(&mut self, rank: u32, worker: u32, want: u32, back: Option<u64>) -> Option<u64> {
         let sequence = self.sequence.entry((rank, worker)).or_default();
-        *sequence += u64::from(!again);
-        let request = Request { rank, worker, sequence: *sequence };
-        match self.leases.room(request, want, 24).expect("a known rank, a fresh sequence") {
+        *sequence += u64::from(back.is_none());
+        let request = Request { rank, worker, sequence: sequence.saturating_sub(back.unwrap_or(0)) };
+        let before = self.asked.get(&request).copied();
+        let room = match self.leases.room(request, want, 24) {
+            Err(LeaseError::Stale { got, last }) => {
+                assert!(got < last && back.is_some(), "a fresh sequence is never stale");
+                assert!(
+                    before.is_none_or(|l| !self.leases.live.contains_key(&l)),
+                    "I4: a live lease of the latest requests"
+                );
+                return None;
+            }
+            room => room.expect("a known rank"),
+        };
+        match room {
             Room::Again(lease) => {
-                assert!(again, "I4");
+                assert!(back.is_some() && before == Some(lease), "I4");
                 Some(lease)
             }
             Room::Done | Room::Full => None,
@@ -110,6 +126,7 @@ impl Epoch {
                 let Event::Grant { lease, entries, .. } = &event else { panic!("a grant") };
                 assert_eq!(entries.len(), n as usize, "I2: a rank that has a share gets it");
                 event.append(&mut self.file);
+                self.asked.insert(request, *lease);
                 Some(*lease)
             }
         }
@@ -167,6 +184,7 @@ impl Epoch {
         event.append(&mut self.file);
         self.back(back);
         self.sequence.clear();
+        self.asked.clear();
         self.per_rank = vec![0; world.ranks as usize];
     }
 
@@ -176,7 +194,7 @@ impl Epoch {
             rounds += 1;
             assert!(rounds < 100_000, "I2: a rank waits for ever");
             for rank in 0..self.leases.world().ranks {
-                if let Some(lease) = self.ask(rank, 9, 1 + rank, false) {
+                if let Some(lease) = self.ask(rank, 9, 1 + rank, None) {
                     self.ack(lease, 4);
                 }
             }
@@ -188,7 +206,7 @@ impl Epoch {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Ask { rank: u32, worker: u32, want: u32, again: bool },
+    Ask { rank: u32, worker: u32, want: u32, back: Option<u64> },
     Ack { which: usize, part: u32 },
     Tick(u64),
     Renew { rank: u32, worker: u32 },
@@ -200,8 +218,8 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        8 => (0u32..4, 0u32..2, 1u32..12, any::<bool>())
-            .prop_map(|(rank, worker, want, again)| Op::Ask { rank, worker, want, again }),
+        8 => (0u32..4, 0u32..2, 1u32..12, proptest::option::of(0u64..SEQUENCES_MAX as u64))
+            .prop_map(|(rank, worker, want, back)| Op::Ask { rank, worker, want, back }),
         8 => (any::<usize>(), 1u32..5).prop_map(|(which, part)| Op::Ack { which, part }),
         3 => (1u64..150).prop_map(Op::Tick),
         1 => (0u32..4, 0u32..2).prop_map(|(rank, worker)| Op::Renew { rank, worker }),
@@ -233,10 +251,10 @@ proptest! {
         let mut seen: Vec<u64> = Vec::new();
         for op in ops {
             match op {
-                Op::Ask { rank, worker, want, again } => {
+                Op::Ask { rank, worker, want, back } => {
                     let rank = rank % e.leases.world().ranks;
-                    let again = again && e.sequence.contains_key(&(rank, worker));
-                    seen.extend(e.ask(rank, worker, want, again));
+                    let back = back.filter(|_| e.sequence.contains_key(&(rank, worker)));
+                    seen.extend(e.ask(rank, worker, want, back));
                 }
                 Op::Ack { which, part } => {
                     if !seen.is_empty() {
@@ -280,6 +298,7 @@ proptest! {
                         e.consumed = then;
                         e.saved.truncate(at + 1);
                         e.sequence.clear();
+                        e.asked.clear();
                         let ranks = e.leases.world().ranks as usize;
                         e.per_rank = vec![0; ranks];
                     }
@@ -323,7 +342,7 @@ fn replay_reproduces_the_order() {
     let mut got = [Vec::new(), Vec::new()];
     while !e.leases.finished() {
         for rank in 0..2u32 {
-            if let Some(lease) = e.ask(rank, 0, 3, false) {
+            if let Some(lease) = e.ask(rank, 0, 3, None) {
                 got[rank as usize].extend(e.leases.lease(lease).expect("live").entries.clone());
                 e.ack(lease, 4);
             }
@@ -354,7 +373,7 @@ fn a_lease_is_whole_or_the_last() {
     assert_eq!(leases.room(ask(3), 7, 13), Ok(Room::Grant(6)), "the rest of its share");
 }
 
-/// Lease numbers of a ledger that was replaced do not come again in the new one.
+/// Lease numbers of a ledger that was replaced, or cut short by a crash, do not come again in the new one.
 #[test]
 fn numbers_of_leases_may_begin_late() {
     let mut leases =
@@ -368,13 +387,55 @@ fn numbers_of_leases_may_begin_late() {
             }
             other => panic!("{other:?}"),
         };
-    assert_eq!((grant(1, 0), grant(2, 1)), (501, 502));
+    assert_eq!((grant(1, 0), grant(2, 1)), (501, 901));
+    leases.number_after(3);
+    assert_eq!(leases.last_id(), 901, "numbers only rise");
+}
+
+/// I4: a worker with several requests under way may send any of them again.
+#[test]
+fn a_request_is_sent_again_while_later_ones_have_leases() {
+    let world = World { batch: 2, ranks: 1, tail: Tail::Keep };
+    let mut leases = Leases::new(Bits::ones(100), world).expect("world");
+    let ask = |sequence| Request { rank: 0, worker: 3, sequence };
+    let grant = |leases: &mut Leases, sequence: u64| {
+        let entries: Vec<u32> = (0..100).filter(|&e| leases.is_free(e)).take(2).collect();
+        match leases.grant(ask(sequence), entries, 2, TTL).expect("granted") {
+            Event::Grant { lease, .. } => lease,
+            other => panic!("{other:?}"),
+        }
+    };
+    let ids: Vec<u64> = (11..=18).map(|sequence| grant(&mut leases, sequence)).collect();
+    for (sequence, &id) in (11..).zip(&ids) {
+        assert_eq!(leases.room(ask(sequence), 2, 64), Ok(Room::Again(id)), "sequence {sequence}");
+    }
+    let stale = |got| Err(LeaseError::Stale { got, last: 18 });
+    assert_eq!(leases.room(ask(10), 2, 64), stale(10), "it got no lease");
+    // One is acknowledged in part and expires, another is acknowledged in full.
+    leases.ack(0, ids[2], 1).expect("acknowledged");
+    leases.ack(0, ids[4], 2).expect("acknowledged");
+    leases.renew(0, 3, 2 * TTL);
+    leases.live.get_mut(&ids[2]).expect("live").expires_ms = TTL;
+    leases.expire(TTL);
+    assert_eq!(leases.room(ask(15), 2, 64), stale(15), "its worker has gone on");
+    assert_eq!(leases.room(ask(13), 2, 64), Ok(Room::Grant(2)), "the same number gets a new lease");
+    let again = grant(&mut leases, 13);
+    assert!(again > ids[7]);
+    assert_eq!(leases.room(ask(13), 2, 64), Ok(Room::Again(again)));
+    assert_eq!(leases.redelivered(), 1);
+    // A successor has higher numbers. What its predecessor sent arrives too late.
+    for sequence in 1_000..1_000 + SEQUENCES_MAX as u64 {
+        grant(&mut leases, sequence);
+    }
+    let late = Err(LeaseError::Stale { got: 18, last: 1_007 });
+    assert_eq!(leases.room(ask(18), 2, 64), late);
+    assert_eq!(leases.latest.len(), 1);
 }
 
 #[test]
 fn a_rejected_call_changes_nothing() {
     let mut e = Epoch::new(40, 4, World { batch: 4, ranks: 2, tail: Tail::Drop }, 7);
-    let lease = e.ask(0, 0, 4, false).expect("granted");
+    let lease = e.ask(0, 0, 4, None).expect("granted");
     let before = e.leases.clone();
     assert_eq!(e.leases.ack(1, lease, 1), Err(LeaseError::Foreign { lease, owner: 0, rank: 1 }));
     assert_eq!(e.leases.ack(0, lease, 9), Err(LeaseError::Beyond { lease, entries: 4, upto: 9 }));

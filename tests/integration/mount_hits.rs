@@ -190,7 +190,7 @@ fn a_file_costs_few_system_calls() {
     for (i, path) in files.iter().enumerate() {
         fs::write(tree.path().join(path), content(i).repeat(2).split_at(110_000).0).expect("write");
     }
-    site.publish("set", tree.path());
+    assert_eq!(site.publish("set", tree.path()).len(), 64, "a root");
     let cold = calls_per_file(&site, &files, "origin");
     let warm = calls_per_file(&site, &files, "memory");
     eprintln!("system calls per file: {cold:.1} from a local origin, {warm:.1} from memory");

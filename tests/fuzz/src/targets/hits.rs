@@ -3,7 +3,7 @@
 use super::requests::{SERVER, register, request, send};
 use crate::plant;
 use fletch_api::{
-    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, Wanted},
+    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, WINDOW_BYTE, WINDOW_HEADER, Wanted},
     routes,
 };
 use fletch_core::{Hash, JobName, Root};
@@ -48,34 +48,83 @@ pub fn seeds() -> Vec<Vec<u8>> {
         request.encode(&mut out).expect("it is short");
         out
     };
-    requests.iter().map(encoded).collect()
+    let mut seeds: Vec<Vec<u8>> = requests.iter().map(encoded).collect();
+    let placed = HitRequest { place: Some(64), ..of(Wanted::Chunk, hello, 5, job()) };
+    seeds.push([vec![0, 0], encoded(&placed), encoded(&requests[1])].concat());
+    seeds
 }
 
-/// A sound request gets an answer, and only bytes with the hash that it asks for. Each other one gets none.
+/// The length of the window of each connection.
+const WINDOW: u32 = 64 << 10;
+
+/// What the server has to do with an input.
+struct Expected<'a> {
+    /// The sound requests before the first that is not. `None` asks for the window.
+    requests: Vec<Option<HitRequest<'a>>>,
+    /// Whether the input ends after them.
+    is_sound: bool,
+}
+
+/// Reads an input by the rules of the protocol.
+fn expected(mut input: &[u8]) -> Expected<'_> {
+    let mut requests = Vec::new();
+    while let Some((length, rest)) = input.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes(*length));
+        let Some((request, rest)) = rest.split_at_checked(length) else {
+            return Expected { requests, is_sound: false };
+        };
+        if request.is_empty() && !requests.contains(&None) {
+            requests.push(None);
+        } else {
+            let fits = |r: &HitRequest<'_>| {
+                r.place.is_none_or(|place| u64::from(place) + u64::from(r.size) <= u64::from(WINDOW))
+            };
+            let Some(sound) = HitRequest::parse(request).ok().filter(fits) else {
+                return Expected { requests, is_sound: false };
+            };
+            let mut again = Vec::new();
+            sound.encode(&mut again).expect("it was as long before");
+            assert_eq!(again[2..], *request, "a request is written as it was read");
+            requests.push(Some(sound));
+        }
+        input = rest;
+    }
+    Expected { requests, is_sound: input.is_empty() }
+}
+
+/// Each sound request gets an answer in its turn, and only bytes with the hash that it asks for. What breaks
+/// the protocol ends the connection; answers that wait to be sent together are then lost.
 pub fn run(input: &[u8]) -> bool {
     LazyLock::force(&ROOT);
-    let asked = input.split_first_chunk().and_then(|(length, rest)| {
-        let whole = usize::from(u16::from_le_bytes(*length)) == rest.len();
-        HitRequest::parse(rest).ok().filter(|_| whole)
-    });
+    let Expected { requests, is_sound } = expected(input);
     let reply = exchange(input);
-    let Some(asked) = asked else {
-        assert!(reply.is_empty(), "a request that breaks the protocol got {reply:?}");
-        return false;
-    };
-    let mut again = Vec::new();
-    asked.encode(&mut again).expect("it was as long before");
-    assert_eq!(again, input, "a request is written as it was read");
-    let (head, bytes) = reply.split_first_chunk::<ANSWER_HEAD_BYTES>().expect("an answer");
-    match HitAnswer::parse(*head).expect("the head of an answer") {
-        HitAnswer::NotHere => assert!(bytes.is_empty()),
-        HitAnswer::Here(len) => {
-            assert_eq!((len, bytes.len()), (asked.size, asked.size as usize));
-            assert_eq!(Hash::of(bytes), asked.hash, "I1");
-            plant::bug(matches!(asked.wanted, Wanted::File(_)));
+    let mut rest = &reply[..];
+    for request in &requests {
+        if rest.is_empty() && !is_sound {
+            break;
+        }
+        let Some(asked) = request else {
+            let (byte, after) = rest.split_first().expect("the byte of the window");
+            assert_eq!(*byte, WINDOW_BYTE);
+            rest = after;
+            continue;
+        };
+        let (head, bytes) = rest.split_first_chunk::<ANSWER_HEAD_BYTES>().expect("an answer");
+        rest = bytes;
+        match HitAnswer::parse(*head).expect("the head of an answer") {
+            HitAnswer::NotHere => {}
+            HitAnswer::InWindow(len) => assert!(len == asked.size && asked.place.is_some()),
+            HitAnswer::Here(len) => {
+                assert!(len == asked.size && asked.place.is_none());
+                let (bytes, after) = rest.split_at_checked(len as usize).expect("all bytes");
+                assert_eq!(Hash::of(bytes), asked.hash, "I1");
+                rest = after;
+                plant::bug(matches!(asked.wanted, Wanted::File(_)));
+            }
         }
     }
-    true
+    assert!(rest.is_empty(), "nobody asked for {rest:?}");
+    is_sound && !requests.is_empty()
 }
 
 /// Sends the input on a new hit connection, and returns everything that the server answers.
@@ -84,7 +133,8 @@ fn exchange(input: &[u8]) -> Vec<u8> {
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).expect("a timeout");
     let path = routes::HITS;
     let upgrade = format!(
-        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\n\
+         {WINDOW_HEADER}: {WINDOW}\r\n\r\n"
     );
     stream.write_all(upgrade.as_bytes()).expect("the server reads");
     let mut head = Vec::new();

@@ -424,3 +424,20 @@ def test_a_fork_in_the_middle_of_a_call_hangs_nobody(files: Path, server: Server
     stop.set()
     reader.join()
     assert wrong == []
+
+
+def test_files_come_through_memory_that_the_server_of_the_node_shares(server: Server, files: Path) -> None:
+    paths = [f"a/{i:03}.bin" for i in range(40)]
+    by_tcp = fletch.Client(server.url).resolve("files").read_many(paths)
+    for verify in ("client", "server"):
+        client = fletch.Client(f"unix:{server.socket}", verify=verify)
+        again = pickle.loads(pickle.dumps(client))
+        assert client.verify == again.verify == verify
+        version = client.resolve("files")
+        before = client.stats()["bytes"]
+        kept = [version.read_many(paths) for _ in range(3)]
+        assert all(views == by_tcp for views in kept)
+        assert all(view.readonly for view in kept[0])
+        assert client.stats()["bytes"] - before >= 3 * sum(map(len, by_tcp))
+    with pytest.raises(fletch.Invalid, match="verify"):
+        fletch.Client(server.url, verify="nobody")

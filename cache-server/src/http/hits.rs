@@ -144,10 +144,8 @@ fn window(server: &Server, principal: &Principal, request: &HeaderMap) -> Option
     if bytes == 0 {
         return None;
     }
-    let Ok(permit) = server.tenants.hit_windows.try_acquire(&principal.tenant, bytes.into()) else {
-        server.tenants.count_refusal(&principal.tenant, TenantLimit::HitWindows);
-        return None;
-    };
+    // No refusal: the request for the connection is served.
+    let permit = server.tenants.hit_windows.try_acquire(&principal.tenant, bytes.into()).ok()?;
     let bytes = u32::try_from(permit.n()).unwrap_or(bytes).min(bytes);
     match Window::new(bytes) {
         Ok(window) => Some(GrantedWindow { window, bytes, _permit: permit }),

@@ -156,9 +156,11 @@ impl Limits {
     }
 
     /// Returns the part of `memory_bytes` for the windows of hit connections.
+    ///
+    /// A server with little memory needs it for chunks.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
-        self.memory_bytes / 16
+        self.memory_bytes.saturating_sub(2 * MEMORY_MIN) / 16
     }
 
     /// Returns the longest window of one connection.

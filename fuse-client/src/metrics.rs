@@ -457,7 +457,7 @@ mod tests {
             memory_live_bytes: 10,
             server_requests: 5,
             server_bytes: 99,
-            hit_requests: hit_requests(HitStats { here: 8, not_here: 1, failed: 0, bytes: 9 }),
+            hit_requests: hit_requests(HitStats { asks: 9, here: 8, not_here: 1, failed: 0, bytes: 9 }),
             datasets: Some(DatasetsSnapshot {
                 linked: 2,
                 over_limit: 4,

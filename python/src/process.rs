@@ -314,6 +314,7 @@ pub fn before_fork() {
     if let Some(io) = Arc::into_inner(io) {
         io.runtime.shutdown_timeout(END_WITHIN);
     }
+    fletch_client::hits::close_idle();
 }
 
 /// Resets the state in the child of a fork: it has no waiting calls, whatever its parent's threads did.

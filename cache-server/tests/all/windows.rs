@@ -107,7 +107,7 @@ async fn many_chunks_come_at_once_and_stay_as_they_are_after_the_server_ended() 
 async fn i6_windows_are_limited_and_come_back_when_clients_leave() {
     let tree = many(20);
     let root = tree.index().root();
-    let node = Node::serving(&tree, &["--memory=64MiB"]).await;
+    let node = Node::serving(&tree, &["--memory=192MiB"]).await;
     let files: Vec<Vec<u8>> = tree.files.values().cloned().collect();
     for path in tree.files.keys() {
         read(&node, &routes::file(root, path)).await;

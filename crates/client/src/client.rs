@@ -135,7 +135,7 @@ impl Client {
             counters: Arc::default(),
             bearer,
             hits,
-            idle_hits: IdleConnections::default(),
+            idle_hits: IdleConnections::new(),
         })
     }
 
@@ -252,7 +252,7 @@ impl Client {
     pub fn stats(&self) -> ClientStats {
         let (c, hits) = (&self.counters, self.hits.as_ref().map(HitServer::stats).unwrap_or_default());
         ClientStats {
-            requests: c.requests.load(Relaxed) + hits.here + hits.not_here + hits.failed,
+            requests: c.requests.load(Relaxed) + hits.asks,
             hits,
             retries: c.retries.load(Relaxed),
             failovers: c.failovers.load(Relaxed),

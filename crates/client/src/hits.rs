@@ -28,7 +28,7 @@ mod socket;
 mod window_reads;
 
 pub(crate) use window_reads::IdleConnections;
-pub use window_reads::{Verify, WindowRead};
+pub use window_reads::{Verify, WindowRead, close_idle};
 
 use crate::token::Bearer;
 use fletch_api::hits::{
@@ -81,6 +81,8 @@ pub enum HitOutcome {
 /// What the hit connections to a server did; totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HitStats {
+    /// Asks that were sent. One may be for many chunks.
+    pub asks: u64,
     /// Answers with bytes.
     pub here: u64,
     /// Answers without bytes.
@@ -104,6 +106,7 @@ struct Inner {
     /// Whether `rest` has an effect. Read for each ask, without a lock.
     is_troubled: AtomicBool,
     rest: Mutex<Rest>,
+    asks: AtomicU64,
     here: AtomicU64,
     not_here: AtomicU64,
     failed: AtomicU64,
@@ -124,6 +127,7 @@ impl HitServer {
             answer_timeout,
             is_troubled: AtomicBool::new(false),
             rest: Mutex::default(),
+            asks: AtomicU64::new(0),
             here: AtomicU64::new(0),
             not_here: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -150,6 +154,7 @@ impl HitServer {
     pub fn stats(&self) -> HitStats {
         let inner = &self.0;
         HitStats {
+            asks: inner.asks.load(Relaxed),
             here: inner.here.load(Relaxed),
             not_here: inner.not_here.load(Relaxed),
             failed: inner.failed.load(Relaxed),
@@ -381,6 +386,7 @@ impl HitConnection {
     /// Counts answers with bytes, answers without, and bytes; or a fault.
     fn note(&mut self, answers: Result<(u64, u64, u64), Fault>) -> HitOutcome {
         let inner = &self.server.0;
+        inner.asks.fetch_add(1, Relaxed);
         match answers {
             Ok((here, not_here, bytes)) => {
                 inner.here.fetch_add(here, Relaxed);

@@ -162,7 +162,7 @@ fn bytes_come_over_one_connection_that_began_with_an_upgrade() {
     assert_eq!(buffer, content());
     drop(connection);
     let bytes = 4 * u64::from(SIZE);
-    assert_eq!(server.stats(), HitStats { here: 4, not_here: 1, failed: 0, bytes });
+    assert_eq!(server.stats(), HitStats { asks: 5, here: 4, not_here: 1, failed: 0, bytes });
     fake.end();
 }
 
@@ -195,7 +195,7 @@ fn a_slow_answer_ends_in_time_and_the_server_is_left_alone() {
     assert_eq!(ask(&mut connection, &mut buffer), HitOutcome::Failed);
     assert!(begun.elapsed() < ANSWER_TIMEOUT * 5, "{:?}", begun.elapsed());
     assert!(server.rests(Instant::now() + RETRY_AFTER.start), "twice as long");
-    assert_eq!(server.stats(), HitStats { failed: 2, ..HitStats::default() });
+    assert_eq!(server.stats(), HitStats { asks: 2, failed: 2, ..HitStats::default() });
     done.send(()).expect("the server waits");
     fake.end();
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use fletch_api::hits::{HitRequest, Wanted};
 use fletch_core::{Hash, Root, Verified};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -40,11 +40,34 @@ pub struct WindowRead {
     pub size: u32,
 }
 
+type Idle = Mutex<Vec<HitConnection>>;
+
+/// The idle connections of every client of this process.
+static OF_ALL_CLIENTS: Mutex<Vec<Weak<Idle>>> = Mutex::new(Vec::new());
+
+/// Closes all idle connections of this process. Call it before a fork, so that no child inherits them.
+///
+/// Bytes in their windows stay as they are.
+pub fn close_idle() {
+    let of_all = OF_ALL_CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    for idle in of_all.iter().filter_map(Weak::upgrade) {
+        idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
 /// The connections of a client that no read uses now. Clones share them.
-#[derive(Clone, Default)]
-pub(crate) struct IdleConnections(Arc<Mutex<Vec<HitConnection>>>);
+#[derive(Clone)]
+pub(crate) struct IdleConnections(Arc<Idle>);
 
 impl IdleConnections {
+    pub(crate) fn new() -> Self {
+        let idle = Arc::new(Idle::default());
+        let mut of_all = OF_ALL_CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        of_all.retain(|idle| idle.strong_count() > 0);
+        of_all.push(Arc::downgrade(&idle));
+        IdleConnections(idle)
+    }
+
     fn take(&self, server: &HitServer) -> HitConnection {
         let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         idle.pop().unwrap_or_else(|| server.connection(WINDOW_BYTES))

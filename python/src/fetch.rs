@@ -1,7 +1,7 @@
 //! Fetches many whole files of a version in few requests, and checks each one by its own hash.
 //!
-//! A server of this node puts what it has at hand into memory that it shares with this process. The rest comes
-//! by HTTP.
+//! A server of this node puts what it has at hand into memory that it shares with this process. The rest
+//! comes by HTTP.
 //!
 //! Invariants
 //! 1. The bytes of every file match the hash in the version's tables (I1), whichever server sent them. With

@@ -8,7 +8,6 @@
 pub mod attacks;
 pub mod bins;
 pub mod browser;
-pub mod calls;
 pub mod cgroup;
 pub mod cluster;
 pub mod console;

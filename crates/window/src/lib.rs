@@ -1,8 +1,8 @@
 //! A hit window: memory of a hit connection, which its server writes and its client reads. Here it is called
 //! a window for short.
 //!
-//! A server puts bytes there instead of sending them through a socket, which saves two copies and the kernel's
-//! buffers. The client decides where bytes go ([`View::take`]), so the server keeps no record of what the
+//! A server puts bytes there instead of sending them through a socket. That saves two copies, and buffers of
+//! the kernel. The client decides where bytes go ([`View::take`]), so the server keeps no record of what the
 //! client still holds.
 //!
 //! ```text

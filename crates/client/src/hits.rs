@@ -135,8 +135,8 @@ impl HitServer {
         }))
     }
 
-    /// Returns a connection for one thread. It opens with the first ask, and with a window of `window_bytes` if
-    /// the server grants it. 0: no window.
+    /// Returns a connection for one thread. It opens with the first ask, and gets a window of
+    /// `window_bytes` if the server grants it. 0: no window.
     #[must_use]
     pub fn connection(&self, window_bytes: u32) -> HitConnection {
         let (server, message) = (self.clone(), Vec::new());

@@ -15,8 +15,9 @@
 //!    arrived together do so together. Whatever is wrong with it, the answer is "not here", and nothing else
 //!    is told;
 //! 4. (I8) bytes are counted as they are written to the socket, or put into the window;
-//! 5. (I6) a window counts as memory of its tenant while its connection lives. A client that dies closes the
-//!    connection. What it still has mapped after that is its own.
+//! 5. (I6) a window counts as memory of its tenant while its connection lives. A client could keep it mapped
+//!    for longer, and Linux counts its pages for this server until then. So only the server's own user gets
+//!    windows: that user can end the server anyway.
 
 use super::{
     access::access,
@@ -113,7 +114,8 @@ pub async fn get(
         ApiError::new(Code::Overloaded, "the server has as many hit connections as it may", hint)
     })?;
     let component = request.get(headers::COMPONENT).and_then(|v| v.to_str().ok()).unwrap_or("");
-    let window = window(&server, &principal, &request);
+    let is_own_user = matches!(peer, Peer::Unix { uid, .. } if uid == server.auth.own_uid());
+    let window = if is_own_user { window(&server, &principal, &request) } else { None };
     let upgrade: [(HeaderName, HeaderValue); 2] = [
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
         (header::UPGRADE, HeaderValue::from_static(PROTOCOL)),

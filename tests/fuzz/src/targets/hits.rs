@@ -65,19 +65,20 @@ struct Expected<'a> {
     is_sound: bool,
 }
 
-/// Reads an input by the rules of the protocol.
-fn expected(mut input: &[u8]) -> Expected<'_> {
+/// Reads an input by the rules of the protocol. `window` is the length that the server granted, or 0.
+fn expected(mut input: &[u8], window: u32) -> Expected<'_> {
     let mut requests = Vec::new();
     while let Some((length, rest)) = input.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes(*length));
         let Some((request, rest)) = rest.split_at_checked(length) else {
             return Expected { requests, is_sound: false };
         };
-        if request.is_empty() && !requests.contains(&None) {
+        if request.is_empty() && window > 0 && !requests.contains(&None) {
             requests.push(None);
         } else {
             let fits = |r: &HitRequest<'_>| {
-                r.place.is_none_or(|place| u64::from(place) + u64::from(r.size) <= u64::from(WINDOW))
+                let ends_in = |place| window > 0 && u64::from(place) + u64::from(r.size) <= window.into();
+                r.place.is_none_or(ends_in)
             };
             let Some(sound) = HitRequest::parse(request).ok().filter(fits) else {
                 return Expected { requests, is_sound: false };
@@ -96,8 +97,8 @@ fn expected(mut input: &[u8]) -> Expected<'_> {
 /// the protocol ends the connection; answers that wait to be sent together are then lost.
 pub fn run(input: &[u8]) -> bool {
     LazyLock::force(&ROOT);
-    let Expected { requests, is_sound } = expected(input);
-    let reply = exchange(input);
+    let (window, reply) = exchange(input);
+    let Expected { requests, is_sound } = expected(input, window);
     let mut rest = &reply[..];
     for request in &requests {
         if rest.is_empty() && !is_sound {
@@ -127,8 +128,9 @@ pub fn run(input: &[u8]) -> bool {
     is_sound && !requests.is_empty()
 }
 
-/// Sends the input on a new hit connection, and returns everything that the server answers.
-fn exchange(input: &[u8]) -> Vec<u8> {
+/// Sends the input on a new hit connection. Returns the length of its window, or 0 if other connections still
+/// have all that there is, and everything that the server answers.
+fn exchange(input: &[u8]) -> (u32, Vec<u8>) {
     let mut stream = UnixStream::connect(&SERVER.socket).expect("the server accepts");
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).expect("a timeout");
     let path = routes::HITS;
@@ -143,7 +145,9 @@ fn exchange(input: &[u8]) -> Vec<u8> {
         stream.read_exact(&mut byte).expect("the head of a reply");
         head.extend(byte);
     }
-    assert!(head.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&head));
+    let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+    assert!(head.starts_with("http/1.1 101"), "{head}");
+    let window = if head.contains(&format!("{WINDOW_HEADER}: {WINDOW}\r\n")) { WINDOW } else { 0 };
     // The server may end the connection before it has read everything.
     drop(stream.write_all(input));
     drop(stream.shutdown(Shutdown::Write));
@@ -152,6 +156,6 @@ fn exchange(input: &[u8]) -> Vec<u8> {
         Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
             panic!("no answer to {input:?}")
         }
-        _ => reply,
+        _ => (window, reply),
     }
 }

@@ -47,7 +47,7 @@ pub(super) static SERVER: LazyLock<Server> = LazyLock::new(|| {
     let args = [
         "fletch-server".to_owned(),
         "--listen=127.0.0.1:0".to_owned(),
-        "--memory=64MiB".to_owned(),
+        "--memory=192MiB".to_owned(),
         format!("--state-dir={dir}/state"),
         format!("--cache-dir={dir}/cache"),
         "--cache-size=64MiB".to_owned(),

@@ -155,24 +155,10 @@ impl Limits {
         (self.memory_bytes / 8).max(REQUEST_MEMORY_MIN)
     }
 
-    /// Returns the part of `memory_bytes` for the windows of hit connections.
-    ///
-    /// A server with little memory needs it for chunks.
-    #[must_use]
-    pub fn window_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_sub(2 * MEMORY_MIN) / 16
-    }
-
-    /// Returns the longest window of one connection.
-    #[must_use]
-    pub fn connection_window_bytes(&self) -> u32 {
-        u32::try_from(self.window_bytes() / 2).unwrap_or(u32::MAX)
-    }
-
     /// Returns the part of `memory_bytes` for chunks.
     #[must_use]
     pub fn store_bytes(&self) -> u64 {
-        let others = self.read_ahead_bytes() + self.request_memory_bytes() + self.window_bytes();
+        let others = self.read_ahead_bytes() + self.request_memory_bytes();
         self.memory_bytes.saturating_sub(others)
     }
 

@@ -126,15 +126,14 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     page.gauge(
         "fletch_memory_bytes",
         "Bytes in memory: `live` of all chunk buffers; `cached` those of them in the cache; `copies` of \
-         parts of chunks, for sending; `read_ahead` of data read ahead of being sent; `windows` of hit \
-         connections; `parts` and `blocks` of version tables",
+         parts of chunks, for sending; `read_ahead` of data read ahead of being sent; `parts` and \
+         `blocks` of version tables",
         &["of"],
         &[
             (vec!["live"], s.live_bytes),
             (vec!["cached"], s.cached_bytes),
             (vec!["copies"], server.read_ahead.copies.taken() + server.read_ahead.framing.taken()),
             (vec!["read_ahead"], server.read_ahead.reserved_bytes()),
-            (vec!["windows"], server.tenants.hit_windows.used()),
             (vec!["parts"], parts),
             (vec!["blocks"], blocks),
         ],

@@ -6,8 +6,8 @@
 //! 1. Only a thread between [`enter`] and the end of its guard asks. Threads of the runtime never do: they
 //!    must not block.
 //! 2. Between these two, a thread waits for at most [`ANSWER_TIMEOUT`] in all, however much it asks.
-//! 3. (I6) A thread keeps at most [`CONNECTIONS_MAX`] connections: those that it used last. Their windows are
-//!    memory of the server.
+//! 3. (I6) A thread keeps at most [`CONNECTIONS_MAX`] connections: those that it used last. Each has a window
+//!    of at most [`WINDOW_BYTES_MAX`], beside the memory of the store. Almost every mount has one server.
 
 use crate::fs::read::FetchRequest;
 use bytes::Bytes;
@@ -26,9 +26,9 @@ use std::{
 
 /// The most connections of a thread, each to another server or with another token.
 const CONNECTIONS_MAX: usize = 8;
-/// The window of a connection: two of the longest READs. A thread answers one READ at a time, but other
-/// threads may still send what it read for them.
-const WINDOW_BYTES: u32 = 2 << 20;
+/// The longest window of a connection: two of the longest READs. A thread answers one READ at a time, but
+/// other threads may still send what it read for them.
+const WINDOW_BYTES_MAX: u32 = 2 << 20;
 
 thread_local! {
     /// Until when this thread may ask. `None` outside the guard of [`enter`].
@@ -79,11 +79,11 @@ pub fn ask(client: &Client, root: Root, wanted: &FetchRequest, buffer: &mut [u8]
 
 /// As [`ask`], and returns the bytes, unverified, in the window of the connection.
 ///
-/// [`Brought::NoMemory`]: the server gives no window, or the bytes are longer.
+/// [`Brought::NoMemory`]: there is no window, or the bytes are longer.
 pub fn ask_in_window(client: &Client, root: Root, wanted: &FetchRequest) -> Brought {
     let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return Brought::Nothing };
     let (_, size) = wanted.hash_and_len();
-    if size > WINDOW_BYTES {
+    if size > WINDOW_BYTES_MAX {
         return Brought::NoMemory;
     }
     let mut request = [request(client, root, wanted)];
@@ -109,7 +109,7 @@ fn with_connection<T>(server: &HitServer, work: impl FnOnce(&mut HitConnection) 
     CONNECTIONS.with_borrow_mut(|connections| {
         let known = connections.iter().position(|connection| connection.server() == server);
         let mut connection =
-            known.map_or_else(|| server.connection(WINDOW_BYTES), |at| connections.remove(at));
+            known.map_or_else(|| server.connection(WINDOW_BYTES_MAX), |at| connections.remove(at));
         let outcome = work(&mut connection);
         if connections.len() >= CONNECTIONS_MAX {
             connections.remove(0);

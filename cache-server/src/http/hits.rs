@@ -15,9 +15,8 @@
 //!    arrived together do so together. Whatever is wrong with it, the answer is "not here", and nothing else
 //!    is told;
 //! 4. (I8) bytes are counted as they are written to the socket, or put into the window;
-//! 5. (I6) a window counts as memory of its tenant while its connection lives. A client could keep it mapped
-//!    for longer, and Linux counts its pages for this server until then. So only the server's own user gets
-//!    windows: that user can end the server anyway.
+//! 5. (I6) a window is memory of the client: all its pages are there before the server maps it
+//!    ([`fletch_window`]).
 
 use super::{
     access::access,
@@ -46,7 +45,7 @@ use fletch_api::{
     Code, Problem, headers,
     hits::{
         ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, REQUEST_BYTES_AHEAD_MAX, REQUEST_BYTES_MAX,
-        REQUESTS_AHEAD_MAX, WINDOW_BYTE, WINDOW_BYTES_MAX, WINDOW_HEADER, Wanted,
+        REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX, Wanted,
     },
     routes,
 };
@@ -54,12 +53,12 @@ use fletch_core::{DatasetName, Hash, JobName, Root};
 use fletch_store::Tier;
 use fletch_window::Window;
 use futures::FutureExt as _;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::{
-    io::{self, IoSlice, Read as _, Write as _},
+    io::{self, IoSlice, IoSliceMut, Write as _},
     mem::MaybeUninit,
-    os::{fd::AsFd as _, unix::net::UnixStream},
-    sync::{Arc, Mutex, PoisonError},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::Arc,
     time::Instant,
 };
 
@@ -82,12 +81,9 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
         ("Upgrade" = String, Header, description = "`fletch-hits/1`"),
         ("Fletch-Component" = Option<String>, Header,
             description = "The program that reads: `mount`, `loader`, `cli` or `peer`"),
-        ("Fletch-Window" = Option<u32>, Header,
-            description = "The length of the window that the client wants, in bytes"),
     ),
     responses(
-        (status = 101, description = "The connection speaks the protocol from here on",
-            headers(("Fletch-Window" = u32, description = "The length of the window, if there is one"))),
+        (status = 101, description = "The connection speaks the protocol from here on"),
         (status = 400, description = "It is no connection of the unix socket, or the protocol is another one",
             body = Problem, content_type = "application/problem+json"),
         (status = 429, description = "The server has as many hit connections as it may", body = Problem,
@@ -114,55 +110,20 @@ pub async fn get(
         ApiError::new(Code::Overloaded, "the server has as many hit connections as it may", hint)
     })?;
     let component = request.get(headers::COMPONENT).and_then(|v| v.to_str().ok()).unwrap_or("");
-    let is_own_user = matches!(peer, Peer::Unix { uid, .. } if uid == server.auth.own_uid());
-    let window = if is_own_user { window(&server, &principal, &request) } else { None };
     let upgrade: [(HeaderName, HeaderValue); 2] = [
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
         (header::UPGRADE, HeaderValue::from_static(PROTOCOL)),
     ];
     let mut response = (StatusCode::SWITCHING_PROTOCOLS, upgrade).into_response();
-    if let Some(window) = &window {
-        let name = HeaderName::from_static(WINDOW_HEADER);
-        response.headers_mut().insert(name, HeaderValue::from(window.bytes));
-    }
     let session = HitSession {
         server,
         peer,
         credentials: credentials_of(&request),
         component: Component::from_word(component),
-        window: Mutex::new(window),
         _permit: permit,
     };
     response.extensions_mut().insert(Arc::new(session));
     Ok(response)
-}
-
-/// Returns the window that the client wants, as long as its tenant may have it. `None` is no fault: bytes go
-/// through the socket then.
-fn window(server: &Server, principal: &Principal, request: &HeaderMap) -> Option<GrantedWindow> {
-    let wanted: u32 = request.get(WINDOW_HEADER)?.to_str().ok()?.parse().ok()?;
-    let most = server.limits.connection_window_bytes().min(WINDOW_BYTES_MAX);
-    let bytes = wanted.min(most);
-    if bytes == 0 {
-        return None;
-    }
-    // No refusal: the request for the connection is served.
-    let permit = server.tenants.hit_windows.try_acquire(&principal.tenant, bytes.into()).ok()?;
-    let bytes = u32::try_from(permit.n()).unwrap_or(bytes).min(bytes);
-    match Window::new(bytes) {
-        Ok(window) => Some(GrantedWindow { window, bytes, _permit: permit }),
-        Err(error) => {
-            tracing::warn!(%error, bytes, "the system has no memory for the window of a hit connection");
-            None
-        }
-    }
-}
-
-/// The window of a connection, and its part of the memory.
-struct GrantedWindow {
-    window: Window,
-    bytes: u32,
-    _permit: FairPermit,
 }
 
 /// Returns the header by which the caller is known, alone.
@@ -177,8 +138,6 @@ pub struct HitSession {
     peer: Peer,
     credentials: HeaderMap,
     component: Component,
-    /// The thread of the connection takes it.
-    window: Mutex<Option<GrantedWindow>>,
     _permit: FairPermit,
 }
 
@@ -221,8 +180,7 @@ impl HitSession {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(limits.idle_timeout))?;
         socket.set_write_timeout(Some(limits.send_timeout))?;
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut is_window_sent = false;
+        let mut window: Option<Window> = None;
         let mut requests = Requests::new();
         let mut answers = Answers::new(socket);
         let mut caller: Option<Caller> = None;
@@ -246,15 +204,16 @@ impl HitSession {
             self.server.touch();
             let request = request?;
             if request.is_empty() {
-                let window = window.as_ref().filter(|_| !is_window_sent);
-                let window = window.ok_or_else(|| broken("there is no window to send"))?;
-                answers.flush().inspect_err(|e| count_slow(connection, e))?;
-                send_window(socket, &window.window)?;
-                is_window_sent = true;
+                let file = requests.file.take().ok_or_else(|| broken("a window has no descriptor"))?;
+                // The old one goes first.
+                drop(window.take());
+                window = accept_window(&file);
+                let taken = window.as_ref().map(|w| HitAnswer::InWindow(w.bytes()));
+                answers.put(taken.unwrap_or(HitAnswer::NotHere))?;
                 continue;
             }
             let request = HitRequest::parse(request).map_err(broken)?;
-            let has_place = |place| window.as_ref().is_some_and(|w| w.window.has(place, request.size));
+            let has_place = |place| window.as_ref().is_some_and(|w| w.has(place, request.size));
             if !request.place.is_none_or(has_place) {
                 return Err(broken("the place is not in a window"));
             }
@@ -266,7 +225,7 @@ impl HitSession {
             let answered = match (found, request.place) {
                 (Some(found), None) => answers.send(HitAnswer::Here(request.size), &found),
                 (Some(found), Some(place)) => {
-                    if !window.as_mut().is_some_and(|w| w.window.put(place, &found.bytes)) {
+                    if !window.as_mut().is_some_and(|w| w.put(place, &found.bytes)) {
                         return Err(broken("the place is not in a window"));
                     }
                     found.charge.add(found.bytes.len());
@@ -365,16 +324,29 @@ fn count_slow(connection: &Connection, error: &io::Error) {
     }
 }
 
+/// Returns the window, if the memory that a client sent is good for one.
+fn accept_window(file: &OwnedFd) -> Option<Window> {
+    match Window::accept(file, WINDOW_BYTES_MAX) {
+        Ok(window) => Some(window),
+        Err(error) => {
+            tracing::debug!(%error, "a client sent memory that cannot be its window");
+            None
+        }
+    }
+}
+
 /// The requests that have arrived.
 struct Requests {
     buffer: Vec<u8>,
     /// What has arrived and was not returned yet.
     pending: std::ops::Range<usize>,
+    /// The descriptor that arrived last.
+    file: Option<OwnedFd>,
 }
 
 impl Requests {
     fn new() -> Self {
-        Requests { buffer: vec![0; 2 + REQUEST_BYTES_MAX], pending: 0..0 }
+        Requests { buffer: vec![0; 2 + REQUEST_BYTES_MAX], pending: 0..0, file: None }
     }
 
     /// Returns the bytes of the next request, after its length; `None` if it has not arrived whole.
@@ -394,24 +366,29 @@ impl Requests {
     }
 
     /// Receives more bytes. Returns false at the end of the connection.
-    fn receive(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
+    fn receive(&mut self, socket: &UnixStream) -> io::Result<bool> {
         self.buffer.copy_within(self.pending.clone(), 0);
         self.pending = 0..self.pending.len();
         // A client that sends requests ahead sends many at once.
         if self.buffer.len() < REQUEST_BYTES_AHEAD_MAX && self.pending.len() > REQUEST_BYTES_MAX / 2 {
             self.buffer.resize(REQUEST_BYTES_AHEAD_MAX, 0);
         }
-        loop {
-            return match socket.read(&mut self.buffer[self.pending.end..]) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Ok(0) if !self.pending.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(0) => Ok(false),
-                Ok(read) => {
-                    self.pending.end += read;
-                    Ok(true)
-                }
-                Err(e) => Err(e),
-            };
+        // Linux closes descriptors for which there is no space.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::io::retry_on_intr(|| {
+            let mut parts = [IoSliceMut::new(&mut self.buffer[self.pending.end..])];
+            rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.file = files.last();
+            }
+        }
+        self.pending.end += received.bytes;
+        match received.bytes {
+            0 if !self.pending.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+            bytes => Ok(bytes > 0),
         }
     }
 }
@@ -453,20 +430,6 @@ impl<'a> Answers<'a> {
         self.waiting.clear();
         sent
     }
-}
-
-/// Sends the descriptor of a window.
-fn send_window(socket: &UnixStream, window: &Window) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [window.as_fd()];
-    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
-        return Err(io::Error::other("a descriptor needs more space"));
-    }
-    let flags = SendFlags::NOSIGNAL;
-    let bytes = [IoSlice::new(&[WINDOW_BYTE])];
-    rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &bytes, &mut control, flags))?;
-    Ok(())
 }
 
 /// Sends heads of answers and the bytes after the last one, which it counts as the socket takes them.

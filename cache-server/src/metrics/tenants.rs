@@ -20,7 +20,6 @@ fn use_of(server: &Server, tenant: &Tenant, limit: TenantLimit) -> ShareUse {
         TenantLimit::MountBytes => tenants.mount_bytes.of(tenant),
         TenantLimit::ViewWaits => tenants.view_waits.of(tenant),
         TenantLimit::HitConnections => tenants.hit_connections.of(tenant),
-        TenantLimit::HitWindows => tenants.hit_windows.of(tenant),
         TenantLimit::PageStreams => tenants.page_streams.of(tenant),
         TenantLimit::MemoryBytes => tenants.memory.permits.of(tenant),
     }

@@ -60,13 +60,11 @@ pub enum TenantLimit {
     PageStreams,
     /// Hit connections.
     HitConnections,
-    /// Bytes of the windows of hit connections.
-    HitWindows,
 }
 
 impl TenantLimit {
     /// Every limit.
-    pub const ALL: [TenantLimit; 11] = [
+    pub const ALL: [TenantLimit; 10] = [
         TenantLimit::Requests,
         TenantLimit::Jobs,
         TenantLimit::DeclaredJobs,
@@ -77,7 +75,6 @@ impl TenantLimit {
         TenantLimit::ViewWaits,
         TenantLimit::PageStreams,
         TenantLimit::HitConnections,
-        TenantLimit::HitWindows,
     ];
 
     /// Returns the limit's label in metrics.
@@ -94,7 +91,6 @@ impl TenantLimit {
             TenantLimit::ViewWaits => "view_waits",
             TenantLimit::PageStreams => "page_streams",
             TenantLimit::HitConnections => "hit_connections",
-            TenantLimit::HitWindows => "hit_windows",
         }
     }
 }
@@ -127,8 +123,6 @@ pub struct Tenants {
     pub view_waits: Arc<FairPermits>,
     /// Permits for hit connections.
     pub hit_connections: Arc<FairPermits>,
-    /// Memory for the windows of hit connections, in bytes.
-    pub hit_windows: Arc<FairPermits>,
     /// Permits for streams of events to admin pages.
     pub page_streams: Arc<FairPermits>,
     refused: Mutex<BTreeMap<(Tenant, TenantLimit), u64>>,
@@ -162,7 +156,6 @@ impl Tenants {
             mount_bytes: FairPermits::new(MOUNTS_BYTES, MOUNT_BYTES_MAX),
             view_waits: FairPermits::new(VIEW_WAITS_MAX, 1),
             hit_connections: FairPermits::new(HIT_CONNECTIONS_MAX, 1),
-            hit_windows: FairPermits::new(limits.window_bytes(), 1),
             page_streams: FairPermits::new(PAGE_STREAMS_MAX, 1),
             refused: Mutex::default(),
         });
@@ -178,14 +171,7 @@ impl Tenants {
         self.requests.set_tenants(&most(|quota| quota.requests));
         self.origin_requests.set_tenants(&most(|quota| quota.origin_requests));
         self.memory.permits.set_tenants(&most(|_| None));
-        let permits_of_all = [
-            &self.mount_bytes,
-            &self.view_waits,
-            &self.page_streams,
-            &self.hit_connections,
-            &self.hit_windows,
-        ];
-        for permits in permits_of_all {
+        for permits in [&self.mount_bytes, &self.view_waits, &self.page_streams, &self.hit_connections] {
             permits.set_tenants(&most(|_| None));
         }
         // A domain is named like its tenant, unless several tenants share it.

@@ -52,7 +52,7 @@ impl Hits {
     }
 
     /// Asks, and returns the bytes if they are here.
-    async fn ask(&mut self, request: &HitRequest<'_>) -> Option<Vec<u8>> {
+    pub async fn ask(&mut self, request: &HitRequest<'_>) -> Option<Vec<u8>> {
         let mut sent = Vec::new();
         request.encode(&mut sent).expect("short enough");
         self.0.write_all(&sent).await.expect("write");

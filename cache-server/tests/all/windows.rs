@@ -1,22 +1,32 @@
-//! Tests the windows of hit connections: what lies in them, who may write, and when they are given back.
+//! Tests the windows of hit connections: what lies in them, which memory is taken, and when it is given back.
 
 use crate::{
     common::{Node, Tree, content},
-    hits::{Hits, chunk, protocol, read, socket, upgrade},
+    hits::{Hits, chunk, read, socket},
 };
-use fletch_api::{hits::HitRequest, routes};
+use fletch_api::{
+    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, WINDOW_REQUEST},
+    routes,
+};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
     hits::{HitConnection, HitOutcome, Verify, WindowRead},
 };
 use fletch_core::{Hash, Root};
-use fletch_window::Filled;
+use fletch_window::{Filled, View};
+use rustix::{
+    fs::MemfdFlags,
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
+};
 use std::{
-    fs,
+    fs::{self, File},
+    io::IoSlice,
+    mem::MaybeUninit,
+    os::fd::{AsFd as _, BorrowedFd},
     path::PathBuf,
     time::{Duration, Instant},
 };
-use tokio::{io::AsyncWriteExt as _, net::UnixStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const MIB: u32 = 1 << 20;
 
@@ -45,16 +55,20 @@ async fn ask(
     tokio::task::spawn_blocking(asked).await.expect("no panic")
 }
 
-/// Waits until the windows of all connections occupy `bytes`.
-async fn occupied(node: &Node, bytes: u64) -> u64 {
-    let name = "fletch_memory_bytes{of=\"windows\"}";
+/// Waits until this process, which is both server and client, maps windows `count` times. Returns how often
+/// it does.
+async fn mapped(count: usize) -> usize {
+    let now = || {
+        let maps = fs::read_to_string("/proc/self/maps").expect("the mappings of this process");
+        maps.lines().filter(|line| line.contains("memfd:fletch-window")).count()
+    };
     for _ in 0..100 {
-        if node.metric(name).await == bytes {
+        if now() == count {
             break;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    node.metric(name).await
+    now()
 }
 
 fn many(count: u64) -> Tree {
@@ -79,7 +93,6 @@ async fn many_chunks_come_at_once_and_stay_as_they_are_after_the_server_ended() 
     let files: Vec<Vec<u8>> = tree.files.values().cloned().collect();
     let (hits, outcome, answers) = ask(connection(&client, 16 * MIB), root, files.clone()).await;
     assert_eq!(outcome, HitOutcome::Here);
-    assert_eq!(occupied(&node, 16 << 20).await, 16 << 20);
     let right = |answers: &[Option<Filled>], files: &[Vec<u8>]| {
         let pairs = answers.iter().zip(files);
         pairs.filter(|(got, want)| got.as_ref().is_some_and(|g| g.as_ref() == &want[..])).count()
@@ -104,29 +117,32 @@ async fn many_chunks_come_at_once_and_stay_as_they_are_after_the_server_ended() 
 }
 
 #[tokio::test]
-async fn i6_windows_are_limited_and_come_back_when_clients_leave() {
+async fn i6_windows_grow_with_asks_and_end_with_whoever_holds_them() {
     let tree = many(20);
     let root = tree.index().root();
-    let node = Node::serving(&tree, &["--memory=192MiB"]).await;
+    let node = Node::serving(&tree, &[]).await;
     let files: Vec<Vec<u8>> = tree.files.values().cloned().collect();
     for path in tree.files.keys() {
         read(&node, &routes::file(root, path)).await;
     }
     let client = client(socket(&node));
-    let (first, outcome, answers) = ask(connection(&client, 64 * MIB), root, files.clone()).await;
+    let (none, outcome, _) = ask(connection(&client, 0), root, files.clone()).await;
+    assert_eq!((outcome, mapped(0).await), (HitOutcome::NoWindow, 0));
+    let (hits, outcome, few) = ask(connection(&client, 64 * MIB), root, files[..3].to_vec()).await;
+    assert_eq!((outcome, few.iter().flatten().count()), (HitOutcome::Here, 3));
+    assert_eq!(mapped(2).await, 2, "both sides");
+    let (hits, outcome, answers) = ask(hits, root, files.clone()).await;
     assert_eq!((outcome, answers.iter().flatten().count()), (HitOutcome::Here, 20));
-    let (second, outcome, _) = ask(connection(&client, 2 * MIB), root, files.clone()).await;
-    assert_eq!((outcome, occupied(&node, 4 << 20).await), (HitOutcome::Here, 4 << 20), "2 MiB each");
-    let (mut third, outcome, none) = ask(connection(&client, MIB), root, files.clone()).await;
-    assert_eq!((outcome, none.iter().flatten().count()), (HitOutcome::NoWindow, 0));
-    let mut buffer = vec![0; files[0].len()];
-    let of_file = chunk(root, &files[0]);
-    let asked = move || (third.ask(&of_file, &mut buffer, Instant::now() + Duration::from_secs(20)), buffer);
-    let (outcome, buffer) = tokio::task::spawn_blocking(asked).await.expect("no panic");
-    assert!(outcome == HitOutcome::Here && buffer == files[0], "through the socket it goes on");
-    drop((first, second));
-    assert_eq!(occupied(&node, 0).await, 0);
+    assert_eq!(mapped(3).await, 3, "the longer window on both sides, the first one by this side alone");
+    drop(few);
+    assert_eq!(mapped(2).await, 2);
+    let (hits, outcome, again) = ask(hits, root, files[..3].to_vec()).await;
+    assert_eq!((outcome, again.iter().flatten().count(), mapped(2).await), (HitOutcome::Here, 3, 2));
+    drop((none, hits, again));
+    assert_eq!(mapped(1).await, 1, "what is held outlives the connection");
     assert_eq!(answers[3].as_ref().expect("held").as_ref(), &files[3][..]);
+    drop(answers);
+    assert_eq!(mapped(0).await, 0);
     node.running.shutdown().await;
 }
 
@@ -165,6 +181,19 @@ fn of_file(path: &str, bytes: &[u8]) -> WindowRead {
     WindowRead { path: Some(path.to_owned()), hash: Hash::of(bytes), size }
 }
 
+/// Sends memory as the window of a connection. Returns how the server answers.
+async fn send_window(hits: &mut Hits, file: BorrowedFd<'_>) -> HitAnswer {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    let parts = [IoSlice::new(&WINDOW_REQUEST)];
+    rustix::net::sendmsg(&hits.0, &parts, &mut control, SendFlags::empty()).expect("sent");
+    let mut head = [0; ANSWER_HEAD_BYTES];
+    hits.0.read_exact(&mut head).await.expect("an answer");
+    HitAnswer::parse(head).expect("a head")
+}
+
 #[tokio::test]
 async fn a_client_that_names_a_place_outside_of_its_window_loses_its_connection() {
     let tree = many(1);
@@ -177,28 +206,51 @@ async fn a_client_that_names_a_place_outside_of_its_window_loses_its_connection(
         HitRequest { place: Some(place), ..chunk(root, bytes) }.encode(&mut sent).expect("short");
         sent
     };
-    let window = "fletch-window: 1048576\r\n";
-    for (more, wrong) in [
-        ("", encoded(0)),
-        (window, encoded(MIB - 59_999)),
-        (window, encoded(u32::MAX)),
-        (window, vec![0, 0, 0, 0]),
-        ("fletch-window: 0\r\n", vec![0, 0]),
-        ("fletch-window: -1\r\n", vec![0, 0]),
-        ("fletch-window: 99999999999\r\n", vec![0, 0]),
+    for (has_window, wrong) in [
+        (false, encoded(0)),
+        (false, WINDOW_REQUEST.to_vec()),
+        (true, encoded(MIB - 59_999)),
+        (true, encoded(u32::MAX)),
+        (true, [encoded(u32::MAX), encoded(0)].concat()),
+        (true, WINDOW_REQUEST.to_vec()),
     ] {
-        let mut hits = Hits::open(&socket(&node), more).await;
+        let mut hits = Hits::open(&socket(&node), "").await;
+        if has_window {
+            let (_, file) = View::new(MIB).expect("memory");
+            assert_eq!(send_window(&mut hits, file.as_fd()).await, HitAnswer::InWindow(MIB));
+        }
         hits.0.write_all(&wrong).await.expect("write");
         hits.0.shutdown().await.expect("shut down");
         let mut answer = Vec::new();
         // The connection may end with a reset.
-        drop(tokio::io::AsyncReadExt::read_to_end(&mut hits.0, &mut answer).await);
-        assert!(answer.len() <= 1, "{more}: {} bytes", answer.len());
+        drop(hits.0.read_to_end(&mut answer).await);
+        assert!(answer.is_empty(), "{has_window}: {} bytes", answer.len());
     }
-    let mut stream = UnixStream::connect(socket(&node)).await.expect("connect");
-    let head = upgrade(&mut stream, &(protocol() + window)).await;
-    assert!(head.to_ascii_lowercase().contains("fletch-window: 1048576"), "{head}");
-    drop(stream);
-    assert_eq!(occupied(&node, 0).await, 0);
+    assert_eq!(mapped(0).await, 0);
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn i6_memory_that_is_no_window_is_not_taken_and_the_connection_goes_on() {
+    let tree = many(1);
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &[]).await;
+    let bytes = &tree.files["f000"];
+    read(&node, &routes::chunk(root, Hash::of(bytes))).await;
+    let mut hits = Hits::open(&socket(&node), "").await;
+    let (view, file) = View::new(MIB).expect("memory");
+    assert_eq!(send_window(&mut hits, file.as_fd()).await, HitAnswer::InWindow(MIB));
+    let flags = MemfdFlags::ALLOW_SEALING;
+    let without_pages = rustix::fs::memfd_create("fletch-window", flags).expect("memory");
+    rustix::fs::ftruncate(&without_pages, 1 << 20).expect("a length");
+    let null = File::open("/dev/null").expect("opens");
+    for wrong in [file.as_fd(), without_pages.as_fd(), null.as_fd()] {
+        assert_eq!(send_window(&mut hits, wrong).await, HitAnswer::NotHere);
+    }
+    assert_eq!(mapped(1).await, 1, "the server let go of the first one");
+    assert_eq!(hits.ask(&chunk(root, bytes)).await.as_ref(), Some(bytes), "through the socket");
+    let (second, file) = View::new(2 * MIB).expect("memory");
+    assert_eq!(send_window(&mut hits, file.as_fd()).await, HitAnswer::InWindow(2 * MIB));
+    drop((view, second));
     node.running.shutdown().await;
 }

@@ -20,23 +20,24 @@
 //!
 //! # The window
 //!
-//! A client that wants one says how long with [`WINDOW_HEADER`]. The server names the length that it grants
-//! with the same header of its 101, or leaves the header out. Then the client sends a request of length 0,
-//! once, and gets one byte with the descriptor of the sealed memory (`SCM_RIGHTS`). `place` is where the
-//! bytes go, from the beginning of the window. The server writes there and nowhere else, so the client must
-//! not use that place until the answer. It uses its other places as it likes.
+//! A client that wants one makes memory and sends a request of length 0 with its descriptor (`SCM_RIGHTS`).
+//! The server answers with [`IN_WINDOW`] and its length, or with [`NOT_HERE`] if it does not take it. Then
+//! `place` is where bytes go, from the beginning of the window. The server writes there and nowhere else, so
+//! the client must not use that place until the answer. It uses its other places as it likes. Another window
+//! replaces this one; the client sends it when no request waits for its answer.
+//!
+//! The memory is a `memfd` of at most [`WINDOW_BYTES_MAX`] bytes, which can be sealed. Each of its pages has
+//! been written, so that it counts for the client.
 
 use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};
 
 /// The name and version of the protocol, in the `Upgrade` header.
 pub const PROTOCOL: &str = "fletch-hits/1";
-/// The header that names the length of a window in bytes.
-pub const WINDOW_HEADER: &str = "fletch-window";
 /// The longest window, in bytes.
-pub const WINDOW_BYTES_MAX: u32 = 64 << 20;
-/// The byte that comes with the descriptor of a window.
-pub const WINDOW_BYTE: u8 = b'W';
+pub const WINDOW_BYTES_MAX: u32 = 32 << 20;
+/// The request that comes with the descriptor of a window.
+pub const WINDOW_REQUEST: [u8; 2] = [0, 0];
 /// The most requests that wait for their answers.
 pub const REQUESTS_AHEAD_MAX: usize = 64;
 /// The most bytes of requests that wait for their answers.
@@ -49,9 +50,9 @@ pub const REQUEST_BYTES_MAX: usize = 8 << 10;
 pub const ANSWER_HEAD_BYTES: usize = 8;
 /// The status of an answer with bytes.
 pub const HERE: u8 = 1;
-/// The status of an answer whose bytes are in the window.
+/// The status of an answer whose bytes are in the window, and of one that takes a window.
 pub const IN_WINDOW: u8 = 2;
-/// The status of an answer without bytes.
+/// The status of an answer without bytes, and of one that takes no window.
 pub const NOT_HERE: u8 = 0;
 
 /// What is asked for.
@@ -181,7 +182,8 @@ impl HitRequest<'_> {
 pub enum HitAnswer {
     /// As many bytes follow as were asked for.
     Here(u32),
-    /// As many bytes as were asked for are in their place in the window.
+    /// As many bytes as were asked for are in their place in the window. After [`WINDOW_REQUEST`]: the server
+    /// takes a window of so many bytes.
     InWindow(u32),
     /// The server does not have the bytes at hand.
     NotHere,

@@ -4,8 +4,9 @@
 //! short time: that saves the ways between threads, which take longer than the answer. [`fletch_api::hits`]
 //! has the protocol. A caller that gets no bytes makes the usual call.
 //!
-//! The bytes come through the socket, or lie in the *window* of the connection: memory that the server writes
-//! and this process reads ([`fletch_window`]).
+//! The bytes come through the socket, or lie in the *window* of the connection: memory of this process that
+//! the server writes ([`fletch_window`]). It is made with the first ask for it, and made anew when asks
+//! become longer: four of the longest ask fit into it, so that bytes can be held while the next ones come.
 //!
 //! ```text
 //!            a fault                    the rest is over, for one thread
@@ -32,15 +33,16 @@ pub use window_reads::{Verify, WindowRead, close_idle};
 
 use crate::token::Bearer;
 use fletch_api::hits::{
-    ANSWER_HEAD_BYTES, HitAnswer, HitRequest, REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX,
+    ANSWER_HEAD_BYTES, HitAnswer, HitRequest, REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX,
 };
-use fletch_window::{BadWindow, Filled, Place, View};
+use fletch_window::{Filled, Place, View};
 use http::HeaderValue;
 use rustix::io::Errno;
-use socket::{Socket, Wish};
+use socket::Socket;
 use std::{
     io::IoSliceMut,
     ops::Range,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -62,6 +64,10 @@ const TOKEN_CHECK_EVERY: Duration = Duration::from_secs(1);
 const MISSES_MAX: u32 = 16;
 /// Of so many asks, one is sent then, until an answer has bytes.
 const ASK_EVERY: u32 = 8;
+/// The shortest window.
+const WINDOW_BYTES_MIN: u32 = 1 << 20;
+/// How many asks fit into a window.
+const ASKS_IN_WINDOW: u64 = 4;
 
 /// The outcome of an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,12 +141,13 @@ impl HitServer {
         }))
     }
 
-    /// Returns a connection for one thread. It opens with the first ask, and gets a window of
-    /// `window_bytes` if the server grants it. 0: no window.
+    /// Returns a connection for one thread. It opens with the first ask. Its window has at most
+    /// `window_bytes_max`. 0: no window.
     #[must_use]
-    pub fn connection(&self, window_bytes: u32) -> HitConnection {
+    pub fn connection(&self, window_bytes_max: u32) -> HitConnection {
+        let window_bytes_max = window_bytes_max.min(WINDOW_BYTES_MAX);
         let (server, message) = (self.clone(), Vec::new());
-        HitConnection { server, window_bytes, open: None, misses: 0, passed: 0, message }
+        HitConnection { server, window_bytes_max, open: None, misses: 0, passed: 0, message }
     }
 
     /// Returns whether the server is left alone now.
@@ -270,8 +277,6 @@ enum Fault {
     Refused(u16),
     #[error("the server breaks the protocol: {0}")]
     Protocol(&'static str),
-    #[error("the window is of no use: {0}")]
-    Window(#[from] BadWindow),
     #[error("the socket failed: {0}")]
     Socket(Errno),
 }
@@ -296,8 +301,8 @@ impl From<Errno> for Fault {
 /// One thread's connection to a server.
 pub struct HitConnection {
     server: HitServer,
-    /// The length of the window that it asks for.
-    window_bytes: u32,
+    /// The longest window that it makes.
+    window_bytes_max: u32,
     open: Option<OpenConnection>,
     /// Answers without bytes in a row.
     misses: u32,
@@ -343,8 +348,8 @@ impl HitConnection {
     /// keep their place there until they are dropped. A request is not asked for which the window has no
     /// room. Blocks until all answers are there, at most until `until`.
     ///
-    /// Returns [`HitOutcome::Here`] if there are bytes for at least one request, and `NoWindow` if the server
-    /// grants no window.
+    /// Returns [`HitOutcome::Here`] if there are bytes for at least one request, and `NoWindow` if the system
+    /// has no memory for a window or the server does not take it.
     pub fn ask_in_window(
         &mut self,
         requests: &mut [HitRequest<'_>],
@@ -354,15 +359,19 @@ impl HitConnection {
         let now = Instant::now();
         answers.clear();
         answers.resize_with(requests.len(), || None);
-        if self.window_bytes == 0 {
+        let most = self.window_bytes_max;
+        if most == 0 {
             return HitOutcome::NoWindow;
         }
         if until <= now || !self.is_worthwhile() || !self.server.takes_turn(now, self.open.is_some()) {
             return HitOutcome::NotAsked;
         }
         let mut message = std::mem::take(&mut self.message);
-        let outcome = self
-            .with_open(now, until, |open| open.exchange_in_window(&mut message, requests, answers, until));
+        let bytes = requests.iter().map(|request| u64::from(request.size)).sum();
+        let outcome = self.with_open(now, until, |open| {
+            open.make_window(bytes, most, until)?;
+            open.exchange_in_window(&mut message, requests, answers, until)
+        });
         self.message = message;
         match outcome {
             Ok(None) => {
@@ -435,7 +444,7 @@ impl HitConnection {
                 outcome => return outcome,
             }
         }
-        let open = OpenConnection::open(&self.server.0, self.window_bytes, now, until)?;
+        let open = OpenConnection::open(&self.server.0, now, until)?;
         self.server.opened();
         exchange(self.open.insert(open))
     }
@@ -444,26 +453,48 @@ impl HitConnection {
 /// A connection on which the server speaks the protocol.
 struct OpenConnection {
     socket: Socket,
-    /// Its window, if the server granted one.
+    /// Its window, if the server took one.
     window: Option<Arc<View>>,
+    /// The length of the longest window that this side tried to make. 0: none.
+    window_tried: u32,
     /// The token that it was opened with.
     token: Option<HeaderValue>,
     token_checked: Instant,
 }
 
 impl OpenConnection {
-    fn open(server: &Inner, window_bytes: u32, now: Instant, until: Instant) -> Result<Self, Fault> {
+    fn open(server: &Inner, now: Instant, until: Instant) -> Result<Self, Fault> {
         let token = server.bearer.header();
         let mut socket = Socket::connect(&server.socket, until)?;
-        let wish = Wish { component: server.component, token: token.as_ref(), window_bytes };
-        let window = match socket.upgrade(&wish, until)? {
-            false => None,
-            true => {
-                socket.send(&[0, 0])?;
-                Some(View::new(&socket.receive_window(until)?)?)
+        socket.upgrade(server.component, token.as_ref(), until)?;
+        Ok(OpenConnection { socket, window: None, window_tried: 0, token, token_checked: now })
+    }
+
+    /// Makes a window for asks of `bytes`, of at most `most` bytes, unless there is one that is long enough.
+    fn make_window(&mut self, bytes: u64, most: u32, until: Instant) -> Result<(), Fault> {
+        let wanted = bytes.saturating_mul(ASKS_IN_WINDOW).max(WINDOW_BYTES_MIN.into());
+        let wanted = wanted.checked_next_power_of_two().and_then(|wanted| u32::try_from(wanted).ok());
+        let wanted = wanted.unwrap_or(most).min(most);
+        if wanted <= self.window_tried {
+            return Ok(());
+        }
+        self.window_tried = wanted;
+        let (view, file) = match View::new(wanted) {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(%error, bytes = wanted, "no memory for the window of a hit connection");
+                return Ok(());
             }
         };
-        Ok(OpenConnection { socket, window, token, token_checked: now })
+        self.socket.send_window(file.as_fd())?;
+        let mut head = [0; ANSWER_HEAD_BYTES];
+        self.socket.receive_all(&mut head, until)?;
+        self.window = match HitAnswer::parse(head) {
+            Some(HitAnswer::InWindow(len)) if len == wanted => Some(view),
+            Some(HitAnswer::NotHere) => None,
+            _ => return Err(Fault::Protocol("an answer does not fit the window")),
+        };
+        Ok(())
     }
 
     /// Returns whether another token is in use than the one of this connection. Looks once a second.

@@ -1,27 +1,17 @@
 //! The side of the client.
 
 use crate::places::Places;
-use memmap2::Mmap;
-use rustix::fs::SealFlags;
+use memmap2::{Mmap, MmapOptions};
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::{
-    io,
+    fs::File,
+    io::{self, Write as _},
     os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// A window cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum BadWindow {
-    /// It is not sealed: its server could take pages away under a reader.
-    #[error("the memory is not sealed")]
-    NotSealed,
-    /// It is empty, or longer than an offset can say.
-    #[error("the memory has a length of {0} bytes")]
-    Length(u64),
-    /// The system rejected it.
-    #[error("the memory cannot be mapped: {0}")]
-    System(#[from] io::Error),
-}
+/// How many bytes are written at once when the memory is made.
+const WRITE_BYTES: usize = 64 << 10;
 
 /// The client's side of a window. It can only read.
 #[derive(Debug)]
@@ -31,19 +21,26 @@ pub struct View {
 }
 
 impl View {
-    /// Maps a window that a server sent.
+    /// Makes the memory of a window of `bytes`, which must not be 0. Returns also the descriptor for the
+    /// server.
+    ///
+    /// It takes all of its memory at once.
     ///
     /// # Errors
-    /// [`BadWindow`].
-    pub fn new(file: &OwnedFd) -> Result<Arc<Self>, BadWindow> {
-        let seals = rustix::fs::fcntl_get_seals(file).map_err(io::Error::from)?;
-        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-            return Err(BadWindow::NotSealed);
+    /// The system has no room for it, or cannot seal memory.
+    pub fn new(bytes: u32) -> io::Result<(Arc<Self>, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut file = File::from(rustix::fs::memfd_create("fletch-window", flags)?);
+        let zeros = [0; WRITE_BYTES];
+        let mut left = usize::try_from(bytes).map_err(io::Error::other)?;
+        while left > 0 {
+            let written = left.min(WRITE_BYTES);
+            file.write_all(&zeros[..written])?;
+            left -= written;
         }
-        let bytes = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size;
-        let bytes = u64::try_from(bytes).unwrap_or(0);
-        let len = u32::try_from(bytes).ok().filter(|len| *len > 0).ok_or(BadWindow::Length(bytes))?;
-        Ok(Arc::new(View { map: map(file)?, places: Mutex::new(Places::new(len)) }))
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let map = map(&file)?;
+        Ok((Arc::new(View { map, places: Mutex::new(Places::new(bytes)) }), file.into()))
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
@@ -107,29 +104,32 @@ impl AsRef<[u8]> for Filled {
 
 /// Maps the memory to be read.
 #[expect(unsafe_code, reason = "a mapping is plain memory only while nobody else changes its file")]
-fn map(file: &OwnedFd) -> io::Result<Mmap> {
-    // SAFETY: the length cannot change (checked above). The server changes bytes only of a place that the
-    // client named in a request without an answer. Only `Filled` reads bytes, after the answer, and
+fn map(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the file was made above, and its length is sealed. The server changes bytes only of a place
+    // that the client named in a request without an answer. Only `Filled` reads bytes, after the answer, and
     // while it lives no request names its place. The server is trusted with this as with its answers.
-    unsafe { Mmap::map(file) }
+    unsafe { MmapOptions::new().populate().map(file) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Window;
+    use crate::{BadWindow, Window};
     use memmap2::MmapMut;
-    use rustix::fs::MemfdFlags;
-    use std::{fs::File, io::Write as _, os::fd::AsFd as _};
+    use rustix::fs::FallocateFlags;
 
-    fn client_file(window: &Window) -> OwnedFd {
-        window.as_fd().try_clone_to_owned().expect("a descriptor")
+    const MIB: u32 = 1 << 20;
+
+    fn pair(bytes: u32) -> (Arc<View>, Window, OwnedFd) {
+        let (view, file) = View::new(bytes).expect("memory");
+        let window = Window::accept(&file, MIB).expect("a window");
+        (view, window, file)
     }
 
     #[test]
     fn what_the_server_puts_the_client_sees_where_it_asked_for_it() {
-        let mut window = Window::new(1 << 20).expect("memory");
-        let view = View::new(&client_file(&window)).expect("a window");
+        let (view, mut window, _) = pair(MIB);
+        assert_eq!((view.bytes(), window.bytes()), (MIB, MIB));
         let (a, b) = (view.take(5).expect("room"), view.take(200_000).expect("room"));
         assert!(window.put(a.offset(), b"first") && window.put(b.offset(), &[7; 200_000]));
         let (a, b) = (a.filled(), b.filled());
@@ -140,23 +140,36 @@ mod tests {
         assert!(window.put(again.offset(), b"new"));
         let again = again.filled();
         assert_eq!((again.as_ref(), again.as_ref().as_ptr()), (&b"new"[..], at));
-        assert!(!window.put((1 << 20) - 1, b"ab") && !window.put(u32::MAX, b"a"), "past the end");
+        assert!(!window.put(MIB - 1, b"ab") && !window.put(u32::MAX, b"a"), "past the end");
+        assert!(window.put(MIB - 2, b"ab") && window.put(MIB, b""), "the last bytes");
         drop(window);
         assert_eq!(again.as_ref(), b"new", "what is held outlives the server");
     }
 
     #[test]
+    fn a_server_goes_on_when_its_client_is_gone() {
+        let (view, mut window, file) = pair(8192);
+        drop((view, file));
+        assert!(window.put(0, &[1; 8192]));
+    }
+
+    #[test]
     #[expect(unsafe_code, reason = "an attack by a mapping")]
-    fn i1_a_client_cannot_write() {
-        let mut window = Window::new(4096).expect("memory");
+    fn i1_a_client_cannot_take_pages_away_after_its_window_was_accepted() {
+        let (view, mut window, file) = pair(8192);
         assert!(window.put(0, b"content"));
-        let file = client_file(&window);
         // SAFETY: the mapping must fail; if it does not, nobody writes through it.
         let mapped = unsafe { MmapMut::map_mut(&file) };
         assert!(mapped.is_err(), "a writable mapping");
+        let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for (how, from, len) in
+            [(punched, 0, 4096), (FallocateFlags::ZERO_RANGE, 0, 4096), (FallocateFlags::empty(), 0, 16384)]
+        {
+            assert!(rustix::fs::fallocate(&file, how, from, len).is_err(), "{how:?}");
+        }
         let mut file = File::from(file);
         assert!(file.write_all(b"x").is_err(), "a write");
-        assert!(file.set_len(0).is_err() && file.set_len(8192).is_err(), "another length");
+        assert!(file.set_len(0).is_err() && file.set_len(16384).is_err(), "another length");
         let seals = rustix::fs::fcntl_add_seals(&file, SealFlags::empty());
         assert!(seals.is_err(), "further seals");
         let reopened = File::options().write(true).open(format!("/proc/self/fd/{}", {
@@ -165,31 +178,71 @@ mod tests {
         }));
         if let Ok(mut reopened) = reopened {
             assert!(reopened.write_all(b"x").is_err(), "a write by another descriptor");
+            assert!(rustix::fs::fallocate(&reopened, punched, 0, 4096).is_err());
         }
-        let view = View::new(&client_file(&window)).expect("a window");
         assert_eq!(view.take(7).expect("room").filled().as_ref(), b"content");
     }
 
-    #[test]
-    fn memory_that_its_server_could_take_away_is_refused() {
+    /// Makes memory as a client would that does not follow the rules.
+    fn memory(len: u64) -> File {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("not-sealed", flags).expect("memory");
-        rustix::fs::ftruncate(&file, 4096).expect("a length");
-        assert!(matches!(View::new(&file), Err(BadWindow::NotSealed)));
-        let seals = SealFlags::SHRINK | SealFlags::GROW;
-        rustix::fs::fcntl_add_seals(&file, seals).expect("sealed");
-        assert_eq!(View::new(&file).expect("a window").bytes(), 4096);
-        let empty = rustix::fs::memfd_create("empty", flags).expect("memory");
-        rustix::fs::fcntl_add_seals(&empty, seals).expect("sealed");
-        assert!(matches!(View::new(&empty), Err(BadWindow::Length(0))));
-        let pipe = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
-        assert!(matches!(View::new(&pipe.expect("open")), Err(BadWindow::System(_))), "no memory at all");
+        let file = File::from(rustix::fs::memfd_create("attack", flags).expect("memory"));
+        file.set_len(len).expect("a length");
+        file
+    }
+
+    fn refused(file: File) -> BadWindow {
+        Window::accept(&file.into(), MIB).expect_err("it is refused")
+    }
+
+    #[test]
+    fn i6_memory_that_the_server_would_have_to_pay_for_is_refused() {
+        assert!(matches!(refused(memory(8192)), BadWindow::Hole(0)), "no page");
+        let mut half = memory(8192);
+        half.write_all(&[1; 4096]).expect("written");
+        assert!(matches!(refused(half), BadWindow::Hole(4096)), "one page of two");
+        // As many pages as it is long, but behind its end.
+        let beyond = memory(8192);
+        let further = rustix::fs::fallocate(&beyond, FallocateFlags::KEEP_SIZE, 8192, 8192);
+        further.expect("pages behind the end");
+        assert!(matches!(refused(beyond), BadWindow::Hole(0)));
+        let mut whole = memory(8192);
+        whole.write_all(&[1; 8192]).expect("written");
+        assert!(Window::accept(&whole.into(), MIB).is_ok());
+    }
+
+    #[test]
+    fn memory_of_another_kind_or_length_is_refused() {
+        assert!(matches!(refused(memory(0)), BadWindow::Length(0)));
+        assert!(matches!(refused(memory(u64::from(MIB) + 1)), BadWindow::Length(1_048_577)));
+        assert!(matches!(refused(memory(1 << 40)), BadWindow::Length(_)));
+        // /dev is memory, too, on some systems.
+        let null = refused(File::open("/dev/null").expect("opens"));
+        assert!(matches!(null, BadWindow::Kind | BadWindow::Length(0)));
+        assert!(matches!(refused(File::open("/proc/self/exe").expect("opens")), BadWindow::Kind));
+        let (_, file) = View::new(4096).expect("memory");
+        let path = format!("/proc/self/fd/{}", {
+            use std::os::fd::AsRawFd as _;
+            file.as_raw_fd()
+        });
+        let read_only = File::open(path).expect("opens");
+        assert!(matches!(refused(read_only), BadWindow::System(_)), "a descriptor that only reads");
+        assert!(Window::accept(&file, MIB).is_ok());
+        assert!(matches!(refused(file.into()), BadWindow::System(_)), "it has a server already");
+        // No seals for files that are no memory of one process.
+        if let Ok(mut shared) = tempfile::tempfile_in("/dev/shm") {
+            shared.write_all(&[1; 4096]).expect("written");
+            assert!(matches!(refused(shared), BadWindow::System(_)));
+        }
+        let huge = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        if let Ok(huge) = rustix::fs::memfd_create("huge", huge) {
+            assert!(matches!(refused(huge.into()), BadWindow::Kind));
+        }
     }
 
     #[test]
     fn a_full_window_has_no_place_until_one_is_dropped() {
-        let window = Window::new(8192).expect("memory");
-        let view = View::new(&client_file(&window)).expect("a window");
+        let (view, _, _) = pair(8192);
         let (a, b) = (view.take(4096).expect("room"), view.take(4096).expect("room"));
         assert!(view.take(1).is_none());
         drop(a);

@@ -3,22 +3,22 @@
 use super::Fault;
 use fletch_api::{
     headers,
-    hits::{PROTOCOL, WINDOW_BYTE, WINDOW_HEADER},
+    hits::{PROTOCOL, WINDOW_REQUEST},
     routes,
 };
 use http::HeaderValue;
 use rustix::{
     io::retry_on_intr,
     net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+        AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
         SocketFlags, SocketType,
         sockopt::{Timeout, set_socket_timeout},
     },
 };
 use std::{
-    io::IoSliceMut,
+    io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::OwnedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     path::Path,
     time::{Duration, Instant},
 };
@@ -30,16 +30,6 @@ const HEADERS_MAX: usize = 64;
 const LIMIT_SLACK: Duration = Duration::from_millis(5);
 /// The shortest time limit of a socket. Zero would mean no limit.
 const LIMIT_MIN: Duration = Duration::from_millis(1);
-
-/// What a connection asks for when it begins.
-pub(super) struct Wish<'a> {
-    /// The program that reads.
-    pub component: &'a str,
-    /// The token of the caller.
-    pub token: Option<&'a HeaderValue>,
-    /// The length of the window. 0: none.
-    pub window_bytes: u32,
-}
 
 /// A socket whose reads end in time.
 pub(super) struct Socket {
@@ -62,9 +52,13 @@ impl Socket {
         Ok(Socket { fd, limit: left })
     }
 
-    /// Makes the server speak the protocol of hit connections. Returns whether it grants a window.
-    pub fn upgrade(&mut self, wish: &Wish<'_>, until: Instant) -> Result<bool, Fault> {
-        let Wish { component, token, window_bytes } = *wish;
+    /// Makes the server speak the protocol of hit connections, with a program that has the caller's token.
+    pub fn upgrade(
+        &mut self,
+        component: &str,
+        token: Option<&HeaderValue>,
+        until: Instant,
+    ) -> Result<(), Fault> {
         let mut message = format!(
             "GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\n\
              User-Agent: fletch-client/{}\r\n{}: {component}\r\n",
@@ -73,9 +67,6 @@ impl Socket {
             headers::COMPONENT,
         )
         .into_bytes();
-        if window_bytes > 0 {
-            message.extend_from_slice(format!("{WINDOW_HEADER}: {window_bytes}\r\n").as_bytes());
-        }
         if let Some(token) = token {
             message.extend_from_slice(b"Authorization: ");
             message.extend_from_slice(token.as_bytes());
@@ -92,7 +83,7 @@ impl Socket {
             got += self.receive_parts(&mut [IoSliceMut::new(&mut head[got..])], until)?;
             match upgraded(&head[..got])? {
                 None => {}
-                Some(accepted) if accepted.head_bytes == got => return Ok(accepted.has_window),
+                Some(head_bytes) if head_bytes == got => return Ok(()),
                 Some(_) => return Err(Fault::Protocol("bytes follow the answer to the upgrade")),
             }
         }
@@ -127,25 +118,17 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives the descriptor of the window, which comes with one byte.
-    pub fn receive_window(&mut self, until: Instant) -> Result<OwnedFd, Fault> {
-        self.set_limit(until)?;
-        let mut byte = [0];
+    /// Sends the descriptor of a window.
+    pub fn send_window(&self, file: BorrowedFd<'_>) -> Result<(), Fault> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = retry_on_intr(|| {
-            let mut parts = [IoSliceMut::new(&mut byte)];
-            rustix::net::recvmsg(&self.fd, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-        })?;
-        if received.bytes == 0 {
-            return Err(Fault::Closed);
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file];
+        if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+            return Err(Fault::Protocol("a descriptor needs more space"));
         }
-        let mut files = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => Some(files),
-            _ => None,
-        });
-        let file = files.next().and_then(|mut files| files.next());
-        file.filter(|_| byte == [WINDOW_BYTE]).ok_or(Fault::Protocol("the window has no descriptor"))
+        let (flags, parts) = (SendFlags::DONTWAIT | SendFlags::NOSIGNAL, [IoSlice::new(&WINDOW_REQUEST)]);
+        let sent = retry_on_intr(|| rustix::net::sendmsg(&self.fd, &parts, &mut control, flags))?;
+        if sent == WINDOW_REQUEST.len() { Ok(()) } else { Err(Fault::Late) }
     }
 
     /// Limits the next read to the time that is left.
@@ -165,16 +148,8 @@ fn left(until: Instant) -> Result<Duration, Fault> {
     if left.is_zero() { Err(Fault::Late) } else { Ok(left.max(LIMIT_MIN)) }
 }
 
-/// An answer that accepts the upgrade.
-struct Accepted {
-    /// The length of its head.
-    head_bytes: usize,
-    /// Whether the server grants a window.
-    has_window: bool,
-}
-
-/// Parses the head of an answer that accepts the upgrade; `None` while it is not whole.
-fn upgraded(bytes: &[u8]) -> Result<Option<Accepted>, Fault> {
+/// Returns the length of the head of an answer that accepts the upgrade; `None` while it is not whole.
+fn upgraded(bytes: &[u8]) -> Result<Option<usize>, Fault> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut answer = httparse::Response::new(&mut headers);
     let parsed = answer.parse(bytes).map_err(|_| Fault::Protocol("the answer to the upgrade is no HTTP"))?;
@@ -182,9 +157,8 @@ fn upgraded(bytes: &[u8]) -> Result<Option<Accepted>, Fault> {
     let is_ours = |h: &httparse::Header<'_>| {
         h.name.eq_ignore_ascii_case("upgrade") && h.value.eq_ignore_ascii_case(PROTOCOL.as_bytes())
     };
-    let has_window = answer.headers.iter().any(|h| h.name.eq_ignore_ascii_case(WINDOW_HEADER));
     match answer.code {
-        Some(101) if answer.headers.iter().any(is_ours) => Ok(Some(Accepted { head_bytes, has_window })),
+        Some(101) if answer.headers.iter().any(is_ours) => Ok(Some(head_bytes)),
         Some(101) => Err(Fault::Protocol("the server upgrades to another protocol")),
         Some(status) => Err(Fault::Refused(status)),
         None => Err(Fault::Protocol("the answer to the upgrade has no status")),

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The window of a connection: four batches of 64 samples of 110 KB.
-const WINDOW_BYTES: u32 = 32 << 20;
+/// The longest window of a connection: four batches of 64 samples of 110 KB.
+const WINDOW_BYTES_MAX: u32 = 32 << 20;
 /// The connections that are kept: as many reads as one process has under way.
 const IDLE_MAX: usize = 4;
 /// The longest time for one read. A server that has everything at hand takes a few milliseconds.
@@ -70,7 +70,7 @@ impl IdleConnections {
 
     fn take(&self, server: &HitServer) -> HitConnection {
         let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.pop().unwrap_or_else(|| server.connection(WINDOW_BYTES))
+        idle.pop().unwrap_or_else(|| server.connection(WINDOW_BYTES_MAX))
     }
 
     fn give_back(&self, connection: HitConnection) {

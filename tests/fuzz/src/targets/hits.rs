@@ -3,14 +3,20 @@
 use super::requests::{SERVER, register, request, send};
 use crate::plant;
 use fletch_api::{
-    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, WINDOW_BYTE, WINDOW_HEADER, Wanted},
+    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, WINDOW_REQUEST, Wanted},
     routes,
 };
 use fletch_core::{Hash, JobName, Root};
+use fletch_window::View;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::{
-    io::{Read as _, Write as _},
+    io::{IoSlice, Read as _, Write as _},
+    mem::MaybeUninit,
     net::Shutdown,
-    os::unix::net::UnixStream,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::LazyLock,
     time::Duration,
 };
@@ -50,7 +56,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     };
     let mut seeds: Vec<Vec<u8>> = requests.iter().map(encoded).collect();
     let placed = HitRequest { place: Some(64), ..of(Wanted::Chunk, hello, 5, job()) };
-    seeds.push([vec![0, 0], encoded(&placed), encoded(&requests[1])].concat());
+    seeds.push([encoded(&placed), encoded(&requests[1])].concat());
+    seeds.push([encoded(&placed), WINDOW_REQUEST.to_vec()].concat());
     seeds
 }
 
@@ -59,35 +66,30 @@ const WINDOW: u32 = 64 << 10;
 
 /// What the server has to do with an input.
 struct Expected<'a> {
-    /// The sound requests before the first that is not. `None` asks for the window.
-    requests: Vec<Option<HitRequest<'a>>>,
+    /// The sound requests before the first that is not.
+    requests: Vec<HitRequest<'a>>,
     /// Whether the input ends after them.
     is_sound: bool,
 }
 
-/// Reads an input by the rules of the protocol. `window` is the length that the server granted, or 0.
-fn expected(mut input: &[u8], window: u32) -> Expected<'_> {
+/// Reads an input by the rules of the protocol. A request of length 0 breaks them: no descriptor comes with it.
+fn expected(mut input: &[u8]) -> Expected<'_> {
     let mut requests = Vec::new();
     while let Some((length, rest)) = input.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes(*length));
         let Some((request, rest)) = rest.split_at_checked(length) else {
             return Expected { requests, is_sound: false };
         };
-        if request.is_empty() && window > 0 && !requests.contains(&None) {
-            requests.push(None);
-        } else {
-            let fits = |r: &HitRequest<'_>| {
-                let ends_in = |place| window > 0 && u64::from(place) + u64::from(r.size) <= window.into();
-                r.place.is_none_or(ends_in)
-            };
-            let Some(sound) = HitRequest::parse(request).ok().filter(fits) else {
-                return Expected { requests, is_sound: false };
-            };
-            let mut again = Vec::new();
-            sound.encode(&mut again).expect("it was as long before");
-            assert_eq!(again[2..], *request, "a request is written as it was read");
-            requests.push(Some(sound));
-        }
+        let fits = |r: &HitRequest<'_>| {
+            r.place.is_none_or(|place| u64::from(place) + u64::from(r.size) <= WINDOW.into())
+        };
+        let Some(sound) = HitRequest::parse(request).ok().filter(fits) else {
+            return Expected { requests, is_sound: false };
+        };
+        let mut again = Vec::new();
+        sound.encode(&mut again).expect("it was as long before");
+        assert_eq!(again[2..], *request, "a request is written as it was read");
+        requests.push(sound);
         input = rest;
     }
     Expected { requests, is_sound: input.is_empty() }
@@ -97,19 +99,13 @@ fn expected(mut input: &[u8], window: u32) -> Expected<'_> {
 /// the protocol ends the connection; answers that wait to be sent together are then lost.
 pub fn run(input: &[u8]) -> bool {
     LazyLock::force(&ROOT);
-    let (window, reply) = exchange(input);
-    let Expected { requests, is_sound } = expected(input, window);
+    let reply = exchange(input);
+    let Expected { requests, is_sound } = expected(input);
     let mut rest = &reply[..];
-    for request in &requests {
+    for asked in &requests {
         if rest.is_empty() && !is_sound {
             break;
         }
-        let Some(asked) = request else {
-            let (byte, after) = rest.split_first().expect("the byte of the window");
-            assert_eq!(*byte, WINDOW_BYTE);
-            rest = after;
-            continue;
-        };
         let (head, bytes) = rest.split_first_chunk::<ANSWER_HEAD_BYTES>().expect("an answer");
         rest = bytes;
         match HitAnswer::parse(*head).expect("the head of an answer") {
@@ -128,15 +124,14 @@ pub fn run(input: &[u8]) -> bool {
     is_sound && !requests.is_empty()
 }
 
-/// Sends the input on a new hit connection. Returns the length of its window, or 0 if other connections still
-/// have all that there is, and everything that the server answers.
-fn exchange(input: &[u8]) -> (u32, Vec<u8>) {
+/// Sends the input on a new hit connection with a window. Returns everything that the server answers to it.
+fn exchange(input: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(&SERVER.socket).expect("the server accepts");
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).expect("a timeout");
     let path = routes::HITS;
     let upgrade = format!(
         "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\n\
-         {WINDOW_HEADER}: {WINDOW}\r\n\r\n"
+         \r\n"
     );
     stream.write_all(upgrade.as_bytes()).expect("the server reads");
     let mut head = Vec::new();
@@ -147,7 +142,11 @@ fn exchange(input: &[u8]) -> (u32, Vec<u8>) {
     }
     let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
     assert!(head.starts_with("http/1.1 101"), "{head}");
-    let window = if head.contains(&format!("{WINDOW_HEADER}: {WINDOW}\r\n")) { WINDOW } else { 0 };
+    let (_view, file) = View::new(WINDOW).expect("memory");
+    send_window(&stream, &file);
+    let mut head = [0; ANSWER_HEAD_BYTES];
+    stream.read_exact(&mut head).expect("an answer");
+    assert_eq!(HitAnswer::parse(head), Some(HitAnswer::InWindow(WINDOW)));
     // The server may end the connection before it has read everything.
     drop(stream.write_all(input));
     drop(stream.shutdown(Shutdown::Write));
@@ -156,6 +155,16 @@ fn exchange(input: &[u8]) -> (u32, Vec<u8>) {
         Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
             panic!("no answer to {input:?}")
         }
-        _ => (window, reply),
+        _ => reply,
     }
+}
+
+/// Sends the memory of a window.
+fn send_window(stream: &UnixStream, file: &OwnedFd) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    let parts = [IoSlice::new(&WINDOW_REQUEST)];
+    rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::empty()).expect("the server reads");
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! read     has(key) ─► permit ─► blocking thread: one read, one hash ─► Verified, or a miss
-//! enqueue  admitted? ─► queue, bounded in bytes ─► one blocking thread that appends until the queue is empty
+//! enqueue  admitted? ─► queue, bounded in bytes ─► one blocking thread that appends groups until it is empty
 //! owner    open, probe, reap, scrub, divide, close: called by `maintenance`
 //! ```
 //!
@@ -24,7 +24,7 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::{
-        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy,
+        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Newcomer, OffReason, Policy,
         ReapReport, Recovery, ScrubReport, Stored, split_by_claims,
     },
     stats::Counters,
@@ -60,6 +60,8 @@ const REFUSED_PART: u64 = 32;
 /// Shortest time between two divisions that refusals ask for.
 const DIVIDE_EVERY_MIN: Duration = Duration::from_millis(100);
 
+/// How long the first chunk of a group waits for others.
+const GROUP_WAIT: Duration = Duration::from_millis(5);
 /// Time between two looks at a full append queue.
 const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
 
@@ -530,17 +532,8 @@ impl DiskTier {
         }
         loop {
             let permit = DrainerGuard(self);
-            while let Some(mut next) = self.next() {
-                let reserved = next.append.reserved.take();
-                let Append { key, dataset, chunk, .. } = &next.append;
-                // None: the engine was closed meanwhile. It counts its errors and turns itself off.
-                let stored = reserved.and_then(|reserved| {
-                    let engine = reserved.engine()?;
-                    Some(engine.put_reserved(key, *dataset, chunk, reserved))
-                });
-                if let Some(Err(e)) = stored {
-                    tracing::debug!(chunk = %key.hash, error = %e, "a chunk was not appended to the disk");
-                }
+            while let Some(mut group) = self.next_group() {
+                group.write();
             }
             drop(permit);
             self.emptied.notify_waiters();
@@ -552,8 +545,19 @@ impl DiskTier {
         }
     }
 
-    fn next(&self) -> Option<AppendInProgress<'_>> {
-        lock(&self.queue).next().map(|append| AppendInProgress { disk: self, append })
+    /// Returns the next appends, after a moment in which others may come. `None` when the queue is empty.
+    fn next_group(&self) -> Option<Group<'_>> {
+        let has_group = {
+            let queue = lock(&self.queue);
+            if queue.is_empty() {
+                return None;
+            }
+            queue.has_group()
+        };
+        if !has_group {
+            std::thread::sleep(GROUP_WAIT);
+        }
+        Some(Group { disk: self, appends: lock(&self.queue).next_group() })
     }
 }
 
@@ -577,15 +581,38 @@ fn verify(
     Verified::fill(hash, buffer, |at, piece| read(offset + at, piece)).map(Result::ok)
 }
 
-/// An append in progress. Its bytes count as queued until it ends, however that happens.
-struct AppendInProgress<'a> {
+/// Appends in progress. Their bytes count as queued until they end, however that happens.
+struct Group<'a> {
     disk: &'a DiskTier,
-    append: Append,
+    appends: Vec<Append>,
 }
 
-impl Drop for AppendInProgress<'_> {
+impl Group<'_> {
+    /// Writes the chunks, as far as their engine is open. It counts its errors and turns itself off.
+    fn write(&mut self) {
+        let mut newcomers = Vec::with_capacity(self.appends.len());
+        let mut engine: Option<Arc<DiskEngine>> = None;
+        for Append { key, dataset, chunk, reserved } in &mut self.appends {
+            let Some(reserved) = reserved.take() else { continue };
+            let Some(its_engine) = reserved.engine() else { continue };
+            // Another one was opened since the chunk was queued: the old one is closed.
+            if engine.as_ref().is_some_and(|engine| !Arc::ptr_eq(engine, &its_engine)) {
+                newcomers.clear();
+            }
+            engine = Some(its_engine);
+            newcomers.push(Newcomer { key, dataset: *dataset, chunk, reserved });
+        }
+        if let Some(Err(error)) = engine.map(|engine| engine.put_group(newcomers)) {
+            tracing::debug!(%error, "chunks were not appended to the disk");
+        }
+    }
+}
+
+impl Drop for Group<'_> {
     fn drop(&mut self) {
-        lock(&self.disk.queue).finish(&self.append);
+        let mut queue = lock(&self.disk.queue);
+        self.appends.iter().for_each(|append| queue.finish(append));
+        drop(queue);
         self.disk.promises.changed.notify_waiters();
     }
 }

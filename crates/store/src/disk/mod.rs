@@ -39,6 +39,7 @@ mod lru;
 mod mount_memory;
 mod open;
 mod policy;
+mod put;
 mod reaper;
 mod recover;
 mod scrub;
@@ -63,6 +64,7 @@ use catalogue::{Catalogue, Change};
 use fletch_core::StoreKey;
 use index::{Index, SlabLocation, SlabMeta, SlabState};
 use layout::{HEAD, LINE, footprint};
+pub(crate) use put::{Newcomer, ReservedShare};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 pub use slab::RecordReader;
@@ -77,7 +79,6 @@ use std::{
         atomic::{AtomicU8, AtomicU32, Ordering},
     },
 };
-pub(crate) use writer::ReservedShare;
 
 /// The settings of a tier.
 #[derive(Debug, Clone)]

@@ -11,7 +11,6 @@ use super::{
     slab::{self, RecordReader, Slab},
     space::{FILE_SLACK, FS_BLOCK},
     stats::add,
-    writer::Purpose,
 };
 use fletch_core::Verified;
 use std::{fs::File, ops::Range, sync::Arc};
@@ -379,12 +378,12 @@ impl DiskEngine {
                 }
             };
             let Some(domain) = self.write_index().domain(&key.domain) else { continue };
-            let Some(to) = self.write_record(&key, dataset, domain, &chunk, Purpose::Compaction)? else {
+            let Some(to) = self.write_copy(&key, dataset, domain, &chunk)? else {
                 whole = false;
                 break;
             };
             self.write_index().relocate(&key, from, to);
-            self.finish_record(to.slab)?;
+            self.finish_records(to.slab, 1)?;
             copied += footprint(from.len);
         }
         add(&self.counters.compacted_bytes, copied);

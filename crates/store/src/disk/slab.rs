@@ -6,7 +6,7 @@
 //!    record up again after they have it;
 //! 3. at most `Files::max` files are open beside those being written.
 
-use super::layout::{Head, slab_header};
+use super::layout::{Head, LINE, slab_header};
 use rustix::{
     buffer::spare_capacity,
     fs::{FallocateFlags, fallocate},
@@ -24,6 +24,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The most parts of one call that writes: the limit of Linux.
+const PARTS_MAX: usize = 1024;
 /// Longest wait of `punch` and `remove` for the readers of a slab. They try again later.
 const READERS_WAIT: Duration = Duration::from_millis(200);
 
@@ -185,20 +187,28 @@ pub(crate) fn blocks(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.blocks() * 512)
 }
 
-/// Writes a record at `at`.
-pub(crate) fn append(file: &File, at: u64, header: &Head, payload: &[u8]) -> io::Result<()> {
-    let parts = [IoSlice::new(header), IoSlice::new(payload)];
-    let written = match rustix::io::pwritev(file, &parts, at) {
-        Err(Errno::INTR) => 0,
-        other => other?,
-    };
-    // Usually everything is written here; the rest is for short writes.
-    if written < header.len() {
-        file.write_all_at(&header[written..], at + written as u64)?;
+/// Writes records side by side from `at` on, if possible by one call.
+pub(crate) fn append(file: &File, at: u64, records: &[(&Head, &[u8])]) -> io::Result<()> {
+    const PADDING: [u8; LINE as usize] = [0; LINE as usize];
+    let mut parts = Vec::with_capacity(3 * records.len());
+    for (header, payload) in records {
+        let padding = payload.len().next_multiple_of(PADDING.len()) - payload.len();
+        parts.extend([&header[..], payload, &PADDING[..padding]].map(IoSlice::new));
     }
-    let done = written.saturating_sub(header.len());
-    if done < payload.len() {
-        file.write_all_at(&payload[done..], at + (header.len() + done) as u64)?;
+    // Nothing follows the last one yet.
+    parts.pop();
+    let (mut rest, mut at) = (&mut parts[..], at);
+    while rest.iter().any(|part| !part.is_empty()) {
+        let some = rest.len().min(PARTS_MAX);
+        match rustix::io::pwritev(file, &rest[..some], at) {
+            Err(Errno::INTR) => {}
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                at += written as u64;
+                IoSlice::advance_slices(&mut rest, written);
+            }
+            Err(e) => return Err(e.into()),
+        }
     }
     Ok(())
 }

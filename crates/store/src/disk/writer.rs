@@ -1,4 +1,4 @@
-//! The writer: it admits a chunk, reserves space, appends the record to the open slab, and seals full slabs.
+//! The writer: it reserves space for records in the open slab, and seals full slabs.
 //!
 //! Invariants:
 //! 1. offsets are reserved under the writer's lock, and records are written without it, so several records of
@@ -8,24 +8,16 @@
 //! 3. a record is in the index only after all of it was written.
 
 use super::{
-    DiskEngine, DiskError, Policy, Refusal, Stored,
+    DiskEngine, DiskError,
     index::{SlabLocation, SlabState},
     layout::{self, BLOCK, footprint, table_bytes},
     lock,
     slab::{self, Slab},
     space::{FILE_SLACK, SpacePlan},
-    stats::add,
 };
 use crate::dataset_id::DatasetId;
 use fletch_core::{StoreKey, Verified};
-use std::{
-    collections::HashMap,
-    fs::File,
-    sync::{Arc, Weak},
-};
-
-/// How often a newcomer finds that other newcomers took the space that was made for it, before it is refused.
-const ROUNDS: usize = 4;
+use std::{collections::HashMap, fs::File, sync::Arc};
 
 /// A slab that is being written.
 #[derive(Debug)]
@@ -40,7 +32,7 @@ struct OpenSlab {
     domains: Vec<u16>,
     domain_bytes: u64,
     /// Records that are being written.
-    pending: u32,
+    pending: usize,
     /// Whether the slab takes no more records.
     full: bool,
 }
@@ -72,42 +64,18 @@ pub(crate) struct Writer {
     pub next_id: u64,
 }
 
-/// Space for a record in a slab, until `finish_record`.
-struct Reservation {
-    location: SlabLocation,
-    slab: u64,
-    file: Arc<File>,
+/// Space for a record in a slab, until `finish_records`.
+pub(super) struct Reservation {
+    pub location: SlabLocation,
+    pub slab: u64,
+    pub file: Arc<File>,
 }
 
-/// What a dataset was charged for a chunk that is not in the index yet.
-#[derive(Debug)]
-struct ChargedSpace {
-    /// Numbers of the domain and of the dataset in the index.
-    domain: u16,
-    dataset: u32,
-    bytes: u64,
-}
-
-/// The part of a dataset's share that a chunk will occupy once it is written. Dropping this value gives it
-/// back.
-#[derive(Debug)]
-pub(crate) struct ReservedShare {
-    engine: Weak<DiskEngine>,
-    space: Option<ChargedSpace>,
-}
-
-impl ReservedShare {
-    /// Returns the engine that charged for it, unless that is closed.
-    pub fn engine(&self) -> Option<Arc<DiskEngine>> {
-        self.engine.upgrade()
-    }
-}
-
-impl Drop for ReservedShare {
-    fn drop(&mut self) {
-        if let (Some(engine), Some(space)) = (self.engine.upgrade(), self.space.take()) {
-            engine.write_index().datasets.discharge(space.dataset, space.bytes);
-        }
+impl Reservation {
+    /// Whether `other` begins where this one ends, in the same slab.
+    pub fn is_followed_by(&self, other: &Reservation) -> bool {
+        let end = self.location.at + footprint(self.location.len);
+        self.location.slab == other.location.slab && end == other.location.at
     }
 }
 
@@ -119,172 +87,36 @@ pub(crate) enum Purpose {
     Compaction,
 }
 
-enum ReserveOutcome {
+pub(super) enum ReserveOutcome {
     Reserved(Reservation),
     NoRoom(u64),
 }
 
 impl DiskEngine {
-    /// Keeps a chunk, if the policy admits it and there is space.
+    /// Writes a copy of a record that is compacted; `None` when there is no space.
     ///
-    /// # Errors
-    /// [`DiskError`] when the tier is off or the disk fails, which may turn the tier off. The chunk is not
-    /// kept.
-    pub fn put(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
-        self.check_writable()?;
-        debug_assert_eq!(key.hash, chunk.hash(), "I1: kept under another name");
-        let Some(len) = u32::try_from(chunk.bytes().len()).ok().filter(|&l| self.plan.fits(l)) else {
-            return self.count(chunk, Ok(Stored::Refused(Refusal::TooLong)));
-        };
-        let stored = match self.charge(key, dataset, len) {
-            Ok(space) => self.write_charged(key, dataset, chunk, space),
-            Err(stored) => Ok(stored),
-        };
-        self.count(chunk, stored)
-    }
-
-    /// Charges a dataset for a chunk that will be written later, if the policy admits the chunk.
-    pub(crate) fn reserve_share(
-        self: &Arc<Self>,
-        key: &StoreKey,
-        dataset: DatasetId,
-        len: u32,
-    ) -> Result<ReservedShare, Stored> {
-        if self.check_writable().is_err() {
-            return Err(Stored::Refused(Refusal::Full));
-        }
-        if !self.plan.fits(len) {
-            return Err(Stored::Refused(Refusal::TooLong));
-        }
-        let space = Some(self.charge(key, dataset, len)?);
-        Ok(ReservedShare { engine: Arc::downgrade(self), space })
-    }
-
-    /// Keeps a chunk for which [`DiskEngine::reserve_share`] of this engine charged its dataset.
-    ///
-    /// # Errors
-    /// As [`DiskEngine::put`].
-    pub(crate) fn put_reserved(
-        &self,
-        key: &StoreKey,
-        dataset: DatasetId,
-        chunk: &Verified,
-        mut reserved: ReservedShare,
-    ) -> Result<Stored, DiskError> {
-        self.check_writable()?;
-        let stored = match reserved.space.take() {
-            // Another append of the same chunk came first.
-            Some(space) if self.read_index().contains(key) => {
-                self.write_index().datasets.discharge(space.dataset, space.bytes);
-                Ok(Stored::Already)
-            }
-            Some(space) => self.write_charged(key, dataset, chunk, space),
-            None => Ok(Stored::Refused(Refusal::Share)),
-        };
-        self.count(chunk, stored)
-    }
-
-    /// Counts the outcome of a write.
-    fn count(&self, chunk: &Verified, stored: Result<Stored, DiskError>) -> Result<Stored, DiskError> {
-        match &stored {
-            Ok(Stored::Yes) => {
-                add(&self.counters.puts, 1);
-                add(&self.counters.put_bytes, chunk.bytes().len() as u64);
-            }
-            Ok(Stored::Already) => {}
-            Ok(Stored::Refused(Refusal::Share)) => add(&self.counters.refused_share, 1),
-            Ok(Stored::Refused(_)) => add(&self.counters.refused_full, 1),
-            Err(e) => self.note_io_error(e),
-        }
-        stored
-    }
-
-    /// Admits a chunk and charges its dataset, or says why there is nothing to write.
-    fn charge(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> Result<ChargedSpace, Stored> {
-        let bytes = footprint(len);
-        let capacity = self.capacity();
-        let mut index = self.write_index();
-        if index.contains(key) {
-            return Err(Stored::Already);
-        }
-        let fletch = self.config.policy == Policy::Fletch;
-        if fletch && !index.datasets.has_space(dataset, bytes, capacity) {
-            return Err(Stored::Refused(Refusal::Share));
-        }
-        if self.config.policy != Policy::Lru && self.full.excludes(bytes, self.deaths()) {
-            return Err(Stored::Refused(Refusal::Full));
-        }
-        let domain = index.domain(&key.domain).ok_or(Stored::Refused(Refusal::Domains))?;
-        let dataset = index.datasets.number(dataset);
-        index.datasets.charge(dataset, bytes);
-        Ok(ChargedSpace { domain, dataset, bytes })
-    }
-
-    fn write_charged(
-        &self,
-        key: &StoreKey,
-        dataset: DatasetId,
-        chunk: &Verified,
-        space: ChargedSpace,
-    ) -> Result<Stored, DiskError> {
-        let deaths = self.deaths();
-        let written = if key.hash == chunk.hash() {
-            self.write_record(key, dataset, space.domain, chunk, Purpose::Newcomer)
-        } else {
-            Err(DiskError::Invalid(format!("chunk {} cannot be kept as {}", chunk.hash(), key.hash)))
-        };
-        let inserted = match &written {
-            Ok(Some(at)) => self.write_index().insert(space.domain, key.hash, space.dataset, *at),
-            _ => false,
-        };
-        if !inserted {
-            self.write_index().datasets.discharge(space.dataset, space.bytes);
-        }
-        let Some(location) = written? else {
-            self.full.note(space.bytes, deaths);
-            return Ok(Stored::Refused(Refusal::Full));
-        };
-        self.finish_record(location.slab)?;
-        Ok(if inserted { Stored::Yes } else { Stored::Already })
-    }
-
-    /// Writes a record; `None` when there is no space.
-    ///
-    /// Its slab stays open. The caller adds the record to the index, then calls `finish_record`.
-    pub(crate) fn write_record(
+    /// Its slab stays open. The caller adds the record to the index, then calls `finish_records`.
+    pub(crate) fn write_copy(
         &self,
         key: &StoreKey,
         dataset: DatasetId,
         domain: u16,
         chunk: &Verified,
-        purpose: Purpose,
     ) -> Result<Option<SlabLocation>, DiskError> {
         let len = chunk.bytes().len() as u32;
-        let (mut rounds, mut last) = (0, false);
-        let reserved = loop {
-            match self.reserve(len, domain, layout::domain_bytes(&key.domain), purpose)? {
-                ReserveOutcome::Reserved(r) => break r,
-                ReserveOutcome::NoRoom(want) => {
-                    rounds += 1;
-                    if purpose == Purpose::Compaction || rounds > ROUNDS || last {
-                        return Ok(None);
-                    }
-                    // The space that did come free may suffice for a short slab.
-                    last = !self.make_room(want)?;
-                }
-            }
-        };
-        let header = layout::record_header(reserved.slab, key, dataset.0, len);
-        if let Err(e) = slab::append(&reserved.file, reserved.location.at, &header, chunk.bytes()) {
+        let reserved = self.reserve(len, domain, layout::domain_bytes(&key.domain), Purpose::Compaction)?;
+        let ReserveOutcome::Reserved(at) = reserved else { return Ok(None) };
+        let header = layout::record_header(at.slab, key, dataset.0, len);
+        if let Err(e) = slab::append(&at.file, at.location.at, &[(&header, chunk.bytes())]) {
             // The reserved space stays unused; a later walk of the slab steps over it.
-            drop(self.finish_record(reserved.location.slab));
-            return Err(DiskError::io("write", self.files.path(reserved.slab), e));
+            drop(self.finish_records(at.location.slab, 1));
+            return Err(DiskError::io("write", self.files.path(at.slab), e));
         }
-        Ok(Some(reserved.location))
+        Ok(Some(at.location))
     }
 
     /// Reserves space for a record of `len` bytes, in the open slab or in a new one.
-    fn reserve(
+    pub(super) fn reserve(
         &self,
         len: u32,
         domain: u16,
@@ -385,13 +217,13 @@ impl DiskEngine {
         Ok(self.config.free_floor.saturating_add(bytes).saturating_sub(v.f_bavail.saturating_mul(v.f_frsize)))
     }
 
-    /// Ends the writing of a record in slab `n`, and seals the slab if that was the last one.
-    pub(crate) fn finish_record(&self, n: u32) -> Result<(), DiskError> {
+    /// Ends the writing of `count` records in slab `n`, and seals the slab if they were the last ones.
+    pub(crate) fn finish_records(&self, n: u32, count: usize) -> Result<(), DiskError> {
         let done = {
             let mut w = lock(&self.writer);
             // After the directory vanished no slab is open.
             let Some(open) = w.open.get_mut(&n) else { return Ok(()) };
-            open.pending = open.pending.saturating_sub(1);
+            open.pending = open.pending.saturating_sub(count);
             if open.full && open.pending == 0 { w.open.remove(&n) } else { None }
         };
         done.map_or(Ok(()), |open| self.seal(n, &open))

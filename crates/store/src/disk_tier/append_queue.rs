@@ -1,8 +1,16 @@
 //! The append queue: chunks that wait to be written to disk. Readers find them here until they are on disk.
+//!
+//! Chunks leave it in groups, which are written together: a call for each chunk, and a thread that wakes for
+//! each, cost more than the bytes of short chunks.
 
 use crate::{dataset_id::DatasetId, disk::ReservedShare};
 use fletch_core::{StoreKey, Verified};
 use std::collections::{HashMap, VecDeque};
+
+/// The most chunks of a group.
+const GROUP_CHUNKS: usize = 32;
+/// A group takes no further chunk after so many bytes.
+const GROUP_BYTES: u64 = 4 << 20;
 
 /// An admitted chunk to append.
 #[derive(Debug)]
@@ -47,9 +55,29 @@ impl Queue {
         self.waiting.push_back(append);
     }
 
-    /// Takes the next append. Its bytes count until [`Queue::finish`].
-    pub fn next(&mut self) -> Option<Append> {
-        self.waiting.pop_front()
+    /// Whether a whole group waits.
+    pub fn has_group(&self) -> bool {
+        let (chunks, bytes) = self.next_chunks_and_bytes();
+        chunks == GROUP_CHUNKS || bytes >= GROUP_BYTES
+    }
+
+    /// Returns how many chunks and bytes the next group has.
+    fn next_chunks_and_bytes(&self) -> (usize, u64) {
+        let (mut chunks, mut bytes) = (0, 0);
+        for append in self.waiting.iter().take(GROUP_CHUNKS) {
+            if bytes >= GROUP_BYTES {
+                break;
+            }
+            chunks += 1;
+            bytes += len(&append.chunk);
+        }
+        (chunks, bytes)
+    }
+
+    /// Takes the next group. Its bytes count until [`Queue::finish`].
+    pub fn next_group(&mut self) -> Vec<Append> {
+        let (chunks, _) = self.next_chunks_and_bytes();
+        self.waiting.drain(..chunks).collect()
     }
 
     /// Ends an append that was written or failed.

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 #[derive(Debug, Clone)]
 enum Do {
     Put(u8, u16),
+    PutGroup(Vec<(u8, u16)>),
     Get(u8),
     Evict(u8),
     Pin(u8),
@@ -21,6 +22,7 @@ enum Do {
 fn steps() -> impl Strategy<Value = Vec<Do>> {
     let one = prop_oneof![
         12 => (any::<u8>(), any::<u16>()).prop_map(|(n, l)| Do::Put(n, l)),
+        3 => prop::collection::vec(any::<(u8, u16)>(), 0..40).prop_map(Do::PutGroup),
         6 => any::<u8>().prop_map(Do::Get),
         3 => any::<u8>().prop_map(Do::Evict),
         1 => any::<u8>().prop_map(Do::Pin),
@@ -52,7 +54,7 @@ proptest! {
     ) {
         let dir = tempfile::tempdir().expect("a directory");
         let size = 16 << 20;
-        let mut tier = open(dir.path(), size, policy).0;
+        let mut tier = Arc::new(open(dir.path(), size, policy).0);
         // What must be there, and what may be.
         let mut sure: BTreeMap<u8, Verified> = BTreeMap::new();
         let mut all: BTreeMap<u8, Verified> = BTreeMap::new();
@@ -65,6 +67,32 @@ proptest! {
                     let stored = tier.put(&key(&c), dataset, &c).expect("no error");
                     if let Stored::Yes | Stored::Already = stored {
                         sure.insert(n, c);
+                    }
+                }
+                Do::PutGroup(group) => {
+                    let chunk = |(n, len)| (n, all.entry(n).or_insert_with(|| chunk(u64::from(n), len as usize)).clone());
+                    let group: Vec<(u8, Verified)> = group.into_iter().map(chunk).collect();
+                    let keys: Vec<StoreKey> = group.iter().map(|(_, c)| key(c)).collect();
+                    let (mut newcomers, mut written) = (Vec::new(), Vec::new());
+                    for ((n, chunk), key) in group.iter().zip(&keys) {
+                        let dataset = DatasetId(u64::from(n % 2));
+                        let len = u32::try_from(chunk.bytes().len()).expect("short");
+                        match tier.reserve_share(key, dataset, len) {
+                            Ok(reserved) => {
+                                newcomers.push(Newcomer { key, dataset, chunk, reserved });
+                                written.push((*n, chunk.clone()));
+                            }
+                            Err(Stored::Already) => prop_assert!(tier.contains(key)),
+                            Err(_) => {}
+                        }
+                    }
+                    let stored = tier.put_group(newcomers).expect("no error");
+                    prop_assert_eq!(stored.len(), written.len());
+                    for ((n, chunk), stored) in written.into_iter().zip(stored) {
+                        if let Stored::Yes | Stored::Already = stored {
+                            prop_assert!(tier.contains(&key(&chunk)));
+                            sure.insert(n, chunk);
+                        }
                     }
                 }
                 Do::Get(n) => {
@@ -98,8 +126,8 @@ proptest! {
                 Do::Reopen => {
                     tier.close().expect("closed");
                     drop(tier);
-                    let found;
-                    (tier, found) = open(dir.path(), size, policy);
+                    let (opened, found) = open(dir.path(), size, policy);
+                    tier = Arc::new(opened);
                     prop_assert_eq!((found.walked, found.rebuilt), (0, false));
                 }
                 Do::Crash(fraction) => {
@@ -108,7 +136,7 @@ proptest! {
                         cut(dir.path(), f);
                         sure.clear();
                     }
-                    tier = open(dir.path(), size, policy).0;
+                    tier = Arc::new(open(dir.path(), size, policy).0);
                 }
             }
             tier.read_index().check();

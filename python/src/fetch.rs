@@ -196,8 +196,16 @@ async fn read_in_window(open: &OpenVersion, wanted: Vec<FileRequest>, out: &mut 
     if open.client.hits().is_none() {
         return wanted;
     }
-    let (one, mut left): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|w| w.window_read().is_some());
-    let reads = one.iter().filter_map(FileRequest::window_read).collect();
+    let (mut one, mut reads, mut left) = (Vec::with_capacity(wanted.len()), Vec::new(), Vec::new());
+    for file in wanted {
+        match file.window_read() {
+            Some(read) => {
+                reads.push(read);
+                one.push(file);
+            }
+            None => left.push(file),
+        }
+    }
     let got = open.client.read_in_window(open.version.root(), reads, open.verify).await;
     for (file, bytes) in one.into_iter().zip(got) {
         match bytes {

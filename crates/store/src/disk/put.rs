@@ -281,12 +281,11 @@ impl DiskEngine {
             for Placed { charged, at, .. } in &mut run {
                 let hash = charged.key.hash;
                 // What is in the index stays charged.
-                drop(
-                    charged
-                        .charge
-                        .space
-                        .take_if(|space| index.insert(space.domain, hash, space.dataset, at.location)),
-                );
+                if let Some(space) = charged.charge.space.take()
+                    && !index.insert(space.domain, hash, space.dataset, at.location)
+                {
+                    charged.charge.space = Some(space);
+                }
             }
         }
         self.finish_records(slab, run.len())?;

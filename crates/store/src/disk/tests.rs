@@ -13,6 +13,7 @@ use std::{
 
 mod crash;
 mod damage;
+mod groups;
 mod limits;
 mod model;
 mod residency;

@@ -281,6 +281,13 @@ impl DiskEngine {
         given
     }
 
+    /// Makes each write into an open slab fail.
+    #[cfg(test)]
+    pub(crate) fn break_open_slabs(&self) {
+        let null = Arc::new(File::open("/dev/null").expect("opens"));
+        lock(&self.writer).open.values_mut().for_each(|open| open.file = Arc::clone(&null));
+    }
+
     /// Drops all slabs that are being written, without sealing them.
     pub(crate) fn abandon_writing(&self) {
         let mut w = lock(&self.writer);

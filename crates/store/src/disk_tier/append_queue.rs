@@ -102,3 +102,39 @@ impl Queue {
         self.chunks.get(key).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_core::Domain;
+
+    fn queue(lens: &[usize]) -> Queue {
+        let mut queue = Queue::default();
+        for (n, len) in lens.iter().enumerate() {
+            let mut bytes = vec![0; *len];
+            bytes[..8].copy_from_slice(&n.to_le_bytes());
+            let chunk = Verified::of(bytes.into());
+            let key = StoreKey { domain: Domain::default_domain(), hash: chunk.hash() };
+            queue.push(Append { key, dataset: DatasetId(1), chunk, reserved: None });
+        }
+        queue
+    }
+
+    #[test]
+    fn groups_have_a_limited_length_and_their_bytes_count_until_they_end() {
+        assert!(!queue(&[]).has_group() && queue(&[]).next_group().is_empty());
+        let mut many = queue(&[10; 40]);
+        assert!(many.has_group());
+        let group = many.next_group();
+        assert_eq!((group.len(), many.bytes(), many.has_group()), (32, 400, false));
+        assert!(many.get(&group[0].key).is_some(), "readers find it while it is written");
+        group.iter().for_each(|append| many.finish(append));
+        assert_eq!((many.bytes(), many.next_group().len(), many.is_empty()), (80, 8, true));
+        let mut long = queue(&[4 << 20, 4 << 20, 10, 3 << 20, 2 << 20]);
+        let mut lens = Vec::new();
+        while long.has_group() {
+            lens.push(long.next_group().len());
+        }
+        assert_eq!((lens, long.is_empty()), (vec![1, 1, 3], true));
+    }
+}

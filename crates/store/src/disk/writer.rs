@@ -281,11 +281,11 @@ impl DiskEngine {
         given
     }
 
-    /// Makes each write into an open slab fail.
+    /// Makes each write into an open slab find a full disk.
     #[cfg(test)]
     pub(crate) fn break_open_slabs(&self) {
-        let null = Arc::new(File::open("/dev/null").expect("opens"));
-        lock(&self.writer).open.values_mut().for_each(|open| open.file = Arc::clone(&null));
+        let full = Arc::new(File::options().write(true).open("/dev/full").expect("opens"));
+        lock(&self.writer).open.values_mut().for_each(|open| open.file = Arc::clone(&full));
     }
 
     /// Drops all slabs that are being written, without sealing them.

@@ -1,9 +1,9 @@
 //! `bench-first-epoch [--files 6000] [--bytes 110000] [--rounds 5] [--threads 1,2]
-//!                    [--places memory,disk,origin] [--before DIR] [--json FILE]`
+//!                    [--places memory,disk,origin,filling] [--before DIR] [--json FILE]`
 //!
 //! Times the first epoch of a fresh mount, after a warm walk, by where the server has the bytes: in its
-//! memory, on its disk (in the page cache), or only at its origin, a directory of this machine. Beside it the
-//! bare in-memory daemon, and with `--before` the server and the mount of an earlier build in that directory.
+//! memory, on its disk (in the page cache), or only at its origin, a directory of this machine; with
+//! `filling` the server keeps what it reads there on its disk, which is empty before. Beside it the bare in-memory daemon, and with `--before` the server and the mount of an earlier build in that directory.
 //! Counts CPU seconds for a GB, context switches and page faults for a file. At last the same files from the
 //! server's memory over one connection without a mount: a hit connection, and a hand-written HTTP client.
 
@@ -19,8 +19,11 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::Command,
-    time::Instant,
+    time::{Duration, Instant},
 };
+
+/// Within this time the server writes to its disk what it has queued for it.
+const APPENDED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Where the server has the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +31,7 @@ enum Held {
     Memory,
     Disk,
     Origin,
+    Filling,
 }
 
 impl Held {
@@ -36,6 +40,7 @@ impl Held {
             Held::Memory => ["--memory=3GiB", "--cache-size=0", "--cache-free-floor=0"],
             Held::Disk => ["--memory=64MiB", "--cache-size=8GiB", "--cache-free-floor=0"],
             Held::Origin => ["--memory=64MiB", "--cache-size=0", "--cache-free-floor=0"],
+            Held::Filling => ["--memory=256MiB", "--cache-size=8GiB", "--cache-free-floor=0"],
         }
     }
 
@@ -44,6 +49,7 @@ impl Held {
             Held::Memory => "memory",
             Held::Disk => "disk",
             Held::Origin => "origin",
+            Held::Filling => "filling",
         }
     }
 }
@@ -83,6 +89,7 @@ impl Used {
 /// A server of the dataset in `scratch`, of one build.
 struct Served {
     server: Daemon,
+    url: String,
     socket: PathBuf,
     programs: PathBuf,
 }
@@ -116,7 +123,7 @@ impl Served {
             .args(["--server", &url])
             .status();
         assert!(registered.expect("register").success());
-        Served { server, socket, programs: programs.to_owned() }
+        Served { server, url, socket, programs: programs.to_owned() }
     }
 
     fn mount(&self, dir: &Path) -> Daemon {
@@ -132,6 +139,13 @@ impl Served {
         );
         until("mount", || is_mounted(dir));
         mount
+    }
+
+    /// Empties the server's disk.
+    fn evict(&self) {
+        let mut evict = Command::new(bin("fletch"));
+        evict.args(["evict", "d", "--quiet", "--server", &self.url]);
+        assert!(evict.output().expect("evict").status.success());
     }
 
     /// Reads all files once, so that the server has them where it keeps them.
@@ -246,7 +260,7 @@ fn main() {
     }
     let gb = (files * bytes) as f64 / 1e9;
     let (mut table, mut used) = (Table::default(), BTreeMap::<String, [Vec<f64>; 6]>::new());
-    for held in [Held::Memory, Held::Disk, Held::Origin] {
+    for held in [Held::Memory, Held::Disk, Held::Origin, Held::Filling] {
         if !places.split(',').any(|p| p == held.word()) {
             continue;
         }
@@ -259,8 +273,7 @@ fn main() {
                 (*name, server)
             })
             .collect();
-        // What is queued for the disk is written.
-        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::thread::sleep(APPENDED_WITHIN);
         for round in 0..rounds {
             for &threads in &readers {
                 let row = format!("{bytes} B from {}, {threads} reader(s), files/s", held.word());
@@ -282,10 +295,16 @@ fn main() {
                 drop(bare);
                 for (name, served) in &served {
                     let dir = at(&format!("{name}-{}-{round}-{threads}", held.word()));
+                    if held == Held::Filling {
+                        served.evict();
+                    }
                     let mount = served.mount(&dir);
                     let order = shuffled(&dir);
                     let begun = [Used::by(&served.server), Used::by(&mount)];
                     table.add(&row, name, epoch(&dir, &order, threads));
+                    if held == Held::Filling {
+                        std::thread::sleep(APPENDED_WITHIN);
+                    }
                     let of = [Used::by(&served.server).since(begun[0]), Used::by(&mount).since(begun[1])];
                     let n = files as f64;
                     let figures = [

@@ -8,6 +8,7 @@
 pub mod attacks;
 pub mod bins;
 pub mod browser;
+pub mod calls;
 pub mod cgroup;
 pub mod cluster;
 pub mod console;
@@ -20,6 +21,7 @@ pub mod prose;
 pub mod python;
 pub mod readers;
 pub mod require;
+mod strace;
 pub mod structure;
 pub mod syncs;
 pub mod tree;

@@ -4,12 +4,11 @@
 //! call and records it. While the thread is held, the kernel has completed the call and the program does not
 //! know it yet.
 
-use crate::{bins::Running, watch::until};
+use crate::{bins::Running, strace, watch::until};
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -34,24 +33,8 @@ impl Syncs {
     /// If strace cannot attach.
     #[must_use]
     pub fn hold(pid: u32, trace: PathBuf, hold: Duration) -> Self {
-        let mut c = Command::new("strace");
-        c.args(["-f", "-y", "-qq", "-e", "trace=fdatasync", "-e", "signal=none", "-e"])
-            .arg(format!("inject=fdatasync:delay_exit={}", hold.as_micros()))
-            .arg("-o")
-            .arg(&trace)
-            .args(["-p", &pid.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let mut tracer = Running::spawn("strace", &mut c);
-        let by = format!("TracerPid:\t{}", tracer.pid());
-        until("strace is attached", Duration::from_secs(20), || {
-            assert!(tracer.alive(), "strace cannot attach to {pid}");
-            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-            tasks
-                .map(|t| fs::read_to_string(t.path().join("status")).unwrap_or_default())
-                .all(|s| s.lines().any(|l| l == by))
-        });
+        let inject = format!("inject=fdatasync:delay_exit={}", hold.as_micros());
+        let tracer = strace::attach(&["-y", "-e", "trace=fdatasync", "-e", &inject], &trace, &[pid]);
         Syncs { tracer, trace, read: 0, begun: BTreeMap::new() }
     }
 

@@ -4,12 +4,14 @@
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use fletch_tests::{
     bins::{command, run},
+    calls::Calls,
     fixture::{Mounted, Site},
     require::{Need, have},
 };
 use nix::sys::{signal::Signal, statvfs::statvfs};
 use std::{
     fs,
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
@@ -157,4 +159,40 @@ fn a_server_that_stops_or_dies_costs_a_tenth_of_a_second_and_no_wrong_byte() {
     site.restart();
     (10..FILES).for_each(|i| read(&second, i));
     second.stop();
+}
+
+/// Reads files of 110 KB once, and returns the system calls of server and mount for each.
+fn calls_per_file(site: &Site, files: &[PathBuf], job: &str) -> f64 {
+    let mounted = mount(site, job);
+    let at = |path: &PathBuf| mounted.dir.join(path);
+    // The kernel knows all names, and connections are open.
+    files.iter().for_each(|path| assert!(fs::metadata(at(path)).is_ok()));
+    let (first, rest) = files.split_at(16);
+    first.iter().for_each(|path| drop(fs::read(at(path)).expect("read")));
+    let calls = Calls::count(&[site.pid(), mounted.pid()], site.place("calls").join(job));
+    rest.iter().for_each(|path| assert_eq!(fs::read(at(path)).expect("read").len(), 110_000));
+    let counted = calls.stop();
+    let per_file = |n: u64| n as f64 / rest.len() as f64;
+    for (name, n) in counted.iter().filter(|(_, n)| per_file(**n) > 0.1) {
+        eprintln!("{job}: {name} {:.2}", per_file(*n));
+    }
+    per_file(counted.values().sum())
+}
+
+#[test]
+fn a_file_costs_few_system_calls() {
+    if !have(&[Need::Fuse, Need::Strace]) {
+        return;
+    }
+    let site = Site::start(&["--memory=512MiB", "--cache-size=0"]);
+    let tree = tempfile::tempdir().expect("a directory");
+    let files: Vec<PathBuf> = (0..416).map(|i| PathBuf::from(format!("f{i:03}"))).collect();
+    for (i, path) in files.iter().enumerate() {
+        fs::write(tree.path().join(path), content(i).repeat(2).split_at(110_000).0).expect("write");
+    }
+    assert_eq!(site.publish("set", tree.path()).len(), 64, "a root");
+    let cold = calls_per_file(&site, &files, "origin");
+    let warm = calls_per_file(&site, &files, "memory");
+    eprintln!("system calls per file: {cold:.1} from a local origin, {warm:.1} from memory");
+    assert!(cold <= 20.0 && warm <= 12.0, "{cold:.1} and {warm:.1}");
 }

@@ -20,7 +20,7 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel dist image page chart dashboards install ready-and-linted demo check \
     test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
     accept-allocator accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
-    accept-contributing accept-dashboards accept-datasets-mount accept-dist accept-domains \
+    accept-contributing accept-dashboards accept-data-plane accept-datasets-mount accept-dist accept-domains \
     accept-estimator accept-formats accept-fuzz accept-help accept-images accept-lines accept-lost-tests \
     accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-page \
     accept-paragraphs accept-queries accept-questions accept-readme accept-sentences accept-servers \
@@ -243,6 +243,10 @@ accept-mount: programs ## one command to a bucket's files: a bare read + 3 s; a 
 
 accept-datasets-mount: programs ## 200 datasets of 10,000 files in one process: at most 400 MB, 64 threads
 	FLETCH_DATASETS_MOUNT=full $(TREE) --test datasets_mount --no-capture -j1
+
+accept-data-plane: programs ## system calls a file; hits beside origins that hang, servers that die, wrong bytes
+	$(CARGO) nextest run --release $(TESTED) --no-fail-fast --no-capture \
+	    -E 'binary(mount_hits) or package(fletch-window) or test(/^(hits|windows|leases)::/)'
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture

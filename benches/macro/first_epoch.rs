@@ -1,9 +1,10 @@
 //! `bench-first-epoch [--files 6000] [--bytes 110000] [--rounds 5] [--threads 1,2]
-//!                    [--places memory,disk,origin,filling] [--before DIR] [--json FILE]`
+//!                    [--places memory,disk,origin,filling] [--in-order] [--before DIR] [--json FILE]`
 //!
 //! Times the first epoch of a fresh mount, after a warm walk, by where the server has the bytes: in its
 //! memory, on its disk (in the page cache), or only at its origin, a directory of this machine; with
-//! `filling` the server keeps what it reads there on its disk, which is empty before. Beside it the bare in-memory daemon, and with `--before` the server and the mount of an earlier build in that directory.
+//! `filling` the server keeps what it reads there on its disk, which is empty before. Files are read in a random
+//! order, or with `--in-order` as the directory lists them. Beside it the bare in-memory daemon, and with `--before` the server and the mount of an earlier build in that directory.
 //! Counts CPU seconds for a GB, context switches and page faults for a file. At last the same files from the
 //! server's memory over one connection without a mount: a hit connection, and a hand-written HTTP client.
 
@@ -237,6 +238,7 @@ fn main() {
     let readers: String = arg("threads", "1,2".to_owned());
     let readers: Vec<usize> = readers.split(',').map(|n| n.parse().expect("--threads: a number")).collect();
     let places: String = arg("places", "memory,disk,origin".to_owned());
+    let in_order = std::env::args().any(|arg| arg == "--in-order");
     let before: String = arg("before", String::new());
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
     let at = |p: &str| scratch.path().join(p);
@@ -279,6 +281,10 @@ fn main() {
                 let row = format!("{bytes} B from {}, {threads} reader(s), files/s", held.word());
                 let shuffled = |dir: &Path| {
                     let mut order = walk(dir);
+                    order.sort();
+                    if in_order {
+                        return order;
+                    }
                     order.shuffle(&mut rand_chacha::ChaCha8Rng::seed_from_u64(round));
                     order
                 };

@@ -48,6 +48,10 @@ impl ChunkSource for ServerChunks {
     fn bring(&self, wanted: &FetchRequest) -> Brought {
         hit_connections::ask_in_window(&self.client, self.root, wanted)
     }
+
+    fn bring_all(&self, wanted: &[FetchRequest]) -> Vec<Option<Bytes>> {
+        hit_connections::ask_all_in_window(&self.client, self.root, wanted)
+    }
 }
 
 /// Fetches bytes from the server, unchecked: the store hashes them, once.
@@ -102,5 +106,10 @@ impl ChunkSource for FallbackChunks {
     fn bring(&self, wanted: &FetchRequest) -> Brought {
         let asked = |client| hit_connections::ask_in_window(client, self.root, wanted);
         self.fallback.server().map_or(Brought::NoMemory, asked)
+    }
+
+    fn bring_all(&self, wanted: &[FetchRequest]) -> Vec<Option<Bytes>> {
+        let asked = |client| hit_connections::ask_all_in_window(client, self.root, wanted);
+        self.fallback.server().map_or_else(|| vec![None; wanted.len()], asked)
     }
 }

@@ -95,6 +95,16 @@ pub fn ask_in_window(client: &Client, root: Root, wanted: &FetchRequest) -> Brou
     }
 }
 
+/// As [`ask_in_window`], for several at once. Returns one entry for each.
+pub fn ask_all_in_window(client: &Client, root: Root, wanted: &[FetchRequest]) -> Vec<Option<Bytes>> {
+    let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return vec![None; wanted.len()] };
+    let mut requests: Vec<HitRequest<'_>> = wanted.iter().map(|w| request(client, root, w)).collect();
+    let mut answers = Vec::with_capacity(wanted.len());
+    with_connection(server, |connection| connection.ask_in_window(&mut requests, &mut answers, until));
+    answers.resize_with(wanted.len(), || None);
+    answers.into_iter().map(|answer| answer.map(Bytes::from_owner)).collect()
+}
+
 fn request<'a>(client: &Client, root: Root, wanted: &'a FetchRequest) -> HitRequest<'a> {
     let (hash, size) = wanted.hash_and_len();
     let wanted = match wanted {

@@ -1,12 +1,14 @@
-//! Pushes pages into the kernel's page cache before the reply to a READ. A program that reads a small file in
-//! small blocks then costs one request, not one for each read-ahead window.
+//! Pushes pages into the kernel's page cache. Before the reply to a READ: a program that reads a small file in
+//! small blocks then costs one request, not one for each read-ahead window. And ahead of READs, for a program
+//! that reads small files in their order ([`crate::fs::file_runs`]).
 //!
 //! To store pages, the kernel *waits for page locks*, and a locked page may belong to another READ. So:
 //! 1. A push runs on this module's own threads, never on a FUSE thread or a runtime worker, and holds no lock
 //!    while the kernel stores. The mount can reply to every other READ meanwhile.
 //! 2. A push delays the reply to a READ at offset 0 only. The kernel locks the first page of that READ, so a
 //!    file has at most one such READ. A push may wait for other READs, but none of those waits for a push.
-//! 3. If this reasoning fails on some kernel, the mount replies to the waiting READs after [`PUSH_WAIT_MAX`],
+//! 3. Pushes ahead have a thread of their own. No READ waits for it.
+//! 4. If this reasoning fails on some kernel, the mount replies to the waiting READs after [`PUSH_WAIT_MAX`],
 //!    logs a line, and stops pushing.
 
 use crate::fs::read::PagePush;
@@ -21,6 +23,8 @@ use std::{
 
 /// The most READs that wait for a push. A further READ gets its reply without a push.
 const WAITING_MAX: usize = 64;
+/// The most pushes ahead that wait. A further one is skipped.
+const AHEAD_MAX: usize = 8;
 /// The longest a READ waits for its push.
 pub const PUSH_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often to call [`Pusher::answer_late`].
@@ -55,9 +59,13 @@ struct QueuedPush {
     push: PagePush,
 }
 
+/// The work of one push ahead.
+type AheadWork = Box<dyn FnOnce() + Send>;
+
 /// The threads that push, for one mount or for all mounts of a process.
 pub struct PushThreads {
     jobs: SyncSender<QueuedPush>,
+    ahead: SyncSender<AheadWork>,
 }
 
 impl PushThreads {
@@ -72,7 +80,13 @@ impl PushThreads {
             let todo = Arc::clone(&todo);
             std::thread::Builder::new().name("fletch-push".into()).spawn(move || work(&todo))?;
         }
-        Ok(PushThreads { jobs })
+        let (ahead, todo) = sync_channel::<AheadWork>(AHEAD_MAX);
+        std::thread::Builder::new().name("fletch-ahead".into()).spawn(move || {
+            for work in todo {
+                work();
+            }
+        })?;
+        Ok(PushThreads { jobs, ahead })
     }
 
     /// Returns the pusher of one mount.
@@ -86,7 +100,7 @@ impl PushThreads {
             pushed_bytes: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
         });
-        Pusher { shared, jobs: self.jobs.clone() }
+        Pusher { shared, jobs: self.jobs.clone(), ahead: self.ahead.clone() }
     }
 }
 
@@ -95,6 +109,7 @@ impl PushThreads {
 pub struct Pusher {
     shared: Arc<Shared>,
     jobs: SyncSender<QueuedPush>,
+    ahead: SyncSender<AheadWork>,
 }
 
 impl Pusher {
@@ -110,6 +125,19 @@ impl Pusher {
             self.shared.skipped.fetch_add(1, Relaxed);
             self.shared.answer(number);
         }
+    }
+
+    /// Runs `work` on the thread of pushes ahead, unless pushing is off or too much waits for that thread.
+    pub fn run_ahead(&self, work: impl FnOnce() + Send + 'static) {
+        if self.shared.off.load(Relaxed) || self.ahead.try_send(Box::new(work)).is_err() {
+            self.shared.skipped.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Stores a whole file. Returns whether the kernel took it. Call it in [`Pusher::run_ahead`].
+    #[must_use]
+    pub fn store_file(&self, ino: u64, bytes: &[u8]) -> bool {
+        !self.shared.off.load(Relaxed) && self.shared.store(ino, 0, bytes)
     }
 
     /// Replies to the READs that waited longer than [`PUSH_WAIT_MAX`]. Call it every [`WATCH_EVERY`].
@@ -151,6 +179,22 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Stores pages, and returns whether the kernel took them.
+    fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> bool {
+        match self.cache.store(ino, offset, bytes) {
+            Ok(()) => {
+                self.pushed_bytes.fetch_add(bytes.len() as u64, Relaxed);
+                true
+            }
+            Err(error) => {
+                // The kernel reads these pages on demand. ENODEV here means that the mount is going away.
+                self.skipped.fetch_add(1, Relaxed);
+                tracing::debug!(%error, ino, "the kernel did not take pushed pages");
+                false
+            }
+        }
+    }
+
     fn answer(&self, number: u64) {
         let waiting = self.lock().remove(&number);
         if let Some((_, done)) = waiting {
@@ -165,16 +209,7 @@ fn work(todo: &Mutex<Receiver<QueuedPush>>) {
         let next = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(QueuedPush { shared, number, ino, push }) = next else { return };
         if !shared.off.load(Relaxed) {
-            match shared.cache.store(ino, push.offset, &push.bytes) {
-                Ok(()) => {
-                    shared.pushed_bytes.fetch_add(push.bytes.len() as u64, Relaxed);
-                }
-                Err(error) => {
-                    // The kernel reads these pages on demand. ENODEV here means that the mount is going away.
-                    shared.skipped.fetch_add(1, Relaxed);
-                    tracing::debug!(%error, ino, "the kernel did not take pushed pages");
-                }
-            }
+            shared.store(ino, push.offset, &push.bytes);
         }
         drop(push);
         shared.answer(number);

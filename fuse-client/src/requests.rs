@@ -12,6 +12,8 @@ use crate::error_cache::ErrorCache;
 use crate::faults::Faults;
 use crate::fs::attr::CommonAttr;
 use crate::fs::error::FsError;
+use crate::fs::file_runs::{FileRuns, is_marker};
+use crate::fs::inode::Ino;
 use crate::fs::read::{ChunkSource, ReadCounters, ReadReply, Reader};
 use crate::fs::tree::{self, Tree};
 use crate::hit_connections;
@@ -24,6 +26,7 @@ use fletch_store::Store;
 use fletch_tables::{Version, documents};
 use std::{
     future::Future,
+    ops::Range,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     sync::{Arc, OnceLock},
     task::{Context, Waker},
@@ -59,6 +62,8 @@ pub struct RequestContext {
     pub error_cache: ErrorCache,
     /// The time of READs, and between them.
     pub read_clock: Arc<ReadClock>,
+    /// The programs that read small files in their order.
+    pub file_runs: FileRuns,
     /// Pushes pages; set once the session exists.
     pub pusher: OnceLock<Pusher>,
     /// The time within which every request ends, apart from a little slack.
@@ -104,6 +109,7 @@ impl RequestContext {
             access: parts.access,
             error_cache: ErrorCache::default(),
             read_clock: Arc::default(),
+            file_runs: FileRuns::default(),
             pusher: OnceLock::new(),
             io_timeout,
             tasks,
@@ -208,6 +214,12 @@ impl RequestContext {
             }
         };
         match self.run(reading).await {
+            Ok(ReadReply { bytes, push: None }) => {
+                reply(Ok(&bytes));
+                if offset == 0 && !direct {
+                    self.note_file_read(ino);
+                }
+            }
             // A direct READ must not wait for READs that hold a page lock (push.rs, 2).
             Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), self.pusher.get()) {
                 (Some(push), Some(pusher)) => {
@@ -223,6 +235,34 @@ impl RequestContext {
             Err(errno) => {
                 self.error_cache.record(ino, started, errno);
                 reply(Err(errno));
+            }
+        }
+    }
+
+    /// Notes that a program reads a file. Pushes the next ones if it reads files in their order.
+    fn note_file_read(self: &Arc<Self>, ino: u64) {
+        let (Some(pusher), Some(Ino::Entry(ordinal))) = (self.pusher.get(), Ino::decode(ino)) else { return };
+        let Some(next) = self.file_runs.read(ordinal) else { return };
+        let (context, to, runtime) = (Arc::clone(self), pusher.clone(), Handle::current());
+        pusher.run_ahead(move || {
+            let _runtime = runtime.enter();
+            context.push_ahead(next, &to);
+        });
+    }
+
+    /// Pushes what the server has at hand of the files with these ordinals. Blocks for a short time.
+    fn push_ahead(&self, ordinals: Range<u64>, pusher: &Pusher) {
+        let _in_flight = self.access.enter();
+        if self.check_access().is_err() {
+            return;
+        }
+        let _may_ask = hit_connections::enter();
+        let files = ordinals.filter(|ordinal| !is_marker(*ordinal));
+        let inodes = files.filter_map(|ordinal| Ino::Entry(ordinal).number());
+        for (ino, file) in self.reader.bring_files(inodes) {
+            if !pusher.store_file(ino, file.bytes()) {
+                self.file_runs.not_taken();
+                return;
             }
         }
     }

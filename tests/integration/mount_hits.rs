@@ -9,6 +9,7 @@ use fletch_tests::{
     require::{Need, have},
 };
 use nix::sys::{signal::Signal, statvfs::statvfs};
+use serde_json::Value;
 use std::{
     fs,
     path::PathBuf,
@@ -195,4 +196,49 @@ fn a_file_costs_few_system_calls() {
     let warm = calls_per_file(&site, &files, "memory");
     eprintln!("system calls per file: {cold:.1} from a local origin, {warm:.1} from memory");
     assert!(cold <= 20.0 && warm <= 12.0, "{cold:.1} and {warm:.1}");
+}
+
+/// Reads short files in their order. Returns what the mount reports at its end.
+fn read_in_order(site: &Site, count: usize, order: impl Iterator<Item = usize>, more: &[&str]) -> Value {
+    let report = site.place("report").join("report.json");
+    let socket = format!("unix:{}", site.socket().display());
+    let words = [&["--report", report.to_str().expect("a path")], more].concat();
+    let mounted = site.mount_from(&socket, "short", "ordered", &words);
+    let path = |i| mounted.dir.join(format!("f{i:05}"));
+    // The kernel knows all inodes.
+    (0..count).for_each(|i| assert!(fs::metadata(path(i)).is_ok()));
+    for i in order {
+        assert!(fs::read(path(i)).expect("read") == short(i), "{i}: other bytes");
+    }
+    mounted.stop();
+    serde_json::from_slice(&fs::read(report).expect("a report")).expect("JSON")
+}
+
+/// The content of short file `i`. Some are empty, some too long to be pushed.
+fn short(i: usize) -> Vec<u8> {
+    let more = if i.is_multiple_of(50) { 30_000 } else { 0 };
+    let len = if i.is_multiple_of(97) { 0 } else { 1 + i * 13 % 9000 + more };
+    content(i)[..len].to_vec()
+}
+
+#[test]
+fn short_files_that_are_read_in_their_order_are_pushed_ahead() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let site = Site::start(&["--memory=512MiB"]);
+    let tree = tempfile::tempdir().expect("a directory");
+    let count = 3000;
+    (0..count).for_each(|i| fs::write(tree.path().join(format!("f{i:05}")), short(i)).expect("write"));
+    assert_eq!(site.publish("short", tree.path()).len(), 64, "a root");
+    let of = |report: &Value, key: &str| report[key].as_u64().expect("a number");
+    let total: usize = (0..count).map(|i| short(i).len()).sum();
+    let ordered = read_in_order(&site, count, 0..count, &[]);
+    let (pushed, replied) = (of(&ordered, "pushed_bytes"), of(&ordered, "read_bytes"));
+    assert!(pushed > total as u64 / 2, "{pushed} of {total} bytes were pushed");
+    assert!(replied < total as u64 / 2, "{replied} of {total} bytes were replies");
+    let backwards = read_in_order(&site, count, (0..count).rev(), &[]);
+    assert_eq!((of(&backwards, "pushed_bytes"), of(&backwards, "read_bytes")), (0, total as u64));
+    let off = read_in_order(&site, count, 0..count, &["--push", "off"]);
+    assert_eq!((of(&off, "pushed_bytes"), of(&off, "read_bytes")), (0, total as u64));
 }

@@ -2,6 +2,7 @@
 
 pub mod attr;
 pub mod error;
+pub mod file_runs;
 pub mod inode;
 pub mod kernel_state;
 pub mod read;

@@ -14,11 +14,11 @@ use bytes::{Bytes, BytesMut};
 use fletch_client::fallback::OriginLocation;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
-use fletch_core::{Domain, Hash, Root, StoreKey};
+use fletch_core::{Domain, Hash, Root, StoreKey, Verified};
 use fletch_store::{AtOnce, Brought, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
 use fletch_tables::paths;
 use fletch_tables::version::Found;
-use futures::future::{BoxFuture, try_join_all};
+use futures::future::{BoxFuture, FutureExt as _, try_join_all};
 use std::borrow::Cow;
 use std::sync::{
     Arc,
@@ -39,6 +39,9 @@ const PUSH_BYTES_HEAD: u64 = 512 << 10;
 const PAGE_BYTES_MAX: u64 = 64 << 10;
 /// The smallest page size. A request that does not end at a multiple of it bypasses the page cache.
 const PAGE_BYTES_MIN: u64 = 4 << 10;
+/// The longest file that is brought before a program asks for it. The bytes of longer ones cost more than
+/// their requests.
+const AHEAD_BYTES_MAX: u64 = 32 << 10;
 /// The slices prefetched for one sequential reader.
 const PREFETCH_SLICES: usize = 2;
 /// The most slices being prefetched at once, for all readers together.
@@ -111,6 +114,11 @@ pub trait ChunkSource: Send + Sync {
     /// As [`ChunkSource::hit`], in memory of the source's own, which is soon used again.
     fn bring(&self, _wanted: &FetchRequest) -> Brought {
         Brought::NoMemory
+    }
+
+    /// As [`ChunkSource::bring`], for several at once. Returns one entry for each.
+    fn bring_all(&self, wanted: &[FetchRequest]) -> Vec<Option<Bytes>> {
+        vec![None; wanted.len()]
     }
 }
 
@@ -274,6 +282,31 @@ impl Reader {
             _ => None,
         };
         Ok(ReadReply { bytes, push })
+    }
+
+    /// Returns the inodes and the bytes of those of the files that are short, and that the source has at hand.
+    /// Blocks for a very short time only.
+    #[must_use]
+    pub fn bring_files(&self, inodes: impl Iterator<Item = u64>) -> Vec<(u64, Verified)> {
+        if !self.source.has_hits() {
+            return Vec::new();
+        }
+        let (mut files, mut wanted) = (Vec::new(), Vec::new());
+        for ino in inodes {
+            let Some(Ok(found)) = self.tree.file(ino).now_or_never() else { continue };
+            let (len, (slices, shared)) = (found.entry().size, slices_to_read(&found));
+            if !(1..=AHEAD_BYTES_MAX).contains(&len) {
+                continue;
+            }
+            let mut ranges = ranges(&slices, 0..len);
+            if let (Some(whole), None) = (ranges.next(), ranges.next()) {
+                wanted.push(self.store_request(&found, &whole, shared).wanted);
+                files.push(ino);
+            }
+        }
+        let brought = self.source.bring_all(&wanted).into_iter().zip(&wanted);
+        let checked = brought.map(|(bytes, wanted)| Verified::check(wanted.hash_and_len().0, bytes?).ok());
+        files.into_iter().zip(checked).filter_map(|(ino, file)| Some((ino, file?))).collect()
     }
 
     async fn bytes(

@@ -90,6 +90,13 @@ fn answer(mut stream: UnixStream, dataset: &Dataset, how: &AtomicUsize) {
     while stream.read_exact(&mut length).is_ok() {
         let mut bytes = vec![0; u16::from_le_bytes(length).into()];
         stream.read_exact(&mut bytes).expect("a whole request");
+        if bytes.is_empty() && HIT_REPLIES[how.load(Relaxed)] != HitReply::Hang {
+            // It takes no window, so bytes go through the socket.
+            stream.write_all(&HitAnswer::NotHere.encode()).expect("sent");
+        }
+        if bytes.is_empty() {
+            continue;
+        }
         let request = HitRequest::parse(&bytes).expect("a valid request");
         assert_eq!(request.root, dataset.root);
         assert_eq!(request.dataset.as_ref().map(|name| name.as_str()), Some("d"));

@@ -244,7 +244,7 @@ accept-mount: programs ## one command to a bucket's files: a bare read + 3 s; a 
 accept-datasets-mount: programs ## 200 datasets of 10,000 files in one process: at most 400 MB, 64 threads
 	FLETCH_DATASETS_MOUNT=full $(TREE) --test datasets_mount --no-capture -j1
 
-accept-data-plane: programs ## system calls a file; hits beside origins that hang, servers that die, wrong bytes
+accept-data-plane: programs ## system calls a file; hits beside hanging origins, dying servers, wrong bytes
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast --no-capture \
 	    -E 'binary(mount_hits) or package(fletch-window) or test(/^(hits|windows|leases)::/)'
 

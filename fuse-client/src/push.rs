@@ -1,6 +1,6 @@
-//! Pushes pages into the kernel's page cache. Before the reply to a READ: a program that reads a small file in
-//! small blocks then costs one request, not one for each read-ahead window. And ahead of READs, for a program
-//! that reads small files in their order ([`crate::fs::file_runs`]).
+//! Pushes pages into the kernel's page cache. Before the reply to a READ: a program that reads a small file
+//! in small blocks then costs one request, not one for each read-ahead window. And ahead of READs, for a
+//! program that reads small files in their order ([`crate::fs::file_runs`]).
 //!
 //! To store pages, the kernel *waits for page locks*, and a locked page may belong to another READ. So:
 //! 1. A push runs on this module's own threads, never on a FUSE thread or a runtime worker, and holds no lock

@@ -284,8 +284,8 @@ impl Reader {
         Ok(ReadReply { bytes, push })
     }
 
-    /// Returns the inodes and the bytes of those of the files that are short, and that the source has at hand.
-    /// Blocks for a very short time only.
+    /// Returns the inodes and the bytes of those of the files that are short and that the source has at
+    /// hand. Blocks for a very short time only.
     #[must_use]
     pub fn bring_files(&self, inodes: impl Iterator<Item = u64>) -> Vec<(u64, Verified)> {
         if !self.source.has_hits() {

@@ -72,7 +72,7 @@ struct Expected<'a> {
     is_sound: bool,
 }
 
-/// Reads an input by the rules of the protocol. A request of length 0 breaks them: no descriptor comes with it.
+/// Reads an input by the rules of the protocol. A request of length 0 breaks them: it has no descriptor.
 fn expected(mut input: &[u8]) -> Expected<'_> {
     let mut requests = Vec::new();
     while let Some((length, rest)) = input.split_first_chunk() {

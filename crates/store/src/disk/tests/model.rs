@@ -70,7 +70,10 @@ proptest! {
                     }
                 }
                 Do::PutGroup(group) => {
-                    let chunk = |(n, len)| (n, all.entry(n).or_insert_with(|| chunk(u64::from(n), len as usize)).clone());
+                    let chunk = |(n, len): (u8, u16)| {
+                        let made = || chunk(u64::from(n), len as usize);
+                        (n, all.entry(n).or_insert_with(made).clone())
+                    };
                     let group: Vec<(u8, Verified)> = group.into_iter().map(chunk).collect();
                     let keys: Vec<StoreKey> = group.iter().map(|(_, c)| key(c)).collect();
                     let (mut newcomers, mut written) = (Vec::new(), Vec::new());

@@ -2,12 +2,14 @@
 //!                    [--places memory,disk,origin,filling] [--in-order] [--before DIR] [--json FILE]`
 //!
 //! Times the first epoch of a fresh mount, after a warm walk, by where the server has the bytes: in its
-//! memory, on its disk (in the page cache), or only at its origin, a directory of this machine; with
+//! memory, on its disk (in the page cache), or only at its origin, a directory of this machine. With
 //! `filling` the server keeps what it reads there on its disk, which is empty before. Files are read in a
-//! random order, or with `--in-order` as the directory lists them. Beside it the bare in-memory daemon, and
-//! with `--before` the server and the mount of an earlier build in that directory. Counts CPU seconds for a
-//! GB, context switches and page faults for a file. At last the same files from the server's memory over one
-//! connection without a mount: a hit connection, and a hand-written HTTP client.
+//! random order, or with `--in-order` as the directory lists them.
+//!
+//! Beside it the bare in-memory daemon, and with `--before` the server and the mount of an earlier build in
+//! that directory. Counts CPU seconds for a GB, context switches and page faults for a file. At last the same
+//! files from the server's memory over one connection without a mount: a hit connection, and a hand-written
+//! HTTP client.
 
 use fletch_api::hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, Wanted};
 use fletch_benches::{

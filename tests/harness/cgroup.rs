@@ -45,6 +45,20 @@ impl Memory {
         self.number("memory.stat", if self.v1 { "total_rss " } else { "anon " })
     }
 
+    /// Moves a process into it. Memory that the process takes from now on counts here.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn add(&self, pid: u32) {
+        fs::write(self.dir.join("cgroup.procs"), pid.to_string()).expect("the process is moved");
+    }
+
+    /// Returns the shared memory that counts for its processes, in bytes.
+    #[must_use]
+    pub fn shared(&self) -> u64 {
+        self.number("memory.stat", if self.v1 { "total_shmem " } else { "shmem " })
+    }
+
     /// Returns the number of its processes that the OOM killer killed.
     #[must_use]
     pub fn kills(&self) -> u64 {

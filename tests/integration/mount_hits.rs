@@ -5,6 +5,7 @@ use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use fletch_tests::{
     bins::{command, run},
     calls::Calls,
+    cgroup::Memory,
     fixture::{Mounted, Site},
     require::{Need, have},
 };
@@ -196,6 +197,31 @@ fn a_file_costs_few_system_calls() {
     let warm = calls_per_file(&site, &files, "memory");
     eprintln!("system calls per file: {cold:.1} from a local origin, {warm:.1} from memory");
     assert!(cold <= 20.0 && warm <= 12.0, "{cold:.1} and {warm:.1}");
+}
+
+#[test]
+fn i6_windows_count_for_the_mount_and_not_for_the_server() {
+    if !have(&[Need::Fuse, Need::Cgroup]) {
+        return;
+    }
+    let of_server = Memory::new(1 << 30).expect("a cgroup");
+    let of_mount = Memory::new(1 << 30).expect("a cgroup");
+    let wrapper = of_server.wrapper();
+    let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+    let site = Site::start_by(&wrapper, &["--memory=512MiB"]);
+    let tree = tempfile::tempdir().expect("a directory");
+    (0..200).for_each(|i| fs::write(tree.path().join(format!("f{i:03}")), content(i)).expect("write"));
+    assert_eq!(site.publish("set", tree.path()).len(), 64, "a root");
+    let mounted = mount(&site, "windows");
+    let before = of_server.shared();
+    of_mount.add(mounted.pid());
+    for i in 0..200 {
+        assert!(fs::read(mounted.dir.join(format!("f{i:03}"))).expect("read") == content(i), "{i}");
+    }
+    assert!(hits(&site) >= 100, "{} hits", hits(&site));
+    let (server, mount) = (of_server.shared().saturating_sub(before), of_mount.shared());
+    assert!(server < 64 << 10 && mount >= 1 << 20, "{server} bytes of the server, {mount} of the mount");
+    mounted.stop();
 }
 
 /// Reads short files in their order. Returns what the mount reports at its end.

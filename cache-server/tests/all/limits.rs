@@ -68,7 +68,7 @@ async fn probes_pages_and_descriptions() {
     assert_eq!((text("/livez").await.as_str(), text("/readyz").await.as_str()), ("ok\n", "ok\n"));
     let (page, now) = (text("/").await, text("/v1/dashboard").await);
     // Of 256 MiB of memory, an eighth is for copies and read-ahead data, and one for requests that arrive.
-    assert!(text("/metrics").await.contains(&format!("fletch_memory_limit_bytes {}\n", 184 << 20)));
+    assert!(text("/metrics").await.contains(&format!("fletch_memory_limit_bytes {}\n", 192 << 20)));
     assert!(page.contains("<title>Fletch</title>") && !page.contains("anonymous"), "{page}");
     for part in ["file://", "\"name\":\"anonymous\"", "\"miss_bytes\":5000", "\"delivered_bytes\":5000"] {
         assert!(now.contains(part), "{part} in {now}");

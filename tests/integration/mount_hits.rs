@@ -8,6 +8,7 @@ use fletch_tests::{
     cgroup::Memory,
     fixture::{Mounted, Site},
     require::{Need, have},
+    watch::until,
 };
 use nix::sys::{signal::Signal, statvfs::statvfs};
 use serde_json::Value;
@@ -200,7 +201,7 @@ fn a_file_costs_few_system_calls() {
 }
 
 #[test]
-fn i6_windows_count_for_the_mount_and_not_for_the_server() {
+fn i6_windows_count_for_the_mount_and_end_with_it() {
     if !have(&[Need::Fuse, Need::Cgroup]) {
         return;
     }
@@ -212,7 +213,7 @@ fn i6_windows_count_for_the_mount_and_not_for_the_server() {
     let tree = tempfile::tempdir().expect("a directory");
     (0..200).for_each(|i| fs::write(tree.path().join(format!("f{i:03}")), content(i)).expect("write"));
     assert_eq!(site.publish("set", tree.path()).len(), 64, "a root");
-    let mounted = mount(&site, "windows");
+    let mut mounted = mount(&site, "windows");
     let before = of_server.shared();
     of_mount.add(mounted.pid());
     for i in 0..200 {
@@ -221,7 +222,13 @@ fn i6_windows_count_for_the_mount_and_not_for_the_server() {
     assert!(hits(&site) >= 100, "{} hits", hits(&site));
     let (server, mount) = (of_server.shared().saturating_sub(before), of_mount.shared());
     assert!(server < 64 << 10 && mount >= 1 << 20, "{server} bytes of the server, {mount} of the mount");
-    mounted.stop();
+    let mapped = || {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", site.pid())).expect("the server runs");
+        maps.matches("memfd:fletch-window").count()
+    };
+    assert!(mapped() > 0);
+    mounted.daemon().signal(Signal::SIGKILL);
+    until("the server lets go of the windows", Duration::from_secs(10), || mapped() == 0);
 }
 
 /// Reads short files in their order. Returns what the mount reports at its end.

@@ -183,6 +183,25 @@ mod tests {
         assert_eq!(view.take(7).expect("room").filled().as_ref(), b"content");
     }
 
+    #[test]
+    #[expect(unsafe_code, reason = "an attack by a mapping")]
+    fn a_client_that_writes_into_its_window_harms_itself_alone() {
+        let mut memory = memory(8192);
+        memory.write_all(&[0; 8192]).expect("written");
+        // SAFETY: the test reads these bytes by this mapping only, and expects that they change.
+        let mut scribbled = unsafe { MmapMut::map_mut(&memory) }.expect("before the seal");
+        let mut window = Window::accept(&memory.into(), MIB).expect("a window");
+        let (view, mut of_other, _) = pair(8192);
+        let other = view.take(8192).expect("room");
+        for round in 1..100_u8 {
+            assert!(window.put(0, &[round; 8192]));
+            assert!(scribbled.iter().all(|byte| *byte == round), "the server's bytes");
+            scribbled.fill(0xff);
+            assert!(of_other.put(other.offset(), &[round; 8192]));
+        }
+        assert_eq!(other.filled().as_ref(), &[99; 8192][..]);
+    }
+
     /// Makes memory as a client would that does not follow the rules.
     fn memory(len: u64) -> File {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

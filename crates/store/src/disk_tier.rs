@@ -37,7 +37,7 @@ use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
@@ -60,7 +60,7 @@ const REFUSED_PART: u64 = 32;
 /// Shortest time between two divisions that refusals ask for.
 const DIVIDE_EVERY_MIN: Duration = Duration::from_millis(100);
 
-/// How long the first chunk of a group waits for others.
+/// How long the first chunk of a group waits for others, unless somebody waits for it.
 const GROUP_WAIT: Duration = Duration::from_millis(5);
 /// Time between two looks at a full append queue.
 const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
@@ -74,6 +74,8 @@ pub struct DiskTier {
     readers: Arc<Semaphore>,
     queue_bytes: u64,
     queue: Mutex<Queue>,
+    /// Notified when the next group is due.
+    due: Condvar,
     emptied: Notify,
     promises: Promises,
     counters: DiskCounters,
@@ -150,6 +152,7 @@ impl DiskTier {
             readers: Arc::new(Semaphore::new(READERS)),
             queue_bytes,
             queue: Mutex::default(),
+            due: Condvar::new(),
             emptied: Notify::new(),
             promises: Promises::default(),
             counters: DiskCounters::default(),
@@ -290,6 +293,7 @@ impl DiskTier {
 
     /// Waits until the append queue is empty, at most for `within`.
     pub async fn wait_flushed(&self, within: Duration) {
+        let _hurry = self.hurry();
         let until = Instant::now() + within;
         loop {
             let emptied = self.emptied.notified();
@@ -303,6 +307,7 @@ impl DiskTier {
 
     /// Waits until `len` more bytes fit into half of the append queue, at most for `within`.
     pub(crate) async fn wait_for_queue_room(&self, len: u32, within: Duration) {
+        let _hurry = self.hurry();
         let until = Instant::now() + within;
         let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
         while full() && Instant::now() < until {
@@ -514,6 +519,9 @@ impl DiskTier {
         }
         let (key, chunk) = (key.clone(), chunk.clone());
         queue.push(Append { key, dataset, chunk, reserved: Some(reserved) });
+        if queue.is_due() {
+            self.due.notify_one();
+        }
         if !std::mem::replace(&mut queue.has_drainer, true) {
             let disk = Arc::clone(self);
             drop(spawn_blocking(move || disk.drain()));
@@ -547,17 +555,20 @@ impl DiskTier {
 
     /// Returns the next appends, after a moment in which others may come. `None` when the queue is empty.
     fn next_group(&self) -> Option<Group<'_>> {
-        let has_group = {
-            let queue = lock(&self.queue);
-            if queue.is_empty() {
-                return None;
-            }
-            queue.has_group()
-        };
-        if !has_group {
-            std::thread::sleep(GROUP_WAIT);
+        let queue = lock(&self.queue);
+        if queue.is_empty() {
+            return None;
         }
-        Some(Group { disk: self, appends: lock(&self.queue).next_group() })
+        let waited = self.due.wait_timeout_while(queue, GROUP_WAIT, |queue| !queue.is_due());
+        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Some(Group { disk: self, appends: queue.next_group() })
+    }
+
+    /// While the guard lives, the next group does not wait for further chunks.
+    fn hurry(&self) -> Hurry<'_> {
+        lock(&self.queue).waiters += 1;
+        self.due.notify_one();
+        Hurry(self)
     }
 }
 
@@ -579,6 +590,15 @@ fn verify(
     }
     let (offset, hash) = part.unwrap_or((0, hash));
     Verified::fill(hash, buffer, |at, piece| read(offset + at, piece)).map(Result::ok)
+}
+
+/// Somebody who waits for an append.
+struct Hurry<'a>(&'a DiskTier);
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.queue).waiters -= 1;
+    }
 }
 
 /// Appends in progress. Their bytes count as queued until they end, however that happens.

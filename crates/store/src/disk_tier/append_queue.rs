@@ -32,6 +32,8 @@ pub(super) struct Queue {
     bytes: u64,
     /// Whether a thread appends.
     pub has_drainer: bool,
+    /// How many callers wait until a chunk was appended. For them no group waits for further chunks.
+    pub waiters: usize,
 }
 
 fn len(chunk: &Verified) -> u64 {
@@ -55,10 +57,10 @@ impl Queue {
         self.waiting.push_back(append);
     }
 
-    /// Whether a whole group waits.
-    pub fn has_group(&self) -> bool {
+    /// Whether the next group is to be written at once: it is whole, or somebody waits for it.
+    pub fn is_due(&self) -> bool {
         let (chunks, bytes) = self.next_chunks_and_bytes();
-        chunks == GROUP_CHUNKS || bytes >= GROUP_BYTES
+        chunks > 0 && self.waiters > 0 || chunks == GROUP_CHUNKS || bytes >= GROUP_BYTES
     }
 
     /// Returns how many chunks and bytes the next group has.
@@ -122,17 +124,20 @@ mod tests {
 
     #[test]
     fn groups_have_a_limited_length_and_their_bytes_count_until_they_end() {
-        assert!(!queue(&[]).has_group() && queue(&[]).next_group().is_empty());
+        assert!(!queue(&[]).is_due() && queue(&[]).next_group().is_empty());
         let mut many = queue(&[10; 40]);
-        assert!(many.has_group());
+        assert!(many.is_due());
         let group = many.next_group();
-        assert_eq!((group.len(), many.bytes(), many.has_group()), (32, 400, false));
+        assert_eq!((group.len(), many.bytes(), many.is_due()), (32, 400, false));
         assert!(many.get(&group[0].key).is_some(), "readers find it while it is written");
         group.iter().for_each(|append| many.finish(append));
         assert_eq!((many.bytes(), many.next_group().len(), many.is_empty()), (80, 8, true));
+        let mut few = queue(&[10; 2]);
+        few.waiters = 1;
+        assert!(few.is_due() && few.next_group().len() == 2 && !few.is_due(), "somebody waits");
         let mut long = queue(&[4 << 20, 4 << 20, 10, 3 << 20, 2 << 20]);
         let mut lens = Vec::new();
-        while long.has_group() {
+        while long.is_due() {
             lens.push(long.next_group().len());
         }
         assert_eq!((lens, long.is_empty()), (vec![1, 1, 3], true));

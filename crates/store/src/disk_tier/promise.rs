@@ -106,6 +106,7 @@ impl DiskTier {
 
     /// Waits until the chunk is not queued for an append, at most until `until`.
     pub(crate) async fn wait_appended(&self, key: &StoreKey, until: Instant) {
+        let _hurry = self.hurry();
         loop {
             let changed = self.promises.changed.notified();
             tokio::pin!(changed);

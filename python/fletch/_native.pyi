@@ -29,7 +29,7 @@ class Client:
         key_file: the key of that certificate in PEM form.
         verify: who hashes what a server of this node puts into the memory that it shares with this process.
             With ``"client"``, this process, as everywhere. With ``"server"``, the server alone, which is
-            about twice as fast for long samples.
+            more than twice as fast for long samples.
 
     Raises:
         Invalid: a setting is not valid. The constructor sends no request.

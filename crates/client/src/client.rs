@@ -1,5 +1,6 @@
 //! The client and its calls: what it asks servers for.
 
+mod reads;
 mod retries;
 mod views;
 
@@ -18,8 +19,8 @@ use fletch_api::{
     node::{self, MountedVersion, NodeState},
     routes,
 };
-use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
-use fletch_core::{DatasetName, Hash, JobName, Root, Verified};
+use fletch_core::manifest::FORMAT_MAJOR;
+use fletch_core::{DatasetName, Hash, JobName, Root};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use reqwest::{RequestBuilder, Response};
 use retries::Answer;
@@ -35,9 +36,6 @@ use tokio::time::Instant;
 
 /// The longest JSON answer that is read, in bytes.
 pub(crate) const JSON_BYTES_MAX: u64 = 16 << 20;
-/// A longer chunk is hashed on a blocking thread.
-const INLINE_HASH_BYTES: usize = 256 << 10;
-
 /// Counters of a client and its clones, since the client was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientStats {
@@ -317,57 +315,6 @@ impl Client {
         Ok(())
     }
 
-    /// Returns a whole chunk of `len` bytes, verified against its hash.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ClientError::Corrupt`] if the bytes have another hash.
-    pub async fn chunk(&self, root: Root, hash: Hash, len: u32) -> Result<Verified, ClientError> {
-        let (server, bytes) = self.chunk_at(root, hash, len).await?;
-        let check = move || Verified::check(hash, bytes);
-        let checked = if len as usize <= INLINE_HASH_BYTES {
-            check()
-        } else {
-            let lost = |_| ClientError::Config("the runtime stopped while a chunk was hashed".into());
-            tokio::task::spawn_blocking(check).await.map_err(lost)?
-        };
-        let endpoint = || server.shown.to_string();
-        checked.map_err(|mismatch| ClientError::Corrupt { endpoint: endpoint(), mismatch })
-    }
-
-    /// Returns a whole chunk of `len` bytes, **not verified**.
-    ///
-    /// For a store that hashes the bytes itself. All other callers use [`Client::chunk`].
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
-        Ok(self.chunk_at(root, hash, len).await?.1)
-    }
-
-    async fn chunk_at(&self, root: Root, hash: Hash, len: u32) -> Result<(Arc<Server>, Bytes), ClientError> {
-        check_chunk_len(len)?;
-        let call = Call::get(routes::chunk(root, hash)).about(Some(hash), self.skip);
-        self.call_at(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
-    }
-
-    /// Returns a whole file of `len` bytes by its path in the version, **not verified**.
-    ///
-    /// For a store that hashes the file itself, and reads files that share a chunk with other files. `chunk`
-    /// is that chunk: the server that owns it is asked.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn file_unchecked(
-        &self,
-        root: Root,
-        path: &str,
-        len: u32,
-        chunk: Option<Hash>,
-    ) -> Result<Bytes, ClientError> {
-        let call = Call::get(routes::file(root, path)).about(chunk, self.skip);
-        self.call(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
-    }
-
     /// Returns the server for hit connections; `None` unless it is reached by a unix socket.
     ///
     /// Such a server stands alone, and so it is the first that this client asks for any chunk.
@@ -433,56 +380,6 @@ impl Client {
     /// [`ClientError`].
     pub async fn node_state(&self, version: Option<MountedVersion>) -> Result<NodeState, ClientError> {
         self.get_json(&node::state(version)).await
-    }
-
-    /// Returns a chunk from the node's store, **not verified**. The owner may fetch it from the server.
-    ///
-    /// After an error the caller asks the server itself.
-    ///
-    /// # Errors
-    /// [`ClientError`]; `not_found` for every reason why the owner sends no bytes.
-    pub async fn node_chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
-        self.node_bytes(&node::chunk(root, hash, len), len).await
-    }
-
-    /// Returns a file that shares a chunk with other files, as [`Client::node_chunk_unchecked`].
-    ///
-    /// # Errors
-    /// As [`Client::node_chunk_unchecked`].
-    pub async fn node_file_unchecked(
-        &self,
-        root: Root,
-        hash: Hash,
-        len: u32,
-        path: &str,
-    ) -> Result<Bytes, ClientError> {
-        self.node_bytes(&node::file(root, hash, len, path), len).await
-    }
-
-    async fn node_bytes(&self, path: &str, len: u32) -> Result<Bytes, ClientError> {
-        check_chunk_len(len)?;
-        self.call(&Call::get(path), &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
-    }
-
-    /// Returns a table or a range of it. A range must be answered with exactly its bytes.
-    pub(crate) async fn table(
-        &self,
-        path: &str,
-        range: Option<String>,
-        length: BodyLength,
-    ) -> Result<Bytes, ClientError> {
-        let mut call = Call::get(path);
-        if let Some(range) = &range {
-            let value = HeaderValue::try_from(range).map_err(|e| ClientError::Config(e.to_string()))?;
-            call = call.header(header::RANGE, value);
-        }
-        let want = match (&range, length) {
-            (None, _) => vec![StatusCode::OK],
-            (Some(_), BodyLength::Exactly(_)) => vec![StatusCode::PARTIAL_CONTENT],
-            // A suffix longer than the file may be answered with the whole file.
-            (Some(_), BodyLength::AtMost(_)) => vec![StatusCode::PARTIAL_CONTENT, StatusCode::OK],
-        };
-        self.call(&call, &want, length).await
     }
 
     fn request(&self, call: &Call, server: &Server, view: Option<u64>) -> RequestBuilder {
@@ -617,13 +514,6 @@ fn clock_ahead_s((date, now): (SystemTime, SystemTime)) -> i64 {
 
 pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
     serde_json::to_vec(value).map_err(|e| ClientError::Config(e.to_string()))
-}
-
-fn check_chunk_len(len: u32) -> Result<(), ClientError> {
-    if len == 0 || len > CHUNK_BYTES_MAX {
-        return Err(ClientError::Config(format!("a chunk has 1 to {CHUNK_BYTES_MAX} bytes, not {len}")));
-    }
-    Ok(())
 }
 
 fn job_header(job: &JobName) -> Result<(JobName, HeaderValue), ClientError> {

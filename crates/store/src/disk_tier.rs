@@ -17,6 +17,7 @@
 //! 4. a reader never waits for an append.
 
 mod append_queue;
+mod appends;
 mod no_wait;
 mod promise;
 
@@ -24,12 +25,12 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::{
-        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Newcomer, OffReason, Policy,
-        ReapReport, Recovery, ScrubReport, Stored, split_by_claims,
+        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy,
+        ReapReport, Recovery, ScrubReport, split_by_claims,
     },
     stats::Counters,
 };
-use append_queue::{Append, Queue};
+use append_queue::Queue;
 use fletch_core::{Hash, StoreKey, Verified};
 pub(crate) use promise::PromiseOutcome;
 use promise::Promises;
@@ -59,11 +60,6 @@ const DATASETS_REFUSED_MAX: usize = 4096;
 const REFUSED_PART: u64 = 32;
 /// Shortest time between two divisions that refusals ask for.
 const DIVIDE_EVERY_MIN: Duration = Duration::from_millis(100);
-
-/// How long the first chunk of a group waits for others, unless somebody waits for it.
-const GROUP_WAIT: Duration = Duration::from_millis(5);
-/// Time between two looks at a full append queue.
-const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
 
 /// A disk tier, open or absent.
 #[derive(Debug)]
@@ -291,42 +287,6 @@ impl DiskTier {
         demand
     }
 
-    /// Waits until the append queue is empty, at most for `within`.
-    pub async fn wait_flushed(&self, within: Duration) {
-        let _hurry = self.hurry();
-        let until = Instant::now() + within;
-        loop {
-            let emptied = self.emptied.notified();
-            tokio::pin!(emptied);
-            emptied.as_mut().enable();
-            if lock(&self.queue).bytes() == 0 || timeout_at(until, emptied).await.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Waits until `len` more bytes fit into half of the append queue, at most for `within`.
-    pub(crate) async fn wait_for_queue_room(&self, len: u32, within: Duration) {
-        let _hurry = self.hurry();
-        let until = Instant::now() + within;
-        let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
-        while full() && Instant::now() < until {
-            tokio::time::sleep(QUEUE_POLL_EVERY).await;
-        }
-    }
-
-    /// Removes a chunk of `dataset` from the append queue, unless its append began.
-    pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        let cancelled = lock(&self.queue).cancel(key, dataset);
-        self.promises.changed.notify_waiters();
-        cancelled
-    }
-
-    /// Returns the chunk if it is queued: it is not on disk, and may have left memory.
-    pub(crate) fn queued_chunk(&self, key: &StoreKey) -> Option<Verified> {
-        lock(&self.queue).get(key)
-    }
-
     /// Closes the tier, so that the next start is quick. Drops queued appends. Blocks.
     ///
     /// # Errors
@@ -482,94 +442,6 @@ impl DiskTier {
         tracing::warn!(%chunk, "reading a chunk from disk takes too long; the read goes on without the disk");
         None
     }
-
-    /// Queues the chunk for an append, and returns whether it will be kept.
-    ///
-    /// `false` when the tier does not admit it or the queue is full.
-    pub(crate) fn enqueue(self: &Arc<Self>, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> bool {
-        if dataset == DatasetId::UNCACHED {
-            return false;
-        }
-        let (Some(engine), Ok(len)) = (self.engine(), u32::try_from(chunk.bytes().len())) else {
-            return false;
-        };
-        match engine.length(key) {
-            Some(there) if there == len => return true,
-            // The chunk was just hashed, so the bytes on disk are wrong.
-            Some(_) => engine.quarantine(key),
-            None => {}
-        }
-        if lock(&self.queue).get(key).is_some() {
-            return true;
-        }
-        // The dataset is charged now, so that whatever is queued is also written.
-        let reserved = match engine.reserve_share(key, dataset, len) {
-            Ok(reserved) => reserved,
-            Err(Stored::Yes | Stored::Already) => return true,
-            Err(Stored::Refused(_)) => {
-                self.note_refused(dataset, len);
-                return false;
-            }
-        };
-        let mut queue = lock(&self.queue);
-        if queue.bytes() + u64::from(len) > self.queue_bytes {
-            Counters::add(&self.counters.append_drops, 1);
-            Counters::add(&self.counters.append_dropped_bytes, u64::from(len));
-            return false;
-        }
-        let (key, chunk) = (key.clone(), chunk.clone());
-        queue.push(Append { key, dataset, chunk, reserved: Some(reserved) });
-        if queue.is_due() {
-            self.due.notify_one();
-        }
-        if !std::mem::replace(&mut queue.has_drainer, true) {
-            let disk = Arc::clone(self);
-            drop(spawn_blocking(move || disk.drain()));
-        }
-        true
-    }
-
-    /// Appends queued chunks until the queue is empty.
-    fn drain(&self) {
-        /// Lets the next call of `enqueue` start a drainer, also after a panic.
-        struct DrainerGuard<'a>(&'a DiskTier);
-        impl Drop for DrainerGuard<'_> {
-            fn drop(&mut self) {
-                lock(&self.0.queue).has_drainer = false;
-            }
-        }
-        loop {
-            let permit = DrainerGuard(self);
-            while let Some(mut group) = self.next_group() {
-                group.write();
-            }
-            drop(permit);
-            self.emptied.notify_waiters();
-            // A chunk may have been queued between the last look and the guard's end.
-            let mut queue = lock(&self.queue);
-            if queue.is_empty() || std::mem::replace(&mut queue.has_drainer, true) {
-                return;
-            }
-        }
-    }
-
-    /// Returns the next appends, after a moment in which others may come. `None` when the queue is empty.
-    fn next_group(&self) -> Option<Group<'_>> {
-        let queue = lock(&self.queue);
-        if queue.is_empty() {
-            return None;
-        }
-        let waited = self.due.wait_timeout_while(queue, GROUP_WAIT, |queue| !queue.is_due());
-        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        Some(Group { disk: self, appends: queue.next_group() })
-    }
-
-    /// While the guard lives, the next group does not wait for further chunks.
-    fn hurry(&self) -> Hurry<'_> {
-        lock(&self.queue).waiters += 1;
-        self.due.notify_one();
-        Hurry(self)
-    }
 }
 
 /// Fills `buffer` by `read` with a record of `len` bytes, or with the part of it that begins at an offset and
@@ -590,51 +462,6 @@ fn verify(
     }
     let (offset, hash) = part.unwrap_or((0, hash));
     Verified::fill(hash, buffer, |at, piece| read(offset + at, piece)).map(Result::ok)
-}
-
-/// Somebody who waits for an append.
-struct Hurry<'a>(&'a DiskTier);
-
-impl Drop for Hurry<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.queue).waiters -= 1;
-    }
-}
-
-/// Appends in progress. Their bytes count as queued until they end, however that happens.
-struct Group<'a> {
-    disk: &'a DiskTier,
-    appends: Vec<Append>,
-}
-
-impl Group<'_> {
-    /// Writes the chunks, as far as their engine is open. It counts its errors and turns itself off.
-    fn write(&mut self) {
-        let mut newcomers = Vec::with_capacity(self.appends.len());
-        let mut engine: Option<Arc<DiskEngine>> = None;
-        for Append { key, dataset, chunk, reserved } in &mut self.appends {
-            let Some(reserved) = reserved.take() else { continue };
-            let Some(its_engine) = reserved.engine() else { continue };
-            // Another one was opened since the chunk was queued: the old one is closed.
-            if engine.as_ref().is_some_and(|engine| !Arc::ptr_eq(engine, &its_engine)) {
-                newcomers.clear();
-            }
-            engine = Some(its_engine);
-            newcomers.push(Newcomer { key, dataset: *dataset, chunk, reserved });
-        }
-        if let Some(Err(error)) = engine.map(|engine| engine.put_group(newcomers)) {
-            tracing::debug!(%error, "chunks were not appended to the disk");
-        }
-    }
-}
-
-impl Drop for Group<'_> {
-    fn drop(&mut self) {
-        let mut queue = lock(&self.disk.queue);
-        self.appends.iter().for_each(|append| queue.finish(append));
-        drop(queue);
-        self.disk.promises.changed.notify_waiters();
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@
 //! 1. a dataset is charged for a chunk before the chunk is written. The charge is given back unless the chunk
 //!    comes into the index;
 //! 2. a record is in the index only after all of it was written;
-//! 3. a write that fails costs the chunks of that write only. Their space in the slab stays unused.
+//! 3. an error ends its group: what is not in the index by then is not kept. Places of a write that failed
+//!    stay unused.
 
 use super::{
     DiskEngine, DiskError, Policy, Refusal, Stored,
@@ -113,7 +114,7 @@ impl DiskEngine {
             Err(stored) => return Ok(self.count(chunk, stored)),
         };
         let charged = Charged { key, dataset, chunk, charge };
-        let stored = self.write_group(vec![Some(charged)])?;
+        let stored = self.write_group(vec![charged])?;
         Ok(stored.into_iter().next().unwrap_or(Stored::Refused(Refusal::Full)))
     }
 
@@ -143,8 +144,8 @@ impl DiskEngine {
         self.check_writable()?;
         let charged = group.into_iter().map(|newcomer| {
             let Newcomer { key, dataset, chunk, mut reserved } = newcomer;
-            let charge = Charge { engine: self, space: Some(reserved.space.take()?) };
-            Some(Charged { key, dataset, chunk, charge })
+            let charge = Charge { engine: self, space: reserved.space.take() };
+            Charged { key, dataset, chunk, charge }
         });
         self.write_group(charged.collect())
     }
@@ -188,8 +189,8 @@ impl DiskEngine {
         self.write_index().datasets.discharge(space.dataset, space.bytes);
     }
 
-    /// Writes chunks; `None` for one without a share. Notes an error, which ends the write.
-    fn write_group(&self, group: Vec<Option<Charged<'_>>>) -> Result<Vec<Stored>, DiskError> {
+    /// Writes chunks. Notes an error, which ends the write.
+    fn write_group(&self, group: Vec<Charged<'_>>) -> Result<Vec<Stored>, DiskError> {
         let mut stored = vec![Stored::Refused(Refusal::Full); group.len()];
         let mut run = Run::new();
         let placed = self.place_group(group, &mut run, &mut stored);
@@ -207,16 +208,11 @@ impl DiskEngine {
     /// Finds places for chunks, and writes each run that is complete. The last run is left.
     fn place_group<'a>(
         &self,
-        group: Vec<Option<Charged<'a>>>,
+        group: Vec<Charged<'a>>,
         run: &mut Run<'a>,
         stored: &mut [Stored],
     ) -> Result<(), DiskError> {
         for (number, charged) in group.into_iter().enumerate() {
-            let Some(charged) = charged else {
-                stored[number] = Stored::Refused(Refusal::Share);
-                add(&self.counters.refused_share, 1);
-                continue;
-            };
             // Another append of the same chunk came first.
             if self.read_index().contains(charged.key) {
                 stored[number] = Stored::Already;

@@ -103,17 +103,4 @@ impl DiskTier {
         *promised.entry(dataset).or_default() += bytes;
         Some(Promise { disk: Arc::clone(self), dataset, bytes })
     }
-
-    /// Waits until the chunk is not queued for an append, at most until `until`.
-    pub(crate) async fn wait_appended(&self, key: &StoreKey, until: Instant) {
-        let _hurry = self.hurry();
-        loop {
-            let changed = self.promises.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if lock(&self.queue).get(key).is_none() || timeout_at(until, changed).await.is_err() {
-                return;
-            }
-        }
-    }
 }

@@ -221,6 +221,7 @@ impl Pool<'_> {
                 let done = match step {
                     Step::DirEnd { path } | Step::OtherFileSystem { path } => Some(Outcome::DirEnd { path }),
                     Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
+                    Step::Unreadable { path, why } => Some(Outcome::Lost { path, why }),
                     Step::Outage { path, errno } => Some(self.outage(&path, errno)),
                     step => {
                         s.jobs.push_back(Job { seq, step, known });
@@ -347,6 +348,7 @@ impl Pool<'_> {
             }),
             Step::DirEnd { path } | Step::OtherFileSystem { path } => Some(Outcome::DirEnd { path }),
             Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
+            Step::Unreadable { path, why } => Some(Outcome::Lost { path, why }),
             Step::Outage { path, errno } => Some(self.outage(&path, errno)),
         }
     }
@@ -359,6 +361,7 @@ impl Pool<'_> {
     fn fault(&self, path: String, fault: &ReadFault) -> Outcome {
         match fault.outage(&self.base.join(&path)) {
             Some(failure) => Outcome::Outage(failure),
+            None if fault.is_loss() => Outcome::Lost { path, why: fault.to_string() },
             None => Outcome::Fault { path, why: fault.to_string() },
         }
     }

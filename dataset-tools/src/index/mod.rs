@@ -73,6 +73,13 @@ pub enum Outcome {
         /// Why, and what to do next.
         why: String,
     },
+    /// An entry that could not be read.
+    Lost {
+        /// Its path, with unprintable bytes escaped.
+        path: String,
+        /// Why, and what to do next.
+        why: String,
+    },
     /// The origin fails, not one of its files: the run ends.
     Outage(Failure),
 }
@@ -142,10 +149,11 @@ impl EntryWriter<'_> {
                 let any = self.last.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('/'));
                 if any { Ok(()) } else { self.push(NewRow::without_bytes(Entry::empty_dir(path))) }
             }
-            Outcome::Fault { path, why } => {
+            Outcome::Fault { path, why } => self.faults.push(Fault { path, why }),
+            Outcome::Lost { path, why } => {
                 // If the directory is gone, its files are missing too.
                 self.base.map_or(Ok(()), BaseDir::check)?;
-                self.faults.push(Fault { path, why })
+                self.faults.lose(Fault { path, why })
             }
             Outcome::Outage(failure) => Err(failure),
         }
@@ -235,6 +243,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     let flushed = writer.journal.flush();
     let EntryWriter { tables, faults, compressed, .. } = writer;
     out.note_compressed(compressed);
+    let lost = faults.lost();
     let faults = faults.finish();
     match read {
         Ok(()) => {}
@@ -252,7 +261,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     let written = tables.finish(run.created(faults.clone())).map_err(Failure::from)?;
     run.check_not_empty(&written)?;
     run.ctx.rt.block_on(async {
-        run.check_loss(&written, faults.len()).await?;
+        run.check_loss(&written, lost).await?;
         publish::publish(&run.tables, &written, run.ctx.stop).await?;
         run.move_tag(&written, LayoutKind::Index).await
     })?;

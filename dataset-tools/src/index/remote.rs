@@ -134,7 +134,7 @@ impl Reader<'_> {
             }
             Err(OriginError::Changed { .. }) => {
                 let why = "it changed between listing and reading; stop its writer and run again";
-                Outcome::Fault { path, why: why.into() }
+                Outcome::Lost { path, why: why.into() }
             }
             Err(e) => self.failed(path, e).await?,
         })
@@ -143,7 +143,7 @@ impl Reader<'_> {
     /// Returns the fault of an object that could not be read, unless its origin is away.
     async fn failed(&self, path: String, error: OriginError) -> Result<Outcome, Failure> {
         let why = self.judge.judge(error).await?;
-        Ok(Outcome::Fault { path: path.escape_debug().to_string(), why })
+        Ok(Outcome::Lost { path: path.escape_debug().to_string(), why })
     }
 
     /// Reads and hashes a tar shard, slice by slice. The inner error says why it is not a readable archive.

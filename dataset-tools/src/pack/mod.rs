@@ -227,13 +227,13 @@ impl Pack<'_> {
             Err(failure) => return Err(RunFailure { failure, faults: faults.finish() }),
         };
         let packed = Packed { catalogue: &catalogue, placements: &made.placements, chunks: &made.chunks };
-        let report_only = faults.report_only();
+        let (report_only, lost) = (faults.report_only(), faults.lost());
         let (tables, skipped) = tables::write(&packed, run, &self.options.params, &self.scratch, faults)?;
         if report_only {
             return Err(RunFailure { failure: Faults::failure(skipped.len()), faults: skipped });
         }
         run.check_not_empty(&tables.pack)?;
-        run.ctx.rt.block_on(run.check_loss(&tables.pack, skipped.len()))?;
+        run.ctx.rt.block_on(run.check_loss(&tables.pack, lost))?;
         self.publish(&tables)?;
         Ok(PackReport {
             run: run.report(&tables.pack, skipped),
@@ -387,7 +387,7 @@ fn record(done: Done, made: &mut MadeChunks, faults: &mut Faults) -> Result<(), 
         Done::Sliced(row, Ok(content)) => {
             made.placements.set_sliced(row, &content).map_err(|e| Failure::scratch(&e))
         }
-        Done::Sliced(_, Err(fault)) => faults.push(fault),
+        Done::Sliced(_, Err(fault)) => faults.lose(fault),
         Done::Group(chunk, faulty) => {
             if let Some(chunk) = chunk {
                 let number = next_number(&made.chunks)?;
@@ -405,7 +405,7 @@ fn record(done: Done, made: &mut MadeChunks, faults: &mut Faults) -> Result<(), 
                     ChunkWrite::Unwritten => {}
                 }
             }
-            faulty.into_iter().try_for_each(|fault| faults.push(fault))
+            faulty.into_iter().try_for_each(|fault| faults.lose(fault))
         }
     }
 }

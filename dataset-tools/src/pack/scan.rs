@@ -112,6 +112,10 @@ impl<'a> Scanner<'a> {
         })
     }
 
+    fn lose(&mut self, path: &str, why: String) -> Result<(), Failure> {
+        self.faults.lose(Fault { path: path.to_owned(), why })
+    }
+
     fn fault(&mut self, path: &str, why: String) -> Result<(), Failure> {
         self.faults.push(Fault { path: path.to_owned(), why })
     }
@@ -161,7 +165,7 @@ impl<'a> Scanner<'a> {
                         .try_for_each(|(m, offset)| self.member(&path, shard, m, offset));
                 }
                 ShardScan::Plain(why) => self.faults.warn_plain_shard(&path, &why),
-                ShardScan::Fault(why) => return self.fault(&path, why),
+                ShardScan::Fault(why) => return self.lose(&path, why),
             }
         }
         self.compressed += u64::from(is_compressed_shard(&path));
@@ -273,6 +277,7 @@ impl<'a> Scanner<'a> {
                         self.dir_end(path)?;
                     }
                     Inspected::Fault(path, why) => self.fault(&path, why)?,
+                    Inspected::Lost(path, why) => self.lose(&path, why)?,
                     Inspected::Outage(failure) => return Err(failure),
                 }
             }
@@ -301,7 +306,7 @@ impl<'a> Scanner<'a> {
                 Listed::Fault { path, why } => self.fault(&path, why)?,
                 Listed::Failed { path, error } => {
                     let why = rt.block_on(self.shards.judge.judge(error))?;
-                    self.fault(&path, why)?;
+                    self.lose(&path, why)?;
                 }
             }
         }
@@ -316,6 +321,8 @@ enum Inspected {
     DirEnd(String),
     OtherFileSystem(String),
     Fault(String, String),
+    /// An entry that cannot be read.
+    Lost(String, String),
     /// The file system fails.
     Outage(Failure),
 }
@@ -323,6 +330,7 @@ enum Inspected {
 fn faulty(full: &Path, path: &str, fault: &ReadFault) -> Inspected {
     match fault.outage(full) {
         Some(failure) => Inspected::Outage(failure),
+        None if fault.is_loss() => Inspected::Lost(path.to_owned(), fault.to_string()),
         None => Inspected::Fault(path.to_owned(), fault.to_string()),
     }
 }
@@ -356,6 +364,7 @@ fn inspect(base: &Path, step: &Step) -> Inspected {
         Step::DirEnd { path } => Inspected::DirEnd(path.clone()),
         Step::OtherFileSystem { path } => Inspected::OtherFileSystem(path.clone()),
         Step::Fault { path, why } => Inspected::Fault(path.clone(), why.clone()),
+        Step::Unreadable { path, why } => Inspected::Lost(path.clone(), why.clone()),
         Step::Outage { path, errno } => {
             Inspected::Outage(directory_outage(&base.join(path), &io::Error::from_raw_os_error(*errno)))
         }

@@ -251,11 +251,11 @@ impl<'a> Run<'a> {
             .hint("check the path; if an empty dataset is meant, add --allow-empty"))
     }
 
-    /// Checks that the tag of the options may move to the version, of which `left_out` entries are missing.
+    /// Checks that the tag of the options may move to the version, of which `left_out` entries could not be read.
     ///
     /// # Errors
     /// [`Failure`] if the version lost too many entries, or the tables location cannot be read.
-    pub async fn check_loss(&self, written: &WrittenVersion, left_out: usize) -> Result<(), Failure> {
+    pub async fn check_loss(&self, written: &WrittenVersion, left_out: u64) -> Result<(), Failure> {
         let Some(tag) = &self.options.tag else { return Ok(()) };
         let before = match self.tables.tag(tag).await? {
             None => None,
@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
                 Err(e) => return Err(e),
             },
         };
-        let loss = Loss { entries: written.entries, left_out: left_out as u64, before };
+        let loss = Loss { entries: written.entries, left_out, before };
         loss.check(self.options.allow_loss, &tag.to_string())
     }
 

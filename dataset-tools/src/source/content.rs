@@ -45,6 +45,15 @@ pub enum ReadFault {
 }
 
 impl ReadFault {
+    /// Whether the path is an entry that could not be read. Otherwise it is nothing that an entry can be.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        match self {
+            ReadFault::Io(_) | ReadFault::Changing => true,
+            ReadFault::Kind | ReadFault::Target | ReadFault::Sizeless => false,
+        }
+    }
+
     /// Returns the failure of the run if the file system is at fault, and not the file at `path`.
     #[must_use]
     pub fn outage(&self, path: &Path) -> Option<Failure> {

@@ -85,7 +85,14 @@ pub enum Step {
         /// Why, and what to do next.
         why: String,
     },
-    /// A directory whose file system fails: what lies below it is not known.
+    /// A directory that cannot be read: what lies below it is not known.
+    Unreadable {
+        /// Its path, with a slash at the end.
+        path: String,
+        /// Why, and what to do next.
+        why: String,
+    },
+    /// A directory whose file system fails.
     Outage {
         /// Its path, without a slash at the end.
         path: String,
@@ -315,7 +322,7 @@ impl Walk {
                         }
                         Err(e) => {
                             let path = std::mem::replace(&mut self.rel, above) + "/";
-                            return Ok(Some(Step::Fault { path, why: describe_io(&e) }));
+                            return Ok(Some(Step::Unreadable { path, why: describe_io(&e) }));
                         }
                     }
                 }

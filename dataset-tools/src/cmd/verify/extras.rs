@@ -87,7 +87,7 @@ pub fn extras(
             Step::Outage { path, errno } => {
                 return Err(directory_outage(&dir.join(path), &io::Error::from_raw_os_error(errno)));
             }
-            Step::Fault { path, .. } => {
+            Step::Fault { path, .. } | Step::Unreadable { path, .. } => {
                 if !skipped.contains(path.as_str()) {
                     sink.push(&extra(path, "name, which cannot be an entry"))?;
                 }

@@ -6,6 +6,7 @@ use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
+use crate::run::renewed::RenewedPins;
 use crate::run::{RunContext, state};
 use crate::source::listing::{self, NameList};
 use crate::target::Select;
@@ -149,6 +150,7 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
         to,
         list,
         parent,
+        renewed: RenewedPins::default(),
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
         shard_dirs,

@@ -243,7 +243,9 @@ fn dataset(
         // A version that the server alone can read is not indexed again from here.
         if known.is_none() || before.is_some() || packed_at.is_some() {
             let list = args.list.clone();
-            prepare::prepare(ctx, &Wanted { uri: &uri, to: &place, list, pack, earlier: before.as_ref() })?;
+            let renewed = known.as_ref().map(|known| prepare::renewed_pins(ctx, &connected.client, known));
+            let (earlier, renewed) = (before.as_ref(), renewed.unwrap_or_default());
+            prepare::prepare(ctx, &Wanted { uri: &uri, to: &place, list, pack, earlier, renewed })?;
         } else if args.refresh {
             return Err(Failure::new(format!("what was indexed of {uri} cannot be read from here"))
                 .hint("run `fletch index` where its tables can be written"));

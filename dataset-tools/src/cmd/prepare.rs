@@ -8,6 +8,7 @@ use crate::failure::{Exit, Failure};
 use crate::own_server::{OwnPaths, ends_with_the_session, start};
 use crate::run::RunContext;
 use crate::run::options::{RunOptions, RunReport};
+use crate::run::renewed::RenewedPins;
 use crate::source::walk::Symlinks;
 use crate::tables_location::TablesLocation;
 use crate::target::Select;
@@ -19,6 +20,9 @@ use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
 use fletch_origin::OriginUri;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+
+/// The most pages of renewed pins that are read from a server: a million objects.
+const RENEWED_PAGES_MAX: usize = 1_000;
 
 /// A server that answered.
 pub struct Connected {
@@ -53,6 +57,8 @@ pub struct Wanted<'a> {
     pub pack: bool,
     /// The version to go on from.
     pub earlier: Option<&'a Earlier>,
+    /// The objects that a server read under new entity tags.
+    pub renewed: RenewedPins,
 }
 
 /// Finds the server, and starts the user's own if none runs.
@@ -144,6 +150,34 @@ impl Connected {
     }
 }
 
+/// Returns the objects of a dataset that the server read under new entity tags, and found unchanged.
+///
+/// Without an answer, these objects are read again.
+pub fn renewed_pins(ctx: &Context, client: &Client, dataset: &fletch_api::Dataset) -> RenewedPins {
+    let (mut pins, mut after) = (RenewedPins::default(), None);
+    for _ in 0..RENEWED_PAGES_MAX {
+        match ctx.rt.block_on(client.renewed_pins(&dataset.name, after.as_deref())) {
+            Ok(page) => {
+                pins.extend(page.objects);
+                // A page that does not go on is the last one.
+                if page.next.is_none() || page.next <= after {
+                    break;
+                }
+                after = page.next;
+            }
+            // A server of an older release has no such list.
+            Err(e) if e.code() == Some(Code::NotFound) => break,
+            Err(e) => {
+                ctx.out.note(format_args!(
+                    "objects with new entity tags are read again: the server's list of them failed: {e}"
+                ));
+                break;
+            }
+        }
+    }
+    pins
+}
+
 /// Reads the version that the tag `latest` names; `None` if there is none, or it cannot be read from here.
 pub fn earlier(ctx: &Context, tables: &OriginUri) -> Option<Earlier> {
     let location = TablesLocation::open(&ctx.origins(), tables).ok()?;
@@ -205,6 +239,7 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
     }
     let mut options = index::run_options(ctx, args)?;
     as_before(&mut options);
+    options.renewed = wanted.renewed.clone();
     crate::index::run(&options, run).map_err(|e| again(e.failure))
 }
 

@@ -12,6 +12,7 @@ pub mod journal;
 pub mod options;
 pub mod parent;
 pub mod publish;
+pub mod renewed;
 pub mod state;
 pub mod written;
 

@@ -45,7 +45,7 @@ pub struct RunOptions {
     pub list: Option<NameList>,
     /// The parent; `None` to read every file.
     pub parent: Option<ParentChoice>,
-    /// Pins that a server renewed, in place of those of the parent.
+    /// Pins that a server renewed, beside those of the parent.
     pub renewed: RenewedPins,
     /// The tag to move; `None` to move none.
     pub tag: Option<TagName>,

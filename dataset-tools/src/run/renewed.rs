@@ -18,13 +18,13 @@ impl RenewedPins {
         self.0.extend(page.into_iter().map(|row| (row.path, (pin(row.old), pin(row.new)))));
     }
 
-    /// Puts the renewed pin into the record of a path, if the record has the pin that was renewed.
+    /// Adds the renewed pin to the record of a path, if the record has the pin that was renewed.
     fn renew(&self, path: &str, record: &mut FileRecord) {
         if let Some((old, new)) = self.0.get(path)
             && record.pin == *old
             && record.pin.size == new.size
         {
-            record.pin = new.clone();
+            record.renewed = Some(new.clone());
         }
     }
 }
@@ -70,9 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_pin_that_was_renewed_is_replaced() {
+    fn a_record_is_proven_by_both_its_pins() {
         let pin = |size, tag: &str| PinRow { size, mtime_ns: None, etag: Some(tag.to_owned()) };
-        let record = |pin| FileRecord { pin, content: Content::whole(Hash::of(b"x"), 1) };
+        let record = |pin| FileRecord::new(pin, Content::whole(Hash::of(b"x"), 1));
         let api = |size, tag: &str| ObjectPin { size, mtime_ns: None, etag: Some(tag.to_owned()) };
         let row = |path: &str, new| RenewedPin { path: path.to_owned(), old: api(1, "old"), new };
         let mut pins = RenewedPins::default();
@@ -80,9 +80,13 @@ mod tests {
         let records = [("a", "old"), ("b", "other"), ("c", "old"), ("d", "old")];
         let records = records.map(|(path, tag)| (path.to_owned(), record(pin(1, tag))));
         let mut parent = RenewedParent::new(Parent(records.into_iter().rev().collect()), pins);
-        for (path, tag) in [("a", "new"), ("b", "other"), ("c", "old"), ("d", "old")] {
-            let next = parent.next().expect("a record");
-            assert_eq!(next, Some((path.to_owned(), record(pin(1, tag)))));
+        for (path, own, is_renewed) in
+            [("a", "old", true), ("b", "other", false), ("c", "old", false), ("d", "old", false)]
+        {
+            let (found, record) = parent.next().expect("a record").expect("not the end");
+            assert_eq!((found.as_str(), record.proves(&pin(1, own))), (path, true));
+            assert_eq!(record.proves(&pin(1, "new")), is_renewed, "{path}");
+            assert!(!record.proves(&pin(2, own)) && !record.proves(&pin(1, "third")), "{path}");
         }
         assert_eq!(parent.next().expect("the end"), None);
     }

@@ -280,12 +280,14 @@ mod tests {
     fn an_answer_without_time_or_tag_is_readable() {
         let mut headers = HeaderMap::new();
         readable(&mut headers);
-        assert_eq!((&headers[LAST_MODIFIED], &headers[ETAG]), (&"Thu, 01 Jan 1970 00:00:00 GMT", &""));
+        assert_eq!(headers[LAST_MODIFIED], "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(headers[ETAG], "");
         let form = |value: &'static str| HeaderValue::from_static(value);
         headers.insert(LAST_MODIFIED, form("2024-11-05 10:00:00"));
         headers.insert(ETAG, form("W/\"x\""));
         readable(&mut headers);
-        assert_eq!((&headers[LAST_MODIFIED], &headers[ETAG]), (&"Tue, 05 Nov 2024 10:00:00 GMT", &"W/\"x\""));
+        assert_eq!(headers[LAST_MODIFIED], "Tue, 05 Nov 2024 10:00:00 GMT");
+        assert_eq!(headers[ETAG], "W/\"x\"");
     }
 
     #[test]

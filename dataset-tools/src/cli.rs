@@ -132,9 +132,9 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
         /// Leave out what cannot be read, list it, and exit with 3.
         #[arg(long)]
         skip_failed: bool,
-        /// Go on if up to this share of the files is missing, such as 5%.
-        #[arg(long, value_name = "SHARE", default_value_t = Share::DEFAULT)]
-        allow_loss: Share,
+        /// Go on if up to this share of the files is missing, such as 5% [default: 1%].
+        #[arg(long, value_name = "SHARE")]
+        allow_loss: Option<Share>,
     },
     /// Unmount what you mounted with `fletch mount`, and stop your server.
     #[command(after_help = "Example:
@@ -475,9 +475,9 @@ pub struct MountArgs {
     /// Leave out what cannot be read, and list it.
     #[arg(long)]
     pub skip_failed: bool,
-    /// Go on if up to this share of the files is missing, such as 5%.
-    #[arg(long, value_name = "SHARE", default_value_t = Share::DEFAULT)]
-    pub allow_loss: Share,
+    /// Go on if up to this share of the files is missing, such as 5% [default: 1%].
+    #[arg(long, value_name = "SHARE")]
+    pub allow_loss: Option<Share>,
     /// Stay in the foreground until the mount ends.
     #[arg(long)]
     pub foreground: bool,
@@ -508,7 +508,7 @@ pub struct IndexArgs {
     /// The dataset: a directory, a URI, or a name that the server knows.
     #[arg(value_name = "SOURCE")]
     pub uri: String,
-    /// The place of the tables [default: the one that the server names, or its state directory].
+    /// The place of the tables [default: where the server says].
     #[arg(long, visible_alias = "to", value_name = "URI")]
     pub tables: Option<String>,
     /// Names of the objects, one on each line, instead of a store's listing.
@@ -543,9 +543,9 @@ pub struct IndexArgs {
     /// Leave such entries out, list them, and exit with 3.
     #[arg(long, conflicts_with = "keep_going")]
     pub skip_failed: bool,
-    /// Move the tag also to a version that lost up to this share of its entries, such as 5%.
-    #[arg(long, value_name = "SHARE", default_value_t = Share::DEFAULT)]
-    pub allow_loss: Share,
+    /// How much a tag's version may lose, such as 5% [default: 1%].
+    #[arg(long, value_name = "SHARE")]
+    pub allow_loss: Option<Share>,
     /// Write a version without entries, if the dataset has none.
     #[arg(long)]
     pub allow_empty: bool,

@@ -71,7 +71,7 @@ pub struct Missing {
     /// Whether entries that cannot be read are left out.
     pub skip_failed: bool,
     /// The share of its entries that a version may lose.
-    pub allow_loss: Share,
+    pub allow_loss: Option<Share>,
 }
 
 /// Finds the server, and starts the user's own if none runs.

@@ -2,7 +2,7 @@
 //!
 //! An outage, a listing that ends early, or a wrong path can make a version that is valid and has fewer
 //! entries. Jobs would train on a part of the data without an error. So a tag moves to a version that lost
-//! more than [`Share::DEFAULT`] only if the user allows it (`--allow-loss`).
+//! more than one entry and more than 1 % of them only if the user allows it (`--allow-loss`).
 
 use crate::failure::Failure;
 use crate::out::count;
@@ -14,8 +14,8 @@ use std::str::FromStr;
 pub struct Share(u32);
 
 impl Share {
-    /// What a version may lose without being asked for.
-    pub const DEFAULT: Share = Share(10_000);
+    /// What a version may lose without `--allow-loss`, and one entry in any case.
+    const DEFAULT: Share = Share(10_000);
 
     /// Whether `lost` of `all` is at most this share.
     fn allows(self, lost: u64, all: u64) -> bool {
@@ -70,10 +70,16 @@ impl Loss {
     ///
     /// # Errors
     /// The [`Failure`] of the run, with the option that allows the loss.
-    pub fn check(self, allowed: Share, tag: &str) -> Result<(), Failure> {
+    pub fn check(self, allowed: Option<Share>, tag: &str) -> Result<(), Failure> {
         let Loss { entries, left_out, before } = self;
+        // A share that the user names counts as it is, also 0.
+        let may_lose = |lost: u64, all: u64| match allowed {
+            Some(allowed) => allowed.allows(lost, all),
+            None => lost <= 1 || Share::DEFAULT.allows(lost, all),
+        };
+        let allowed = allowed.unwrap_or(Share::DEFAULT);
         let listed = entries + left_out;
-        if !allowed.allows(left_out, listed) {
+        if !may_lose(left_out, listed) {
             let least = Share::of(left_out, listed);
             return Err(Failure::new(format!(
                 "{} of {listed} could not be read: more than {allowed} of the version, so the tag {tag} was \
@@ -84,7 +90,7 @@ impl Loss {
         }
         let Some(before) = before else { return Ok(()) };
         let gone = before.saturating_sub(entries);
-        if !allowed.allows(gone, before) {
+        if !may_lose(gone, before) {
             let least = Share::of(gone, before);
             return Err(Failure::new(format!(
                 "the version would have {}, and the one before has {before}: it would lose more than {allowed}, \
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn a_version_may_lose_one_percent_unless_more_is_allowed() {
         let loss = |entries, left_out, before| Loss { entries, left_out, before };
-        let ok = |loss: Loss, share: &str| loss.check(share.parse().expect(share), "latest").is_ok();
+        let ok = |loss: Loss, share: &str| loss.check(share.parse().ok(), "latest").is_ok();
         for (loss, is_allowed) in [
             (loss(99, 1, None), true),
             (loss(98, 2, None), false),
@@ -118,13 +124,18 @@ mod tests {
         ] {
             assert_eq!(ok(loss, "1%"), is_allowed, "{loss:?}");
             assert!(ok(loss, "1"), "{loss:?}");
+            assert_eq!(loss.check(None, "latest").is_ok(), is_allowed, "{loss:?}");
         }
-        let failure = loss(10, 0, Some(25)).check(Share::DEFAULT, "latest").expect_err("too few");
+        // One entry may be lost, unless the user says how many.
+        for loss in [loss(4, 1, Some(5)), loss(1, 0, Some(2)), loss(0, 0, Some(1))] {
+            assert!(loss.check(None, "latest").is_ok() && !ok(loss, "1%") && !ok(loss, "0"), "{loss:?}");
+        }
+        let failure = loss(10, 0, Some(25)).check(None, "latest").expect_err("too few");
         assert_eq!(failure.hint.as_deref().and_then(|h| h.rsplit(' ').next()), Some("60%"));
         assert!(ok(loss(10, 0, Some(25)), "60%"));
-        let failure = loss(2, 1, None).check(Share::DEFAULT, "latest").expect_err("too few");
+        let failure = loss(4, 2, None).check(None, "latest").expect_err("too few");
         assert!(failure.hint.as_deref().is_some_and(|h| h.ends_with("--allow-loss 34%")), "{failure}");
-        assert!(ok(loss(2, 1, None), "34%"));
+        assert!(ok(loss(4, 2, None), "34%"));
     }
 
     #[test]

@@ -258,15 +258,17 @@ impl<'a> Run<'a> {
     /// [`Failure`] if the version lost too many entries, or the tables location cannot be read.
     pub async fn check_loss(&self, written: &WrittenVersion, left_out: u64) -> Result<(), Failure> {
         let Some(tag) = &self.options.tag else { return Ok(()) };
-        let before = match self.tables.tag(tag).await? {
-            None => None,
+        let before = match self.tables.tag(tag).await {
+            Ok(None) => Ok(None),
             // A version that cannot be read says nothing about the next one.
-            Some(doc) => match self.tables.version(doc.root, doc.layout).await {
-                Ok(version) => Some(version.manifest().entries),
-                Err(e) if e.exit == Exit::Failed => None,
-                Err(e) => return Err(e),
+            Ok(Some(doc)) => match self.tables.version(doc.root, doc.layout).await {
+                Ok(version) => Ok(Some(version.manifest().entries)),
+                Err(e) if e.exit == Exit::Failed => Ok(None),
+                Err(e) => Err(e),
             },
+            Err(e) => Err(e),
         };
+        let before = before.map_err(|e| publish::at_another_place(e, &self.tables))?;
         let loss = Loss { entries: written.entries, left_out, before };
         loss.check(self.options.allow_loss, &tag.to_string())
     }

@@ -63,8 +63,9 @@ pub struct RunOptions {
     pub one_file_system: bool,
     /// What to do at faults.
     pub on_fault: OnFault,
-    /// The share of its entries that a version may lose before the tag moves to it (`--allow-loss`).
-    pub allow_loss: Share,
+    /// The share of its entries that a version may lose before the tag moves to it (`--allow-loss`). `None`:
+    /// 1 %, and one entry in any case.
+    pub allow_loss: Option<Share>,
     /// Reader threads of `index`; chunks that `pack` makes at once on a local disk.
     pub threads: usize,
     /// Where journals and scratch files are.

@@ -21,7 +21,12 @@ use std::sync::atomic::AtomicBool;
 const PIECE_BYTES: u64 = 4 << 20;
 
 fn cannot_write(tables: &TablesLocation, e: OriginError) -> Failure {
-    Failure::from(e).hint(format!(
+    at_another_place(e.into(), tables)
+}
+
+/// Adds to the failure of a tables location that another one can be named.
+pub fn at_another_place(failure: Failure, tables: &TablesLocation) -> Failure {
+    failure.hint(format!(
         "the tables could not be written to {}; name a location that you may write with --tables URI \
          (files that were read are not read again)",
         tables.uri()

@@ -285,7 +285,7 @@ fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
     assert!(matches!(&got[0], Outcome::File { path, .. } if path == "a"));
     for (o, want) in got[1..].iter().zip(["gone", "gone-too"]) {
         assert!(
-            matches!(o, Outcome::Fault { path, why } if path == want && why.contains("vanished")),
+            matches!(o, Outcome::Lost { path, why } if path == want && why.contains("vanished")),
             "{o:?}"
         );
     }

@@ -184,7 +184,7 @@ proptest! {
                 size += l.3;
             }
             tick();
-            let report = w.json(&["index", "data", "--parent", "latest"]);
+            let report = w.json(&["index", "data", "--parent", "latest", "--allow-loss", "100%"]);
             let full = w.full_root(&[]);
             prop_assert_eq!(report["root"].as_str(), Some(full.as_str()));
             prop_assert_eq!(report["bytes_read"].as_u64(), Some(size), "{:?}", edits);

@@ -143,7 +143,9 @@ fn a_plain_server_is_indexed_by_a_list_of_names() {
     // What a list names and the server lacks is a fault like others.
     fs::write(b.w.path("list"), "a\nnot there\n").expect("write");
     b.run(&["index", &url, "--list", "list", "--to", "to"]).code(1).says("not there: ");
-    let some = b.run(&["index", &url, "--list", "list", "--to", "to", "--skip-failed", "--json"]);
+    let skip = ["index", &url, "--list", "list", "--to", "to", "--skip-failed", "--json"];
+    b.run(&skip).code(1).says("--allow-loss 99%");
+    let some = b.run(&[&skip[..], &["--allow-loss", "100%"]].concat());
     assert_eq!(some.code(3).json()["entries"], 1);
     b.run(&["index", "data", "--list", "list"]).code(2).says("a directory is walked");
     fs::write(b.w.path("list"), "a\n../b\n").expect("write");

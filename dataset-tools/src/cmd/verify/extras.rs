@@ -3,12 +3,12 @@
 use super::{FaultSink, VerifyFault};
 use crate::cmd::Context;
 use crate::failure::Failure;
+use crate::source::listing::{KeyOrder, Listed, ListingError, Objects};
 use crate::source::outage::directory_outage;
 use crate::source::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use fletch_core::manifest::EntryKind;
 use fletch_origin::{Origin, OriginUri};
-use fletch_tables::{Version, paths};
-use futures::StreamExt;
+use fletch_tables::Version;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
@@ -34,18 +34,20 @@ pub fn extras(
         return Ok(());
     }
     let Some(dir) = origin.local_dir() else {
-        let mut list = origin.list("");
-        while let Some(object) = ctx.rt.block_on(list.next()) {
-            let object = object?;
-            let path = object.path;
-            // Markers of folders and keys that are no paths have no entries.
-            if path.ends_with('/') && object.size == 0 {
-                continue;
-            }
-            let ours =
-                path.starts_with(paths::PREFIX) || tables.is_some_and(|t| below(origin.uri(), t, &path));
-            if !ours && !skipped.contains(path.as_str()) && !entries.has(&path)? {
-                sink.push(&extra(path, "object"))?;
+        let scratch = std::env::temp_dir();
+        let exclude = tables.and_then(|tables| tables.below(origin.uri())).filter(|dir| !dir.is_empty());
+        // Sorted from the start: a listing that shows its disorder late would begin anew.
+        let keys = (scratch.as_path(), KeyOrder::Sorted);
+        let mut objects = Objects::new(origin, None, exclude.into_iter().collect(), keys);
+        while let Some(item) = ctx.rt.block_on(objects.next()).map_err(ListingError::failure)? {
+            let (path, what) = match item {
+                Listed::Object(object) => (object.path, "object"),
+                Listed::EmptyDir { path } => (path + "/", "empty directory"),
+                Listed::Fault { path, .. } => (path, "name, which cannot be an entry"),
+                Listed::Failed { error, .. } => return Err(error.into()),
+            };
+            if !skipped.contains(path.as_str()) && !entries.has(&path)? {
+                sink.push(&extra(path, what))?;
             }
         }
         return Ok(());
@@ -100,11 +102,6 @@ pub fn extras(
         last = path;
     }
     Ok(())
-}
-
-/// Whether `path`, relative to `base`, is in the tables location below `base`.
-fn below(base: &OriginUri, tables: &OriginUri, path: &str) -> bool {
-    base != tables && base.join(path).is_ok_and(|p| tables.contains(&p))
 }
 
 /// Looks up entries of the version.

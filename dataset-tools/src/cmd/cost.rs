@@ -4,7 +4,7 @@ use super::Context;
 use crate::failure::Failure;
 use crate::out::{bytes, count};
 use crate::progress::Total;
-use crate::source::listing::{KeyOrder, Listed, ListingError, Objects};
+use crate::source::listing::{KeyOrder, KeySorting, Listed, ListingError, Objects};
 use crate::source::name_list::NameList;
 use crate::source::walk::{NAMES_BYTES_MAX, Symlinks, WalkOptions};
 use fletch_origin::OriginUri;
@@ -103,7 +103,8 @@ fn local(dir: &std::path::Path) -> Cost {
 async fn store(ctx: &Context, uri: &OriginUri, names: Option<&NameList>) -> Result<Cost, Failure> {
     let origin = ctx.origins().open(uri)?;
     let temporary = std::env::temp_dir();
-    let mut objects = Objects::new(&origin, names, BTreeSet::new(), (&temporary, KeyOrder::Listed));
+    let sorting = KeySorting { order: KeyOrder::Listed, scratch: &temporary, out: None };
+    let mut objects = Objects::new(&origin, names, BTreeSet::new(), sorting);
     let until = Instant::now() + COUNT_WITHIN;
     let mut cost = Cost { files: 0, bytes: 0, is_whole: true, is_local: false };
     loop {

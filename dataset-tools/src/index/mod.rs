@@ -23,7 +23,7 @@ use crate::run::state::RunState;
 use crate::run::{Counters, Run, RunContext, publish};
 use crate::source::content::Content;
 use crate::source::count;
-use crate::source::listing::{KeyOrder, ListingError};
+use crate::source::listing::{KeyOrder, KeySorting, ListingError};
 use crate::source::outage::BaseDir;
 use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
@@ -285,8 +285,7 @@ fn read_all(
             origin: &run.source,
             names: options.list.as_ref(),
             exclude: run.excluded_prefixes(),
-            order,
-            scratch,
+            sorting: KeySorting { order, scratch, out: Some(run.ctx.out) },
         };
         return run.ctx.rt.block_on(remote::run(
             listing,

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
-use crate::source::listing::{KeyOrder, Listed, ListingError, Objects};
+use crate::source::listing::{KeySorting, Listed, ListingError, Objects};
 use crate::source::name_list::NameList;
 use crate::source::outage::OutageJudge;
 use crate::source::pin::{origin_pin, pin_row};
@@ -21,7 +21,6 @@ use fletch_origin::{ObjectBytes, ObjectMeta, Origin, OriginError, Pin};
 use fletch_tables::PinRow;
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::Semaphore;
@@ -44,9 +43,7 @@ pub struct Listing<'a> {
     /// Prefixes that are not listed.
     pub exclude: BTreeSet<String>,
     /// How keys are put into order.
-    pub order: KeyOrder,
-    /// Where keys are sorted that do not fit into memory.
-    pub scratch: &'a Path,
+    pub sorting: KeySorting<'a>,
 }
 
 struct Reader<'a> {
@@ -68,11 +65,11 @@ pub async fn run(
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure>,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
 ) -> Result<(), ListingError> {
-    let Listing { origin, names, exclude, order, scratch } = listing;
+    let Listing { origin, names, exclude, sorting } = listing;
     let judge = OutageJudge::new(origin, None);
     let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize), judge };
     let reader = &reader;
-    let objects = Objects::new(origin, names, exclude, (scratch, order));
+    let objects = Objects::new(origin, names, exclude, sorting);
     let objects = stream::try_unfold(objects, |mut objects| async move {
         let next = objects.next().await?;
         Ok::<_, ListingError>(next.map(|object| (object, objects)))

@@ -28,7 +28,7 @@ use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::run::parent::{self, PackParent, ParentChunks};
 use crate::run::state::RunState;
 use crate::run::{Run, RunContext, publish};
-use crate::source::listing::{KeyOrder, ListingError, Objects};
+use crate::source::listing::{KeyOrder, KeySorting, ListingError, Objects};
 use crate::source::outage::OutageJudge;
 use assemble::{Assembler, BYTES_MAX, ChunkWrite, Done};
 use catalogue::{Catalogue, Placement, Placements, Row};
@@ -189,7 +189,8 @@ impl Pack<'_> {
             }
             None => {
                 let (names, exclude) = (options.run.list.as_ref(), run.excluded_prefixes());
-                let objects = Objects::new(&run.source, names, exclude, (&self.scratch, order));
+                let sorting = KeySorting { order, scratch: &self.scratch, out: Some(run.ctx.out) };
+                let objects = Objects::new(&run.source, names, exclude, sorting);
                 scanner.remote(run.ctx.rt, objects, stop)?;
             }
         }

@@ -18,6 +18,7 @@
 
 use super::name_list::NameList;
 use crate::failure::Failure;
+use crate::out::Out;
 use fletch_origin::{ObjectMeta, Origin, OriginError, is_path};
 use fletch_tables::paths;
 use futures::stream::{BoxStream, Fuse};
@@ -69,6 +70,17 @@ pub enum KeyOrder {
     Listed,
     /// All keys are collected and sorted before the first one is returned.
     Sorted,
+}
+
+/// How a listing is put into order.
+#[derive(Clone, Copy)]
+pub struct KeySorting<'a> {
+    /// Whether the store's own order is trusted.
+    pub order: KeyOrder,
+    /// Where keys are sorted that do not fit into memory.
+    pub scratch: &'a Path,
+    /// Who is told that keys have to be sorted.
+    pub out: Option<Out>,
 }
 
 /// Why a listing ended early.
@@ -130,45 +142,38 @@ pub struct Objects {
     names: Option<NameList>,
     order: KeyOrder,
     scratch: PathBuf,
+    out: Option<Out>,
     /// The last key.
     last: Option<String>,
     held: Option<Held>,
     ready: VecDeque<Listed>,
     exclude: BTreeSet<String>,
     asked: u32,
-    is_sorted_here: bool,
 }
 
 impl Objects {
     /// Begins before the first object. Leaves out `fletch/` and everything below `exclude`.
-    ///
-    /// Keys that do not fit into memory are sorted in `scratch`.
     #[must_use]
     pub fn new(
         origin: &Origin,
         names: Option<&NameList>,
         exclude: BTreeSet<String>,
-        (scratch, order): (&Path, KeyOrder),
+        sorting: KeySorting<'_>,
     ) -> Self {
+        let KeySorting { order, scratch, out } = sorting;
         Objects {
             origin: origin.clone(),
             keys: None,
             names: names.cloned(),
             order,
             scratch: scratch.to_owned(),
+            out,
             last: None,
             held: None,
             ready: VecDeque::new(),
             exclude,
             asked: 0,
-            is_sorted_here: false,
         }
-    }
-
-    /// Whether the store listed in another order, so that the keys were sorted here.
-    #[must_use]
-    pub fn is_sorted_here(&self) -> bool {
-        self.is_sorted_here
     }
 
     /// Returns the next item; `None` at the end.
@@ -303,7 +308,11 @@ impl Objects {
         if is_sorted {
             return Ok(Keys::Listed { first, rest: list });
         }
-        self.is_sorted_here = true;
+        if self.order == KeyOrder::Listed
+            && let Some(out) = self.out
+        {
+            out.note("the store does not list its keys in byte order: all keys are listed and sorted first");
+        }
         let mut keys = SortedKeysWriter::new(&self.scratch).map_err(|e| Failure::scratch(&e))?;
         for object in first {
             keys.push(&object).map_err(|e| Failure::scratch(&e))?;

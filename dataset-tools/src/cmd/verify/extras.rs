@@ -3,7 +3,7 @@
 use super::{FaultSink, VerifyFault};
 use crate::cmd::Context;
 use crate::failure::Failure;
-use crate::source::listing::{KeyOrder, Listed, ListingError, Objects};
+use crate::source::listing::{KeyOrder, KeySorting, Listed, ListingError, Objects};
 use crate::source::outage::directory_outage;
 use crate::source::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use fletch_core::manifest::EntryKind;
@@ -37,8 +37,8 @@ pub fn extras(
         let scratch = std::env::temp_dir();
         let exclude = tables.and_then(|tables| tables.below(origin.uri())).filter(|dir| !dir.is_empty());
         // Sorted from the start: a listing that shows its disorder late would begin anew.
-        let keys = (scratch.as_path(), KeyOrder::Sorted);
-        let mut objects = Objects::new(origin, None, exclude.into_iter().collect(), keys);
+        let sorting = KeySorting { order: KeyOrder::Sorted, scratch: &scratch, out: None };
+        let mut objects = Objects::new(origin, None, exclude.into_iter().collect(), sorting);
         while let Some(item) = ctx.rt.block_on(objects.next()).map_err(ListingError::failure)? {
             let (path, what) = match item {
                 Listed::Object(object) => (object.path, "object"),

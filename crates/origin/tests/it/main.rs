@@ -3,6 +3,7 @@
 mod answers;
 mod backends;
 mod contract;
+mod etag_forms;
 mod faults;
 mod identity;
 mod listings;

@@ -2,6 +2,7 @@
 
 use crate::cmd::doctor::args::DoctorArgs;
 use crate::progress::Mode;
+use crate::run::loss::Share;
 use crate::source::walk::Symlinks;
 use crate::target::{Select, Target};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -128,6 +129,12 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
     Refresh {
         /// The name that `fletch mount` printed, or the source.
         source: String,
+        /// Leave out what cannot be read, list it, and exit with 3.
+        #[arg(long)]
+        skip_failed: bool,
+        /// Go on if up to this share of the files is missing, such as 5%.
+        #[arg(long, value_name = "SHARE", default_value_t = Share::DEFAULT)]
+        allow_loss: Share,
     },
     /// Unmount what you mounted with `fletch mount`, and stop your server.
     #[command(after_help = "Example:
@@ -465,6 +472,12 @@ pub struct MountArgs {
     /// Names of the objects, one on each line, for a server without a listing.
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
+    /// Leave out what cannot be read, and list it.
+    #[arg(long)]
+    pub skip_failed: bool,
+    /// Go on if up to this share of the files is missing, such as 5%.
+    #[arg(long, value_name = "SHARE", default_value_t = Share::DEFAULT)]
+    pub allow_loss: Share,
     /// Stay in the foreground until the mount ends.
     #[arg(long)]
     pub foreground: bool,
@@ -530,6 +543,9 @@ pub struct IndexArgs {
     /// Leave such entries out, list them, and exit with 3.
     #[arg(long, conflicts_with = "keep_going")]
     pub skip_failed: bool,
+    /// Move the tag also to a version that lost up to this share of its entries, such as 5%.
+    #[arg(long, value_name = "SHARE", default_value_t = Share::DEFAULT)]
+    pub allow_loss: Share,
     /// Write a version without entries, if the dataset has none.
     #[arg(long)]
     pub allow_empty: bool,

@@ -52,6 +52,14 @@ pub struct Total {
     pub bytes: AtomicU64,
 }
 
+impl Total {
+    /// Begins to count anew.
+    pub fn restart(&self) {
+        self.files.store(0, Relaxed);
+        self.bytes.store(0, Relaxed);
+    }
+}
+
 /// Returns the work done so far: files and bytes.
 pub type Done = Arc<dyn Fn() -> (u64, u64) + Send + Sync>;
 

@@ -11,6 +11,7 @@ use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, OriginUri, Origins, PutMode};
 use fletch_tables::{LayoutDoc, PartCache, TableError, TagDoc, Version, paths};
 use futures::TryStreamExt;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -154,18 +155,18 @@ impl TablesLocation {
             return Err(Failure::new(format!("{} is a plain HTTP server, which has no listing", self.uri()))
                 .hint("name a version by a tag, such as @latest"));
         }
-        let mut out: Vec<String> = Vec::new();
+        let mut out = BTreeSet::new();
         let mut list = self.origin.list(prefix);
         loop {
             match list.try_next().await {
                 Ok(Some(object)) => {
                     let rest = object.path.strip_prefix(prefix).unwrap_or(&object.path);
                     let first = rest.split('/').next().unwrap_or(rest);
-                    if out.last().is_none_or(|last| last != first) && out.len() < LISTED_MAX {
-                        out.push(first.to_owned());
+                    if !first.is_empty() && out.len() < LISTED_MAX && !out.contains(first) {
+                        out.insert(first.to_owned());
                     }
                 }
-                Ok(None) | Err(OriginError::NotFound { .. }) => return Ok(out),
+                Ok(None) | Err(OriginError::NotFound { .. }) => return Ok(out.into_iter().collect()),
                 Err(e) => return Err(e.into()),
             }
         }

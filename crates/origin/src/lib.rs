@@ -41,4 +41,4 @@ pub use origin::{Origin, Origins};
 pub use retry::backoff;
 pub use shared_permits::{SharedPermit, SharedPermits};
 pub use stats::OriginStats;
-pub use uri::OriginUri;
+pub use uri::{OriginUri, is_path};

@@ -441,13 +441,15 @@ impl Origin {
         self.counted(run.await)
     }
 
-    /// Lists the objects below the directory `prefix`, in the byte order of their paths.
+    /// Lists the objects below the directory `prefix`. An empty prefix lists all.
     ///
-    /// An empty prefix lists all.
+    /// A missing directory has no objects. Each item comes within `io_timeout`.
     ///
-    /// A missing directory has no objects. Each item comes within `io_timeout`. A local listing returns
-    /// regular files and follows no links. An unreadable directory or a name that is not UTF-8 is an `Err` in
-    /// its place, and a local listing then continues.
+    /// A local listing is in the byte order of its paths. It returns regular files and follows no links. An
+    /// unreadable directory or a name that is not UTF-8 is an `Err` in its place, and the listing continues.
+    ///
+    /// The listing of a store is in the order of the store: byte order in most. It returns every key as it
+    /// is, so a path may end in a slash, or have empty, `.` or `..` components: [`is_path`](crate::is_path).
     #[must_use]
     pub fn list(&self, prefix: &str) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
         let what = self.what(prefix);
@@ -460,7 +462,7 @@ impl Origin {
             return futures::stream::iter([Err(error)]).boxed();
         }
         let items = match (&self.remote, self.local_dir()) {
-            (Some(remote), _) => remote.list(what, prefix),
+            (Some(remote), _) => remote.list(what, &prefix),
             (None, Some(dir)) => {
                 counters.request();
                 local::list(
@@ -480,6 +482,22 @@ impl Origin {
                 }
             })
             .boxed()
+    }
+
+    /// Returns whether a store has any key below the directory `prefix`, its own marker included.
+    ///
+    /// # Errors
+    /// As [`Origin::get`]; `Invalid` for a local directory or a plain server, which have no such listing.
+    pub async fn has_below(&self, prefix: &str) -> Result<bool, OriginError> {
+        let what = self.what(prefix);
+        let run = async {
+            check_path(prefix)?;
+            match &self.remote {
+                Some(remote) => remote.has_below(&what, prefix).await,
+                None => Err(OriginError::invalid(&what, "only stores list keys by their prefix")),
+            }
+        };
+        self.counted(run.await)
     }
 
     fn what(&self, path: &str) -> String {

@@ -11,8 +11,13 @@
 
 mod answer;
 pub(crate) mod credentials_client;
+mod page;
+mod rewrite;
+mod times;
 
 pub(crate) use answer::{Answered, BadAnswer};
+pub(crate) use page::{CarriedPage, Page};
+pub(crate) use rewrite::{Rewrite, Signer};
 
 use crate::address::{AddressRule, CheckedResolver, SystemResolver};
 use crate::stats::Counters;
@@ -92,6 +97,8 @@ pub(crate) struct Connector {
     pub rule: AddressRule,
     /// For a plain server: the headers of every request.
     pub plain: Option<HeaderMap>,
+    /// Signs requests that are rewritten here.
+    pub signer: Option<Signer>,
 }
 
 #[derive(Debug)]
@@ -100,6 +107,7 @@ struct CheckedService {
     counters: Arc<Counters>,
     rule: AddressRule,
     plain: bool,
+    signer: Option<Signer>,
 }
 
 impl HttpConnector for Connector {
@@ -121,6 +129,7 @@ impl HttpConnector for Connector {
             counters: Arc::clone(&self.counters),
             rule: self.rule,
             plain: self.plain.is_some(),
+            signer: self.signer.clone(),
         }))
     }
 }
@@ -134,6 +143,13 @@ fn refused(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
 impl HttpService for CheckedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         self.counters.request();
+        let request = match request.extensions().get::<Rewrite>().cloned() {
+            None => request,
+            Some(rewrite) => {
+                let rewritten = rewrite::rewrite(request, &rewrite, self.signer.as_ref()).await;
+                rewritten.map_err(|e| HttpError::new_boxed(HttpErrorKind::Unknown, e))?
+            }
+        };
         // The HTTP client parses the URL in the same way, so it connects to the host that is checked here.
         let url = request.uri().to_string().parse::<url::Url>().map_err(refused)?;
         self.rule.check_host(&url).map_err(refused)?;
@@ -182,7 +198,7 @@ impl HttpService for CheckedService {
             StatusCode::NOT_IMPLEMENTED => refusal(&parts, body).await,
             s if s.is_server_error() => BadAnswer::Failed { status, code: code(body).await },
             s if s.is_client_error() => refusal(&parts, body).await,
-            _ if asked.is_listing => return page(parts, body).await,
+            _ if asked.is_listing => return listing(parts, body, asked.is_azure_listing).await,
             _ => {
                 parts.extensions.insert(answered);
                 return Ok(HttpResponse::from_parts(parts, body));
@@ -194,13 +210,20 @@ impl HttpService for CheckedService {
 
 type Body = object_store::client::HttpResponseBody;
 
-/// Reads a listing page here, because `object_store` would read a page of any length.
-async fn page(parts: http::response::Parts, body: Body) -> Result<HttpResponse, HttpError> {
-    match Limited::new(body, PAGE_BYTES_MAX).collect().await {
-        Ok(body) => Ok(HttpResponse::from_parts(parts, body.to_bytes().into())),
-        Err(error) if error.is::<LengthLimitError>() => Err(refused(BadAnswer::TooLong)),
-        Err(error) => Err(HttpError::new_boxed(HttpErrorKind::Unknown, error)),
-    }
+/// Reads and parses a listing page. `object_store` gets a page without keys.
+async fn listing(
+    mut parts: http::response::Parts,
+    body: Body,
+    is_azure: bool,
+) -> Result<HttpResponse, HttpError> {
+    let body = match Limited::new(body, PAGE_BYTES_MAX).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(refused(BadAnswer::TooLong)),
+        Err(error) => return Err(HttpError::new_boxed(HttpErrorKind::Unknown, error)),
+    };
+    let page = page::parse(&body).ok_or_else(|| refused(BadAnswer::NoListing))?;
+    parts.extensions.insert(CarriedPage::new(page));
+    Ok(HttpResponse::from_parts(parts, page::stand_in(is_azure).to_owned().into()))
 }
 
 /// Returns the known error code in an error body, and nothing else of the body.

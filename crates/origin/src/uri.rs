@@ -349,6 +349,13 @@ fn encoded(scheme: Scheme, host: &str, path: &str) -> Option<String> {
     Some(url.as_str().trim_end_matches('/').to_owned())
 }
 
+/// Returns whether a key of a store is a path that [`Origin::get`](crate::Origin::get) accepts: relative,
+/// without empty, `.` or `..` components or NUL, at most 4096 bytes.
+#[must_use]
+pub fn is_path(key: &str) -> bool {
+    check_path(key).is_ok()
+}
+
 /// Checks a path below an origin: relative, without empty, `.` or `..` components or NUL, at most 4096 bytes.
 pub(crate) fn check_path(path: &str) -> Result<(), OriginError> {
     let why = if path.is_empty() {

@@ -4,7 +4,8 @@ use super::Context;
 use crate::failure::Failure;
 use crate::out::{bytes, count};
 use crate::progress::Total;
-use crate::source::listing::{Listed, NameList, Objects};
+use crate::source::listing::{KeyOrder, Listed, ListingError, Objects};
+use crate::source::name_list::NameList;
 use crate::source::walk::{NAMES_BYTES_MAX, Symlinks, WalkOptions};
 use fletch_origin::OriginUri;
 use std::collections::BTreeSet;
@@ -101,13 +102,23 @@ fn local(dir: &std::path::Path) -> Cost {
 
 async fn store(ctx: &Context, uri: &OriginUri, names: Option<&NameList>) -> Result<Cost, Failure> {
     let origin = ctx.origins().open(uri)?;
-    let mut objects = Objects::new(&origin, names, BTreeSet::new());
+    let temporary = std::env::temp_dir();
+    let mut objects = Objects::new(&origin, names, BTreeSet::new(), (&temporary, KeyOrder::Listed));
     let until = Instant::now() + COUNT_WITHIN;
     let mut cost = Cost { files: 0, bytes: 0, is_whole: true, is_local: false };
-    while let Some(object) = objects.next().await? {
-        if let Listed::Object(meta) = object {
-            cost.files += 1;
-            cost.bytes += meta.size;
+    loop {
+        match objects.next().await {
+            Ok(Some(Listed::Object(meta))) => {
+                cost.files += 1;
+                cost.bytes += meta.size;
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(ListingError::Unsorted) => {
+                cost.is_whole = false;
+                break;
+            }
+            Err(ListingError::Failure(failure)) => return Err(failure),
         }
         if Instant::now() >= until {
             cost.is_whole = false;

@@ -1,5 +1,6 @@
 //! `fletch index` and `fletch pack`: from arguments to options, and from reports to output.
 
+use super::prepare::note_left_out;
 use super::{Context, fail, source};
 use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
@@ -7,7 +8,8 @@ use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
 use crate::run::{RunContext, state};
-use crate::source::listing::{self, NameList};
+use crate::source::name_list::NameList;
+use crate::source::shard_dirs::shard_directories;
 use crate::target::Select;
 use crate::{index, pack};
 use fletch_core::TagName;
@@ -78,12 +80,7 @@ fn run<O, R: Serialize>(
     if let Err(e) = ctx.out.result(&report, |w| writeln!(w, "{}", common.root)) {
         return fail(ctx.out, &e, &[]);
     }
-    if common.skipped.is_empty() {
-        return Exit::Ok;
-    }
-    ctx.out
-        .warn(format_args!("left out, and listed in the manifest: {}", count(common.skipped.len(), "entry")));
-    Exit::Partial
+    note_left_out(ctx, common)
 }
 
 fn reads(report: &RunReport) -> String {
@@ -121,7 +118,7 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
     }
     let shard_dirs = match args.sample_rule {
         Some(RuleArg::File) => BTreeSet::new(),
-        _ => listing::shard_directories(ctx.rt.handle(), &ctx.origins(), &uri, list.as_ref())?,
+        _ => shard_directories(ctx.rt.handle(), &ctx.origins(), &uri, list.as_ref())?,
     };
     let key = match args.sample_rule {
         Some(RuleArg::File) => KeyRule::File,
@@ -160,6 +157,7 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
             (true, _) => OnFault::Report,
             _ => OnFault::Stop,
         },
+        allow_loss: args.allow_loss,
         threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(2, usize::from)),
         state_dir: std::path::absolute(&state_dir).map_err(|e| Failure::io(state_dir.display(), &e))?,
         progress: ctx.global.progress,

@@ -35,6 +35,7 @@ use fletch_client::{Client, ClientConfig, ClientError, Servers, TokenSource};
 use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
+use prepare::Missing;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -160,7 +161,9 @@ pub fn run(cli: Cli) -> Exit {
             server::register(&ctx, name, &uri, tables, replace).map(|()| Exit::Ok)
         }
         Command::Mount(args) => mount::run(&ctx, &args),
-        Command::Refresh { source } => refresh::run(&ctx, &source),
+        Command::Refresh { source, skip_failed, allow_loss } => {
+            refresh::run(&ctx, &source, Missing { skip_failed, allow_loss })
+        }
         Command::Down => down::run(&ctx),
         Command::Jobs { what } => jobs::run(&ctx, what),
         Command::Cluster { what } => cluster::run(&ctx, what),

@@ -1,7 +1,7 @@
 //! `fletch mount`: from a source to files in a directory, with all that is missing on the way.
 
 use super::cost::Cost;
-use super::prepare::{self, Connected, Wanted, connect, earlier};
+use super::prepare::{self, Connected, Missing, Wanted, connect, earlier, note_left_out};
 use super::{Context, absent, source};
 use crate::cli::MountArgs;
 use crate::default_tables::name_in;
@@ -12,7 +12,7 @@ use crate::own_server::records::{self, MadeMount};
 use crate::own_server::{OwnPaths, program};
 use crate::run::now_ns;
 use crate::run::written;
-use crate::source::listing::NameList;
+use crate::source::name_list::NameList;
 use crate::status::span;
 use crate::target::Target;
 use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset};
@@ -243,7 +243,12 @@ fn dataset(
         // A version that the server alone can read is not indexed again from here.
         if known.is_none() || before.is_some() || packed_at.is_some() {
             let list = args.list.clone();
-            prepare::prepare(ctx, &Wanted { uri: &uri, to: &place, list, pack, earlier: before.as_ref() })?;
+            let missing = Missing { skip_failed: args.skip_failed, allow_loss: args.allow_loss };
+            let earlier = before.as_ref();
+            let report =
+                prepare::prepare(ctx, &Wanted { uri: &uri, to: &place, list, pack, earlier, missing })?;
+            // The mount works, so that this is no failure of the command.
+            note_left_out(ctx, &report);
         } else if args.refresh {
             return Err(Failure::new(format!("what was indexed of {uri} cannot be read from here"))
                 .hint("run `fletch index` where its tables can be written"));

@@ -5,9 +5,11 @@ use super::{Context, index, source, state_dir};
 use crate::cli::{IndexArgs, PackArgs};
 use crate::environment;
 use crate::failure::{Exit, Failure};
+use crate::out::count;
 use crate::own_server::{OwnPaths, ends_with_the_session, start};
 use crate::run::RunContext;
-use crate::run::options::{RunOptions, RunReport};
+use crate::run::loss::Share;
+use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::source::walk::Symlinks;
 use crate::tables_location::TablesLocation;
 use crate::target::Select;
@@ -53,6 +55,17 @@ pub struct Wanted<'a> {
     pub pack: bool,
     /// The version to go on from.
     pub earlier: Option<&'a Earlier>,
+    /// What may be missing.
+    pub missing: Missing,
+}
+
+/// What a version may lack, by the options of `mount` and `refresh`.
+#[derive(Debug, Clone, Copy)]
+pub struct Missing {
+    /// Whether entries that cannot be read are left out.
+    pub skip_failed: bool,
+    /// The share of its entries that a version may lose.
+    pub allow_loss: Share,
 }
 
 /// Finds the server, and starts the user's own if none runs.
@@ -173,7 +186,8 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         symlinks: Symlinks::Keep,
         one_file_system: false,
         keep_going: false,
-        skip_failed: false,
+        skip_failed: wanted.missing.skip_failed,
+        allow_loss: wanted.missing.allow_loss,
         allow_empty: false,
         threads: None,
         state_dir: state_dir(),
@@ -188,7 +202,8 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
     };
     let (origins, stop) = (ctx.origins(), index::stop_on_signal(ctx)?);
     let run = RunContext { origins: &origins, rt: ctx.rt.handle(), out: ctx.out, stop: &stop };
-    let again = |mut failure: Failure| {
+    let again = |run: RunFailure| {
+        let mut failure = run.failure;
         if failure.exit == Exit::Interrupted {
             failure.hint = Some("give the same command again: it goes on where it stopped".to_owned());
         }
@@ -201,11 +216,21 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         if let Some(earlier) = wanted.earlier.filter(|earlier| earlier.params.kind == LayoutKind::Pack) {
             options.params = earlier.params;
         }
-        return crate::pack::run(&options, run).map(|report| report.run).map_err(|e| again(e.failure));
+        return crate::pack::run(&options, run).map(|report| report.run).map_err(again);
     }
     let mut options = index::run_options(ctx, args)?;
     as_before(&mut options);
-    crate::index::run(&options, run).map_err(|e| again(e.failure))
+    crate::index::run(&options, run).map_err(again)
+}
+
+/// Says how many entries were left out, and returns the exit code for it.
+pub fn note_left_out(ctx: &Context, report: &RunReport) -> Exit {
+    if report.skipped.is_empty() {
+        return Exit::Ok;
+    }
+    ctx.out
+        .warn(format_args!("left out, and listed in the manifest: {}", count(report.skipped.len(), "entry")));
+    Exit::Partial
 }
 
 /// Returns the registered dataset that a text names: a name, or the place of its objects.

@@ -1,12 +1,12 @@
 //! `fletch refresh`: indexes what is new or changed of a registered dataset, as it was indexed before.
 
-use super::prepare::{Wanted, connect, earlier, prepare, registered};
+use super::prepare::{Missing, Wanted, connect, earlier, note_left_out, prepare, registered};
 use super::{Context, absent, source};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use fletch_core::manifest::LayoutKind;
 
-pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
+pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure> {
     let connected = connect(ctx)?;
     let datasets = ctx.rt.block_on(connected.client.datasets())?;
     let Some(dataset) = registered(ctx, text, &datasets)? else {
@@ -25,7 +25,8 @@ pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
             .hint(format!("run `fletch index {uri}` as the user that indexed it"))
     })?;
     let pack = before.params.kind == LayoutKind::Pack;
-    let report = prepare(ctx, &Wanted { uri: &uri, to: &tables, list: None, pack, earlier: Some(&before) })?;
+    let report =
+        prepare(ctx, &Wanted { uri: &uri, to: &tables, list: None, pack, earlier: Some(&before), missing })?;
     ctx.out.result(&report, |w| {
         writeln!(
             w,
@@ -39,5 +40,5 @@ pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
         )?;
         writeln!(w, "mounts that exist show what they showed: mount again to see the result")
     })?;
-    Ok(Exit::Ok)
+    Ok(note_left_out(ctx, &report))
 }

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::source::content::{self, ReadFault, SliceHash};
+use crate::source::outage::directory_outage;
 use crate::source::pin::pin_of;
 use crate::source::walk::Step;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
@@ -220,6 +221,8 @@ impl Pool<'_> {
                 let done = match step {
                     Step::DirEnd { path } | Step::OtherFileSystem { path } => Some(Outcome::DirEnd { path }),
                     Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
+                    Step::Unreadable { path, why } => Some(Outcome::Lost { path, why }),
+                    Step::Outage { path, errno } => Some(self.outage(&path, errno)),
                     step => {
                         s.jobs.push_back(Job { seq, step, known });
                         None
@@ -341,10 +344,25 @@ impl Pool<'_> {
             Step::File { path, follow } => self.file(seq, path, follow, known, 0, buf),
             Step::Link { path } => Some(match content::read_target(&self.base.join(&path)) {
                 Ok(target) => Outcome::Link { path, target },
-                Err(why) => Outcome::Fault { path, why },
+                Err(e) => self.fault(path, &e),
             }),
             Step::DirEnd { path } | Step::OtherFileSystem { path } => Some(Outcome::DirEnd { path }),
             Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
+            Step::Unreadable { path, why } => Some(Outcome::Lost { path, why }),
+            Step::Outage { path, errno } => Some(self.outage(&path, errno)),
+        }
+    }
+
+    fn outage(&self, path: &str, errno: i32) -> Outcome {
+        let error = std::io::Error::from_raw_os_error(errno);
+        Outcome::Outage(directory_outage(&self.base.join(path), &error))
+    }
+
+    fn fault(&self, path: String, fault: &ReadFault) -> Outcome {
+        match fault.outage(&self.base.join(&path)) {
+            Some(failure) => Outcome::Outage(failure),
+            None if fault.is_loss() => Outcome::Lost { path, why: fault.to_string() },
+            None => Outcome::Fault { path, why: fault.to_string() },
         }
     }
 
@@ -370,11 +388,10 @@ impl Pool<'_> {
         loop {
             let (file, meta) = match content::open(&full, follow) {
                 Ok(opened) => opened,
-                Err(e) => return Some(Outcome::Fault { path, why: e.to_string() }),
+                Err(e) => return Some(self.fault(path, &e)),
             };
             if is_shard(&path) && plain.is_none() {
-                let fault =
-                    |why: ReadFault| Some(Outcome::Fault { path: path.clone(), why: why.to_string() });
+                let fault = |why: ReadFault| Some(self.fault(path.clone(), &why));
                 match content::read_shard(&file, &meta, buf) {
                     Ok(Some(Ok(content))) => {
                         self.counters.read(meta.size());
@@ -404,8 +421,8 @@ impl Pool<'_> {
                     tries += 1;
                     pause(tries);
                 }
-                Ok(None) => return Some(Outcome::Fault { path, why: ReadFault::Changing.to_string() }),
-                Err(e) => return Some(Outcome::Fault { path, why: e.to_string() }),
+                Ok(None) => return Some(self.fault(path, &ReadFault::Changing)),
+                Err(e) => return Some(self.fault(path, &e)),
             }
         }
     }
@@ -458,7 +475,7 @@ impl Pool<'_> {
         let slices: Option<Vec<SliceHash>> = std::mem::take(&mut *lock(&large.slices)).into_iter().collect();
         let still = large.file.metadata().is_ok_and(|m| content::same(&large.meta, &m));
         let outcome = match (lock(&large.fault).take(), slices) {
-            (Some(fault), _) => Some(Outcome::Fault { path, why: fault.to_string() }),
+            (Some(fault), _) => Some(self.fault(path, &fault)),
             (None, Some(slices)) if still => {
                 self.counters.files_read.fetch_add(1, Relaxed);
                 let content = content::fold(large.meta.size(), &slices);
@@ -469,7 +486,7 @@ impl Pool<'_> {
                 pause(large.tries + 1);
                 self.file(large.seq, path, large.follow, None, large.tries + 1, buf)
             }
-            (None, _) => Some(Outcome::Fault { path, why: ReadFault::Changing.to_string() }),
+            (None, _) => Some(self.fault(path, &ReadFault::Changing)),
         };
         if let Some(outcome) = outcome {
             self.put(&mut vec![(large.seq, outcome)]);

@@ -22,12 +22,15 @@ use crate::run::state::RunState;
 use crate::run::{Counters, Run, RunContext, publish};
 use crate::source::content::Content;
 use crate::source::count;
+use crate::source::listing::{KeyOrder, ListingError};
+use crate::source::outage::BaseDir;
 use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutKind, LayoutParams};
 use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -70,6 +73,15 @@ pub enum Outcome {
         /// Why, and what to do next.
         why: String,
     },
+    /// An entry that could not be read.
+    Lost {
+        /// Its path, with unprintable bytes escaped.
+        path: String,
+        /// Why, and what to do next.
+        why: String,
+    },
+    /// The origin fails, not one of its files: the run ends.
+    Outage(Failure),
 }
 
 /// Turns outcomes, in path order, into rows of the tables and records of the journal.
@@ -83,6 +95,8 @@ struct EntryWriter<'a> {
     /// Compressed archives so far.
     compressed: u64,
     counters: &'a Counters,
+    /// The directory of a local dataset, which must not go away.
+    base: Option<&'a BaseDir>,
 }
 
 impl EntryWriter<'_> {
@@ -136,6 +150,12 @@ impl EntryWriter<'_> {
                 if any { Ok(()) } else { self.push(NewRow::without_bytes(Entry::empty_dir(path))) }
             }
             Outcome::Fault { path, why } => self.faults.push(Fault { path, why }),
+            Outcome::Lost { path, why } => {
+                // If the directory is gone, its files are missing too.
+                self.base.map_or(Ok(()), BaseDir::check)?;
+                self.faults.lose(Fault { path, why })
+            }
+            Outcome::Outage(failure) => Err(failure),
         }
     }
 }
@@ -148,7 +168,18 @@ pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFa
     let run = Run::open(options, ctx)?;
     let key = format!("{}\n{:?}\n{}", options.uri, options.rule, options.symlinks.as_str());
     let state = RunState::lock(&options.state_dir, &key, "indexing")?;
-    let done = index(&run, &state);
+    let done = match index(&run, &state, KeyOrder::Listed) {
+        Ok(Indexed::Unsorted) => {
+            run.note_unsorted();
+            match index(&run, &state, KeyOrder::Sorted) {
+                Ok(Indexed::Version(report)) => Ok(*report),
+                Ok(Indexed::Unsorted) => Err(ListingError::Unsorted.failure().into()),
+                Err(e) => Err(e),
+            }
+        }
+        Ok(Indexed::Version(report)) => Ok(*report),
+        Err(e) => Err(e),
+    };
     state.end(done, "the journal keeps the files that were read")
 }
 
@@ -169,7 +200,15 @@ fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
     Ok(parent.map(|parent| Lookup::new(Box::new(parent))))
 }
 
-fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
+/// How a pass over the dataset ended.
+enum Indexed {
+    /// The version is published.
+    Version(Box<RunReport>),
+    /// The keys have to be sorted first.
+    Unsorted,
+}
+
+fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, RunFailure> {
     let (options, out) = (run.options, run.ctx.out);
     let sampler = run.sampler()?;
     let earlier = state.earlier(run.is_local())?;
@@ -187,7 +226,7 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
         }
         Ok(best)
     };
-    let scratch = state.scratch();
+    let scratch = state.fresh_scratch()?;
     let mut writer = EntryWriter {
         tables: TablesWriter::create(&scratch, options.rule.clone(), LayoutParams::INDEX)
             .map_err(Failure::from)?,
@@ -198,14 +237,22 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
         last: String::new(),
         compressed: 0,
         counters: &run.counters,
+        base: run.base.as_ref(),
     };
-    let read = read_all(run, &scratch, known, &mut writer);
+    let read = read_all(run, (&scratch, order), known, &mut writer);
     let flushed = writer.journal.flush();
     let EntryWriter { tables, faults, compressed, .. } = writer;
     out.note_compressed(compressed);
+    let lost = faults.lost();
     let faults = faults.finish();
-    if let Err(failure) = read {
-        return Err(RunFailure { failure, faults });
+    match read {
+        Ok(()) => {}
+        Err(ListingError::Unsorted) => {
+            flushed.map_err(|e| write_failed(&e))?;
+            run.counters.restart();
+            return Ok(Indexed::Unsorted);
+        }
+        Err(ListingError::Failure(failure)) => return Err(RunFailure { failure, faults }),
     }
     flushed.map_err(|e| write_failed(&e))?;
     if !faults.is_empty() && options.on_fault == OnFault::Report {
@@ -214,33 +261,40 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
     let written = tables.finish(run.created(faults.clone())).map_err(Failure::from)?;
     run.check_not_empty(&written)?;
     run.ctx.rt.block_on(async {
+        run.check_loss(&written, lost).await?;
         publish::publish(&run.tables, &written, run.ctx.stop).await?;
         run.move_tag(&written, LayoutKind::Index).await
     })?;
-    Ok(run.report(&written, faults))
+    Ok(Indexed::Version(Box::new(run.report(&written, faults))))
 }
 
 /// Reads the whole dataset, and writes every outcome in path order.
 fn read_all(
     run: &Run<'_>,
-    scratch: &std::path::Path,
+    (scratch, order): (&Path, KeyOrder),
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure> + Send,
     writer: &mut EntryWriter<'_>,
-) -> Result<(), Failure> {
+) -> Result<(), ListingError> {
     let (options, counters, stop) = (run.options, &*run.counters, run.ctx.stop);
     let Some(base) = &run.base else {
         let _progress = show(run, None);
         // The lookups wait for tables on the runtime, so they must not run inside it.
+        let listing = remote::Listing {
+            origin: &run.source,
+            names: options.list.as_ref(),
+            exclude: run.excluded_prefixes(),
+            order,
+            scratch,
+        };
         return run.ctx.rt.block_on(remote::run(
-            &run.source,
-            options.list.as_ref(),
-            run.excluded_prefixes(),
+            listing,
             counters,
             stop,
             |path| tokio::task::block_in_place(|| known(path)),
             |outcome| tokio::task::block_in_place(|| writer.write(outcome)),
         ));
     };
+    let base = base.path();
     let walk_options = run.walk_options(base);
     let _progress = show(run, Some(&walk_options));
     let mut walk = Walk::new(walk_options, scratch)
@@ -260,7 +314,8 @@ fn read_all(
         };
         Ok(Some((step, record)))
     };
-    local::run(base, options.threads, counters, stop, feed, |outcome| writer.write(outcome))
+    local::run(base, options.threads, counters, stop, feed, |outcome| writer.write(outcome))?;
+    Ok(writer.base.map_or(Ok(()), BaseDir::check)?)
 }
 
 /// Starts the progress display, which counts `tree` if the run takes long.

@@ -9,7 +9,9 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
-use crate::source::listing::{Listed, NameList, Objects};
+use crate::source::listing::{KeyOrder, Listed, ListingError, Objects};
+use crate::source::name_list::NameList;
+use crate::source::outage::OutageJudge;
 use crate::source::pin::{origin_pin, pin_row};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
@@ -19,6 +21,7 @@ use fletch_origin::{ObjectMeta, Origin, OriginError};
 use fletch_tables::PinRow;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::Semaphore;
@@ -32,45 +35,64 @@ const BYTES_MAX: u32 = 128 << 20;
 /// Bodies of this length or more are hashed on a blocking thread, in bytes.
 const BLOCKING_BYTES: usize = 64 << 10;
 
+/// What to list, and how.
+pub struct Listing<'a> {
+    /// The dataset.
+    pub origin: &'a Origin,
+    /// The names of its objects; `None` to list them.
+    pub names: Option<&'a NameList>,
+    /// Prefixes that are not listed.
+    pub exclude: BTreeSet<String>,
+    /// How keys are put into order.
+    pub order: KeyOrder,
+    /// Where keys are sorted that do not fit into memory.
+    pub scratch: &'a Path,
+}
+
 struct Reader<'a> {
     origin: &'a Origin,
     counters: &'a Counters,
     memory: Semaphore,
+    judge: OutageJudge<'a>,
 }
 
 /// Lists and reads the dataset, and passes every outcome, in order, to `take`.
 ///
 /// # Errors
-/// The failure of the listing, `known` or `take`, or that `stop` was set.
+/// The failure of the listing, `known` or `take`, an outage of the origin, or that `stop` was set;
+/// [`ListingError::Unsorted`] if the run must begin anew with sorted keys.
 pub async fn run(
-    origin: &Origin,
-    names: Option<&NameList>,
-    exclude: BTreeSet<String>,
+    listing: Listing<'_>,
     counters: &Counters,
     stop: &AtomicBool,
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure>,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize) };
+) -> Result<(), ListingError> {
+    let Listing { origin, names, exclude, order, scratch } = listing;
+    let judge = OutageJudge::new(origin, None);
+    let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize), judge };
     let reader = &reader;
-    let objects = stream::try_unfold(Objects::new(origin, names, exclude), |mut objects| async move {
+    let objects = Objects::new(origin, names, exclude, (scratch, order));
+    let objects = stream::try_unfold(objects, |mut objects| async move {
         let next = objects.next().await?;
-        Ok::<_, Failure>(next.map(|object| (object, objects)))
+        Ok::<_, ListingError>(next.map(|object| (object, objects)))
     });
     let outcomes = objects
         .map(|object| {
             let looked_up = object.and_then(|listed| {
                 let known = match &listed {
                     Listed::Object(o) => known(&o.path)?,
-                    Listed::Fault { .. } => None,
+                    Listed::EmptyDir { .. } | Listed::Fault { .. } | Listed::Failed { .. } => None,
                 };
                 Ok((listed, known))
             });
             async move {
-                match looked_up? {
-                    (Listed::Object(object), known) => reader.object(object, known).await,
-                    (Listed::Fault { path, why }, _) => Ok(Outcome::Fault { path, why }),
-                }
+                Ok::<_, ListingError>(match looked_up? {
+                    (Listed::Object(object), known) => reader.object(object, known).await?,
+                    (Listed::EmptyDir { path }, _) => Outcome::DirEnd { path },
+                    (Listed::Fault { path, why }, _) => Outcome::Fault { path, why },
+                    (Listed::Failed { path, error }, _) => reader.failed(path, error).await?,
+                })
             }
         })
         .buffered(OBJECTS_MAX);
@@ -79,7 +101,7 @@ pub async fn run(
         Failure::if_stopped(stop)?;
         take(outcome)?;
     }
-    Ok(())
+    Ok(reader.judge.finish()?)
 }
 
 impl Reader<'_> {
@@ -88,6 +110,7 @@ impl Reader<'_> {
         let path = object.path;
         if let Some(known) = known.filter(|k| k.pin == pin) {
             self.counters.reuse(1, pin.size);
+            self.judge.unchanged(&path, pin.size);
             return Ok(Outcome::File { path, pin, content: known.content, reused: true, plain: None });
         }
         let mut plain = None;
@@ -106,16 +129,21 @@ impl Reader<'_> {
         Ok(match read {
             Ok(content) => {
                 self.counters.files_read.fetch_add(1, Relaxed);
+                self.judge.read(&path, pin.size);
                 Outcome::File { path, pin, content, reused: false, plain }
             }
-            // An origin that is away is not a fault of this object, which must not be left out.
-            Err(e) if e.transient() => return Err(e.into()),
             Err(OriginError::Changed { .. }) => {
                 let why = "it changed between listing and reading; stop its writer and run again";
-                Outcome::Fault { path, why: why.into() }
+                Outcome::Lost { path, why: why.into() }
             }
-            Err(e) => Outcome::Fault { path, why: e.to_string() },
+            Err(e) => self.failed(path, e).await?,
         })
+    }
+
+    /// Returns the fault of an object that could not be read, unless its origin is away.
+    async fn failed(&self, path: String, error: OriginError) -> Result<Outcome, Failure> {
+        let why = self.judge.judge(error).await?;
+        Ok(Outcome::Lost { path: path.escape_debug().to_string(), why })
     }
 
     /// Reads and hashes a tar shard, slice by slice. The inner error says why it is not a readable archive.

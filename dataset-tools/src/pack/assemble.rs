@@ -12,6 +12,7 @@ use crate::run::Counters;
 use crate::run::journal::chunks::{ChunkJournal, Fingerprint, Made};
 use crate::run::journal::write_failed;
 use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use crate::source::outage::OutageJudge;
 use crate::source::pin::{origin_pin, pin_row};
 use bytes::Bytes;
 use fletch_core::Hash;
@@ -45,6 +46,8 @@ pub struct Assembler<'a> {
     pub journal: RefCell<ChunkJournal>,
     /// The numbers of the run.
     pub counters: &'a Counters,
+    /// Tells faults from outages.
+    pub judge: &'a OutageJudge<'a>,
     /// The bytes of contents that may still be read into memory.
     pub memory: Semaphore,
     /// Whether files are only read for their faults, and no chunk is written (`--keep-going` after a fault).
@@ -158,11 +161,9 @@ impl Assembler<'_> {
         let range = (!whole).then(|| offset..offset + u64::from(len));
         let got = match self.source.get(object, range, Some(&origin_pin(pin))).await {
             Ok(got) => got,
-            // An origin that is away is not a fault of this object, which must not be left out.
-            Err(e) if e.transient() => return Err(e.into()),
-            Err(OriginError::Changed { .. }) => return Ok(Err(changed())),
-            Err(e) => return Ok(Err(e.to_string())),
+            Err(e) => return Ok(Err(self.judge.judge(e).await?)),
         };
+        self.judge.read(object, pin.size);
         // A store checks the etag itself. The pin of a local file must be compared after the read.
         if self.source.local_dir().is_some() && pin_row(got.meta.pin()) != *pin {
             return Ok(Err(changed()));

@@ -28,6 +28,8 @@ use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::run::parent::{self, PackParent, ParentChunks};
 use crate::run::state::RunState;
 use crate::run::{Run, RunContext, publish};
+use crate::source::listing::{KeyOrder, ListingError, Objects};
+use crate::source::outage::OutageJudge;
 use assemble::{Assembler, BYTES_MAX, ChunkWrite, Done};
 use catalogue::{Catalogue, Placement, Placements, Row};
 use fletch_core::Hash;
@@ -154,7 +156,11 @@ impl Pack<'_> {
     }
 
     /// The first pass: lists the dataset, and returns what was found with the chunks of the parent.
-    fn scan(&self, faults: &mut Faults) -> Result<(Scan, Option<Arc<ParentChunks>>), Failure> {
+    fn scan(
+        &self,
+        faults: &mut Faults,
+        (judge, order): (&OutageJudge<'_>, KeyOrder),
+    ) -> Result<(Scan, Option<Arc<ParentChunks>>), ListingError> {
         let (options, run) = (self.options, self.run);
         let sampler = run.sampler()?;
         let parent = self.open_parent()?;
@@ -163,7 +169,7 @@ impl Pack<'_> {
             let lengths = chunks.all.iter().map(|c| c.1).collect();
             Keeper::new(plan::keep_rule(options.compact), &options.params, lengths)
         });
-        let shards = ShardReader { rt: run.ctx.rt, source: &run.source, counters: &run.counters };
+        let shards = ShardReader { rt: run.ctx.rt, source: &run.source, counters: &run.counters, judge };
         let mut scanner = Scanner::new(
             &self.scratch,
             &options.params,
@@ -176,12 +182,15 @@ impl Pack<'_> {
         )?;
         let (threads, stop) = (options.run.threads, run.ctx.stop);
         match &run.base {
-            Some(base) => scanner.local(run.walk_options(base), &self.scratch, threads, stop, |path| {
-                run.note_other_file_system(path);
-            })?,
+            Some(base) => {
+                let walk = run.walk_options(base.path());
+                scanner.local(walk, &self.scratch, threads, stop, |path| run.note_other_file_system(path))?;
+                base.check()?;
+            }
             None => {
-                let names = options.run.list.as_ref();
-                scanner.remote(run.ctx.rt, &run.source, names, run.excluded_prefixes(), stop)?;
+                let (names, exclude) = (options.run.list.as_ref(), run.excluded_prefixes());
+                let objects = Objects::new(&run.source, names, exclude, (&self.scratch, order));
+                scanner.remote(run.ctx.rt, objects, stop)?;
             }
         }
         Ok((scanner.finish(run.ctx.out)?, chunks))
@@ -195,10 +204,22 @@ impl Pack<'_> {
             let made = journal.len();
             run.ctx.out.note(format_args!("resuming: chunks and long files already made: {made}"));
         }
+        let judge = OutageJudge::new(&run.source, run.base.as_ref());
         let mut faults = Faults::new(self.options.run.on_fault, run.ctx.out);
-        let made = self.scan(&mut faults).and_then(|(scan, chunks)| {
+        let scanned = match self.scan(&mut faults, (&judge, KeyOrder::Listed)) {
+            Err(ListingError::Unsorted) => {
+                run.note_unsorted();
+                run.counters.restart();
+                self.total.restart();
+                faults = Faults::new(self.options.run.on_fault, run.ctx.out);
+                self.scan(&mut faults, (&judge, KeyOrder::Sorted))
+            }
+            scanned => scanned,
+        };
+        let made = scanned.map_err(ListingError::failure).and_then(|(scan, chunks)| {
             let _progress = self.show("packing");
-            let made = self.make(&scan, chunks.as_deref(), journal, &mut faults)?;
+            let made = self.make(&scan, chunks.as_deref(), (journal, &judge), &mut faults)?;
+            judge.finish()?;
             Ok((scan.catalogue, made, chunks.is_some()))
         });
         let (catalogue, made, has_parent) = match made {
@@ -206,12 +227,13 @@ impl Pack<'_> {
             Err(failure) => return Err(RunFailure { failure, faults: faults.finish() }),
         };
         let packed = Packed { catalogue: &catalogue, placements: &made.placements, chunks: &made.chunks };
-        let report_only = faults.report_only();
+        let (report_only, lost) = (faults.report_only(), faults.lost());
         let (tables, skipped) = tables::write(&packed, run, &self.options.params, &self.scratch, faults)?;
         if report_only {
             return Err(RunFailure { failure: Faults::failure(skipped.len()), faults: skipped });
         }
         run.check_not_empty(&tables.pack)?;
+        run.ctx.rt.block_on(run.check_loss(&tables.pack, lost))?;
         self.publish(&tables)?;
         Ok(PackReport {
             run: run.report(&tables.pack, skipped),
@@ -228,7 +250,7 @@ impl Pack<'_> {
         &self,
         scan: &Scan,
         parent: Option<&ParentChunks>,
-        journal: ChunkJournal,
+        (journal, judge): (ChunkJournal, &OutageJudge<'_>),
         faults: &mut Faults,
     ) -> Result<MadeChunks, Failure> {
         let (run, catalogue) = (self.run, &scan.catalogue);
@@ -247,6 +269,7 @@ impl Pack<'_> {
             catalogue,
             params: params.pack.unwrap_or(PackParams::DEFAULT),
             journal: RefCell::new(journal),
+            judge,
             counters: &run.counters,
             memory: Semaphore::new(BYTES_MAX as usize),
             report_only: Cell::new(faults.report_only()),
@@ -364,7 +387,7 @@ fn record(done: Done, made: &mut MadeChunks, faults: &mut Faults) -> Result<(), 
         Done::Sliced(row, Ok(content)) => {
             made.placements.set_sliced(row, &content).map_err(|e| Failure::scratch(&e))
         }
-        Done::Sliced(_, Err(fault)) => faults.push(fault),
+        Done::Sliced(_, Err(fault)) => faults.lose(fault),
         Done::Group(chunk, faulty) => {
             if let Some(chunk) = chunk {
                 let number = next_number(&made.chunks)?;
@@ -382,7 +405,7 @@ fn record(done: Done, made: &mut MadeChunks, faults: &mut Faults) -> Result<(), 
                     ChunkWrite::Unwritten => {}
                 }
             }
-            faulty.into_iter().try_for_each(|fault| faults.push(fault))
+            faulty.into_iter().try_for_each(|fault| faults.lose(fault))
         }
     }
 }

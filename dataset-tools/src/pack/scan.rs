@@ -14,7 +14,8 @@ use crate::run::faults::Faults;
 use crate::run::file_record::Lookup;
 use crate::run::parent::{PackParent, PackRecord};
 use crate::source::content::{self, ReadFault};
-use crate::source::listing::{Listed, NameList, Objects};
+use crate::source::listing::{Listed, ListingError, Objects};
+use crate::source::outage::directory_outage;
 use crate::source::pin::{pin_of, pin_row};
 use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
@@ -22,9 +23,7 @@ use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentLocation, Placing};
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard, is_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
-use fletch_origin::Origin;
 use fletch_tables::{Fault, PinRow};
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -113,6 +112,10 @@ impl<'a> Scanner<'a> {
         })
     }
 
+    fn lose(&mut self, path: &str, why: String) -> Result<(), Failure> {
+        self.faults.lose(Fault { path: path.to_owned(), why })
+    }
+
     fn fault(&mut self, path: &str, why: String) -> Result<(), Failure> {
         self.faults.push(Fault { path: path.to_owned(), why })
     }
@@ -162,7 +165,7 @@ impl<'a> Scanner<'a> {
                         .try_for_each(|(m, offset)| self.member(&path, shard, m, offset));
                 }
                 ShardScan::Plain(why) => self.faults.warn_plain_shard(&path, &why),
-                ShardScan::Fault(why) => return self.fault(&path, why),
+                ShardScan::Fault(why) => return self.lose(&path, why),
             }
         }
         self.compressed += u64::from(is_compressed_shard(&path));
@@ -274,6 +277,8 @@ impl<'a> Scanner<'a> {
                         self.dir_end(path)?;
                     }
                     Inspected::Fault(path, why) => self.fault(&path, why)?,
+                    Inspected::Lost(path, why) => self.lose(&path, why)?,
+                    Inspected::Outage(failure) => return Err(failure),
                 }
             }
         }
@@ -282,16 +287,14 @@ impl<'a> Scanner<'a> {
     /// Lists a store.
     ///
     /// # Errors
-    /// [`Failure`] when a fault ends the run, the listing fails, or `stop` was set.
+    /// The [`Failure`] when a fault ends the run, the listing fails, the origin is away, or `stop` was set;
+    /// [`ListingError::Unsorted`] if the pass must begin anew with sorted keys.
     pub fn remote(
         &mut self,
         rt: &Handle,
-        origin: &Origin,
-        names: Option<&NameList>,
-        exclude: BTreeSet<String>,
+        mut objects: Objects,
         stop: &AtomicBool,
-    ) -> Result<(), Failure> {
-        let mut objects = Objects::new(origin, names, exclude);
+    ) -> Result<(), ListingError> {
         while let Some(listed) = rt.block_on(objects.next())? {
             Failure::if_stopped(stop)?;
             match listed {
@@ -299,7 +302,12 @@ impl<'a> Scanner<'a> {
                     let pin = pin_row(object.pin());
                     self.file(object.path, pin)?;
                 }
+                Listed::EmptyDir { path } => self.dir_end(path)?,
                 Listed::Fault { path, why } => self.fault(&path, why)?,
+                Listed::Failed { path, error } => {
+                    let why = rt.block_on(self.shards.judge.judge(error))?;
+                    self.lose(&path, why)?;
+                }
             }
         }
         Ok(())
@@ -313,6 +321,18 @@ enum Inspected {
     DirEnd(String),
     OtherFileSystem(String),
     Fault(String, String),
+    /// An entry that cannot be read.
+    Lost(String, String),
+    /// The file system fails.
+    Outage(Failure),
+}
+
+fn faulty(full: &Path, path: &str, fault: &ReadFault) -> Inspected {
+    match fault.outage(full) {
+        Some(failure) => Inspected::Outage(failure),
+        None if fault.is_loss() => Inspected::Lost(path.to_owned(), fault.to_string()),
+        None => Inspected::Fault(path.to_owned(), fault.to_string()),
+    }
 }
 
 fn inspect(base: &Path, step: &Step) -> Inspected {
@@ -320,7 +340,7 @@ fn inspect(base: &Path, step: &Step) -> Inspected {
         Step::File { path, follow } => {
             let full = base.join(path);
             let meta = if *follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
-            let fault = |e: ReadFault| Inspected::Fault(path.clone(), e.to_string());
+            let fault = |e: ReadFault| faulty(&full, path, &e);
             match meta {
                 Ok(m) if !m.is_file() => fault(ReadFault::Kind),
                 // Only reading shows whether a file has content although its size is 0.
@@ -339,10 +359,14 @@ fn inspect(base: &Path, step: &Step) -> Inspected {
         }
         Step::Link { path } => match content::read_target(&base.join(path)) {
             Ok(target) => Inspected::Link(path.clone(), target),
-            Err(why) => Inspected::Fault(path.clone(), why),
+            Err(e) => faulty(&base.join(path), path, &e),
         },
         Step::DirEnd { path } => Inspected::DirEnd(path.clone()),
         Step::OtherFileSystem { path } => Inspected::OtherFileSystem(path.clone()),
         Step::Fault { path, why } => Inspected::Fault(path.clone(), why.clone()),
+        Step::Unreadable { path, why } => Inspected::Lost(path.clone(), why.clone()),
+        Step::Outage { path, errno } => {
+            Inspected::Outage(directory_outage(&base.join(path), &io::Error::from_raw_os_error(*errno)))
+        }
     }
 }

@@ -5,11 +5,12 @@
 use crate::failure::Failure;
 use crate::run::Counters;
 use crate::source::content::Content;
+use crate::source::outage::OutageJudge;
 use crate::source::pin::{origin_pin, pin_row};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::shard::{ShardMember, Sharded, Sharder};
-use fletch_origin::{Origin, OriginError};
+use fletch_origin::Origin;
 use fletch_tables::PinRow;
 use futures::{StreamExt, stream};
 use std::collections::HashMap;
@@ -27,6 +28,8 @@ pub struct ShardReader<'a> {
     pub source: &'a Origin,
     /// The numbers of the run.
     pub counters: &'a Counters,
+    /// Tells faults from outages.
+    pub judge: &'a OutageJudge<'a>,
 }
 
 /// What a file named like a shard is.
@@ -61,10 +64,9 @@ impl ShardReader<'_> {
                         return Ok(ShardScan::Fault(changed()));
                     }
                     Ok(got) => got,
-                    Err(e) if e.transient() => return Err(e.into()),
-                    Err(OriginError::Changed { .. }) => return Ok(ShardScan::Fault(changed())),
-                    Err(e) => return Ok(ShardScan::Fault(e.to_string())),
+                    Err(e) => return Ok(ShardScan::Fault(self.judge.judge(e).await?)),
                 };
+                self.judge.read(path, pin.size);
                 self.counters.bytes_read.fetch_add(got.bytes.len() as u64, Relaxed);
                 let fed = tokio::task::spawn_blocking(move || {
                     let fed = sharder.feed(&got.bytes);

@@ -12,6 +12,8 @@ const FAULTS_MAX: usize = 100_000;
 pub struct Faults {
     on_fault: OnFault,
     found: Vec<Fault>,
+    /// How many of them are entries that could not be read.
+    lost: u64,
     out: Out,
 }
 
@@ -19,10 +21,25 @@ impl Faults {
     /// Starts with no fault.
     #[must_use]
     pub fn new(on_fault: OnFault, out: Out) -> Self {
-        Faults { on_fault, found: Vec::new(), out }
+        Faults { on_fault, found: Vec::new(), lost: 0, out }
     }
 
-    /// Adds a fault.
+    /// Adds an entry that could not be read: the version would lose it.
+    ///
+    /// # Errors
+    /// [`Failure`] when the run ends with this fault.
+    pub fn lose(&mut self, fault: Fault) -> Result<(), Failure> {
+        self.lost += 1;
+        self.push(fault)
+    }
+
+    /// The number of entries that could not be read.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Adds a fault: what no version can have as an entry.
     ///
     /// # Errors
     /// [`Failure`] when the run ends with this fault.

@@ -9,6 +9,7 @@
 pub mod faults;
 pub mod file_record;
 pub mod journal;
+pub mod loss;
 pub mod options;
 pub mod parent;
 pub mod publish;
@@ -18,15 +19,17 @@ pub mod written;
 use crate::failure::{Exit, Failure};
 use crate::out::Out;
 use crate::progress::{Late, Progress, Total};
+use crate::source::outage::BaseDir;
 use crate::source::sampler::Sampler;
 use crate::source::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_extras};
 use crate::tables_location::{TablesLocation, in_the_way};
 use fletch_core::manifest::LayoutKind;
 use fletch_origin::{Origin, Origins};
 use fletch_tables::{Fault, Provenance, TagDoc, WrittenVersion};
+use loss::Loss;
 use options::{RunOptions, RunReport};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -68,6 +71,14 @@ impl Counters {
         self.bytes_reused.fetch_add(bytes, Relaxed);
     }
 
+    /// Begins to count anew: the run starts again, and reuses what was read.
+    pub fn restart(&self) {
+        let Counters { entries, files_read, bytes_read, files_reused, bytes_reused } = self;
+        for counter in [entries, files_read, bytes_read, files_reused, bytes_reused] {
+            counter.store(0, Relaxed);
+        }
+    }
+
     /// Counts a file that was read to its end.
     pub fn read(&self, bytes: u64) {
         self.files_read.fetch_add(1, Relaxed);
@@ -86,7 +97,7 @@ pub struct Run<'a> {
     /// Where the tables go.
     pub tables: TablesLocation,
     /// The dataset's directory with all links resolved; `None` for a dataset in a store.
-    pub base: Option<PathBuf>,
+    pub base: Option<BaseDir>,
     /// The numbers so far.
     pub counters: Arc<Counters>,
     /// When the run began, nanoseconds since 1970.
@@ -129,6 +140,14 @@ impl<'a> Run<'a> {
         self.ctx.out.note(format_args!(
             "not part of the version: the content of {path}/, on another file system (--one-file-system)"
         ));
+    }
+
+    /// Notes that a run begins anew, because keys came out of order.
+    pub fn note_unsorted(&self) {
+        self.ctx.out.note(
+            "the store does not list its keys in byte order, or has many empty objects: all keys are listed \
+             again and sorted first",
+        );
     }
 
     /// How to walk the dataset's directory. Warns of everything in it that is not walked.
@@ -232,6 +251,25 @@ impl<'a> Run<'a> {
             .hint("check the path; if an empty dataset is meant, add --allow-empty"))
     }
 
+    /// Checks that the tag of the options may move to the version, of which `left_out` entries could not be read.
+    ///
+    /// # Errors
+    /// [`Failure`] if the version lost too many entries, or the tables location cannot be read.
+    pub async fn check_loss(&self, written: &WrittenVersion, left_out: u64) -> Result<(), Failure> {
+        let Some(tag) = &self.options.tag else { return Ok(()) };
+        let before = match self.tables.tag(tag).await? {
+            None => None,
+            // A version that cannot be read says nothing about the next one.
+            Some(doc) => match self.tables.version(doc.root, doc.layout).await {
+                Ok(version) => Some(version.manifest().entries),
+                Err(e) if e.exit == Exit::Failed => None,
+                Err(e) => return Err(e),
+            },
+        };
+        let loss = Loss { entries: written.entries, left_out, before };
+        loss.check(self.options.allow_loss, &tag.to_string())
+    }
+
     /// The report of a run that has published `written`.
     #[must_use]
     pub fn report(&self, written: &WrittenVersion, skipped: Vec<Fault>) -> RunReport {
@@ -262,13 +300,14 @@ pub fn now_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn dataset_dir(dir: &Path) -> Result<PathBuf, Failure> {
-    let base = std::fs::canonicalize(dir).map_err(|e| {
-        Failure::io(format_args!("cannot read the dataset {}", dir.display()), &e)
+fn dataset_dir(dir: &Path) -> Result<BaseDir, Failure> {
+    let cannot = |e: &std::io::Error| {
+        Failure::io(format_args!("cannot read the dataset {}", dir.display()), e)
             .hint("give an existing directory that you may read, or a URI")
-    })?;
+    };
+    let base = std::fs::canonicalize(dir).map_err(|e| cannot(&e))?;
     if base.is_dir() {
-        return Ok(base);
+        return BaseDir::of(&base).map_err(|e| cannot(&e));
     }
     Err(Failure::new(format!("the dataset {} is not a directory", dir.display()))
         .hint("give a directory, or the URI of a prefix in a bucket"))

@@ -1,8 +1,9 @@
 //! The options of a run, its report, and its failure.
 
+use super::loss::Share;
 use crate::failure::Failure;
 use crate::progress::Mode;
-use crate::source::listing::NameList;
+use crate::source::name_list::NameList;
 use crate::source::walk::Symlinks;
 use crate::target::Select;
 use fletch_core::TagName;
@@ -59,6 +60,8 @@ pub struct RunOptions {
     pub one_file_system: bool,
     /// What to do at faults.
     pub on_fault: OnFault,
+    /// The share of its entries that a version may lose before the tag moves to it (`--allow-loss`).
+    pub allow_loss: Share,
     /// Reader threads of `index`; chunks that `pack` makes at once on a local disk.
     pub threads: usize,
     /// Where journals and scratch files are.

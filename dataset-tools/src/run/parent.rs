@@ -208,7 +208,6 @@ impl ParentChunks {
         all.dedup_by_key(|c| c.0);
         let mut exists = vec![false; all.len()];
         let mut list = tables.origin().list(paths::CHUNKS);
-        let mut at = 0;
         while let Some(object) = list.next().await {
             let object = match object {
                 Ok(object) => object,
@@ -217,11 +216,9 @@ impl ParentChunks {
             };
             let name = object.path.rsplit('/').next().unwrap_or_default();
             let Ok(hash) = name.parse::<Hash>() else { continue };
-            // The chunks and the listing are both in the order of hashes.
-            while all.get(at).is_some_and(|c| c.0 < hash) {
-                at += 1;
-            }
-            if all.get(at).is_some_and(|c| c.0 == hash && u64::from(c.1) == object.size) {
+            if let Ok(at) = all.binary_search_by_key(&hash, |chunk| chunk.0)
+                && u64::from(all[at].1) == object.size
+            {
                 exists[at] = true;
             }
         }

@@ -77,6 +77,16 @@ impl RunState {
         }
     }
 
+    /// Returns the directory for large temporary files, emptied.
+    ///
+    /// # Errors
+    /// When it cannot be emptied.
+    pub fn fresh_scratch(&self) -> Result<PathBuf, Failure> {
+        let scratch = self.scratch();
+        let emptied = journal::remove(&scratch).and_then(|()| fs::create_dir_all(&scratch));
+        emptied.map(|()| scratch).map_err(|e| Failure::scratch(&e))
+    }
+
     /// The directory for large temporary files.
     #[must_use]
     pub fn scratch(&self) -> PathBuf {

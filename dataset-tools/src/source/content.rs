@@ -5,6 +5,8 @@
 //! whole file. BLAKE3 is a tree hash, and a slice of 4 MiB is a complete subtree. So several threads can hash
 //! the slices of one file, and the file's hash is folded from their values ([`blake3::hazmat`], "subtrees").
 
+use super::outage::{directory_outage, is_outage};
+use crate::failure::Failure;
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use fletch_core::Hash;
 use fletch_core::manifest::tar::BadTar;
@@ -34,15 +36,37 @@ pub enum ReadFault {
     /// The file changed during every attempt.
     #[error("it changed during each of four reads; stop the program that writes to it and run again")]
     Changing,
+    /// The target of a link is not UTF-8.
+    #[error("its target is not UTF-8; replace the link")]
+    Target,
     /// The file has bytes although its size is 0.
     #[error("its size is 0 but it has content, as in a special file system; leave it out")]
     Sizeless,
 }
 
+impl ReadFault {
+    /// Whether the path is an entry that could not be read. Otherwise it is nothing that an entry can be.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        match self {
+            ReadFault::Io(_) | ReadFault::Changing => true,
+            ReadFault::Kind | ReadFault::Target | ReadFault::Sizeless => false,
+        }
+    }
+
+    /// Returns the failure of the run if the file system is at fault, and not the file at `path`.
+    #[must_use]
+    pub fn outage(&self, path: &Path) -> Option<Failure> {
+        match self {
+            ReadFault::Io(e) if is_outage(e) => Some(directory_outage(path, e)),
+            _ => None,
+        }
+    }
+}
+
 fn describe(e: &io::Error) -> String {
     match e.raw_os_error() {
         Some(libc::ELOOP) => "it became a link during the run; run again".into(),
-        Some(libc::EIO) => format!("{e}; the disk or the file system is failing"),
         _ => describe_io(e),
     }
 }
@@ -61,9 +85,9 @@ pub(super) fn describe_io(e: &io::Error) -> String {
 ///
 /// # Errors
 /// When the link cannot be read, or its target is not UTF-8.
-pub fn read_target(link: &Path) -> Result<String, String> {
-    let target = std::fs::read_link(link).map_err(|e| ReadFault::Io(e).to_string())?;
-    target.into_os_string().into_string().map_err(|_| "its target is not UTF-8; replace the link".into())
+pub fn read_target(link: &Path) -> Result<String, ReadFault> {
+    let target = std::fs::read_link(link)?;
+    target.into_os_string().into_string().map_err(|_| ReadFault::Target)
 }
 
 /// The hashes of a file.

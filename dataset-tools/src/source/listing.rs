@@ -1,175 +1,339 @@
-//! The objects of a dataset in a store, in byte order: from the store's listing, or from a list of names.
+//! The objects of a dataset in a store, in the byte order of their paths.
 //!
-//! A plain HTTP server has no listing and needs a list of names. Each line of the list is a path below the
-//! dataset, or a URI below the URI of the dataset. The list may be in any order. Empty lines are skipped, and
-//! a name that comes twice counts once.
+//! A store lists keys. Not every key is an entry:
+//!
+//! | key | becomes |
+//! |---|---|
+//! | an empty object that ends in `/` | nothing if keys lie below it, else an empty directory |
+//! | an empty object that is also a folder of other keys | nothing |
+//! | another key that ends in `/`, or is no clean relative path | a fault of this key |
+//!
+//! Consoles and file systems over stores write such empty objects as markers of folders.
+//!
+//! Invariants:
+//! 1. The items come in the byte order of their paths. If a store lists in another order, all keys are sorted
+//!    first, on disk beyond [`sorted::MEMORY_BYTES_MAX`].
+//! 2. A marker costs a request only if other keys come between it and what lies below it. Beyond
+//!    [`ASKS_MAX`] such requests, all keys are collected instead.
 
-use super::sampler::directory;
-use super::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
+use super::name_list::NameList;
 use crate::failure::Failure;
-use fletch_core::manifest::tar::shard::is_shard;
-use fletch_origin::{ObjectMeta, Origin, OriginError, OriginUri, Origins};
+use fletch_origin::{ObjectMeta, Origin, OriginError, is_path};
 use fletch_tables::paths;
 use futures::stream::{BoxStream, Fuse};
 use futures::{StreamExt, TryStreamExt, stream};
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use sorted::{SortedKeys, SortedKeysWriter};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::ControlFlow;
-use std::path::Path;
-use std::sync::Arc;
-use tokio::runtime::Handle;
+use std::path::{Path, PathBuf};
 
-/// The longest list, in bytes of names. The list is in memory.
-const LIST_BYTES_MAX: u64 = 1 << 30;
-/// The longest line, in bytes: a URI of the longest path with every byte encoded.
-const LINE_BYTES_MAX: usize = 16 << 10;
+mod sorted;
+
 /// HEAD requests under way at once.
 const HEADS_MAX: usize = 64;
-/// The number of first files whose names decide whether a dataset has tar shards.
-const FIRST_FILES: usize = 1000;
-/// The number of first files, of a dataset with shards, that are looked at for directories with shards.
-const SHARD_FILES_MAX: usize = 100_000;
-
-/// The names of a `--list` file, sorted by their bytes, each once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NameList(Arc<Vec<Box<str>>>);
+/// The number of first keys whose order is checked before any of them is returned.
+const FIRST_KEYS: usize = 1000;
+/// The most questions whether keys lie below an empty object.
+const ASKS_MAX: u32 = 1000;
 
 /// One item of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listed {
     /// An object.
     Object(ObjectMeta),
-    /// A name that cannot be an entry.
+    /// The marker of a folder without other keys.
+    EmptyDir {
+        /// Its path, without a slash at the end.
+        path: String,
+    },
+    /// A key that cannot be an entry.
     Fault {
         /// Its path, with unprintable bytes escaped.
         path: String,
         /// Why, and what to do next.
         why: String,
     },
+    /// A name of a list whose object could not be looked up.
+    Failed {
+        /// Its path.
+        path: String,
+        /// The error of the origin.
+        error: OriginError,
+    },
 }
 
-impl NameList {
-    /// Reads the list in `file` for the dataset at `uri`.
-    ///
-    /// # Errors
-    /// A usage [`Failure`] with the number of the first line that does not name an object of the dataset.
-    pub fn read(file: &Path, uri: &OriginUri) -> Result<NameList, Failure> {
-        let cannot = |e: &std::io::Error| Failure::io(format_args!("the list {}", file.display()), e);
-        let mut from = BufReader::new(std::fs::File::open(file).map_err(|e| cannot(&e))?);
-        let mut names: Vec<Box<str>> = Vec::new();
-        let (mut bytes, mut number) = (0u64, 0u64);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let limit = LINE_BYTES_MAX as u64 + 1;
-            let read = std::io::Read::take(&mut from, limit).read_until(b'\n', &mut line);
-            if read.map_err(|e| cannot(&e))? == 0 {
-                break;
+/// How keys are put into the order of their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyOrder {
+    /// The store lists in this order. If the first keys show that it does not, all are sorted.
+    Listed,
+    /// All keys are collected and sorted before the first one is returned.
+    Sorted,
+}
+
+/// Why a listing ended early.
+#[derive(Debug)]
+pub enum ListingError {
+    /// The listing failed.
+    Failure(Failure),
+    /// The keys have to be sorted: the caller begins anew with [`KeyOrder::Sorted`].
+    Unsorted,
+}
+
+impl ListingError {
+    /// Returns the failure of a run that cannot begin anew.
+    #[must_use]
+    pub fn failure(self) -> Failure {
+        match self {
+            ListingError::Failure(failure) => failure,
+            ListingError::Unsorted => {
+                Failure::new("the keys of the listing are out of order after they were sorted")
+                    .hint("this is a fault of Fletch: report it with the name of the store")
             }
-            number += 1;
-            let wrong = |why: String| {
-                Failure::usage(format!("{}, line {number}: {why}", file.display()))
-                    .hint("write one path or URI below the dataset on each line")
-            };
-            let text = std::str::from_utf8(&line).map_err(|_| wrong("the name is not UTF-8".into()))?;
-            if line.len() > LINE_BYTES_MAX {
-                return Err(wrong("the line is longer than any path or URI can be".into()));
-            }
-            let text = text.strip_suffix('\n').unwrap_or(text);
-            let text = text.strip_suffix('\r').unwrap_or(text);
-            if text.is_empty() {
-                continue;
-            }
-            let name = relative(text, uri).map_err(wrong)?;
-            bytes += name.len() as u64;
-            if bytes > LIST_BYTES_MAX {
-                return Err(wrong(format!("the list has more than {LIST_BYTES_MAX} bytes of names")));
-            }
-            names.push(name.into());
         }
-        names.sort_unstable();
-        names.dedup();
-        Ok(NameList(Arc::new(names)))
     }
 }
 
-/// Returns the path below `uri` that a line names.
-fn relative(text: &str, uri: &OriginUri) -> Result<String, String> {
-    let is_uri = text
-        .split_once("://")
-        .is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric()));
-    let object = match is_uri {
-        true => OriginUri::parse(text).map_err(|e| e.to_string())?,
-        false => uri.join(text).map_err(|e| e.to_string())?,
-    };
-    let below = object.below(uri).filter(|rel| !rel.is_empty());
-    below.ok_or_else(|| format!("{object} is not below {uri}"))
+impl From<Failure> for ListingError {
+    fn from(failure: Failure) -> Self {
+        ListingError::Failure(failure)
+    }
 }
 
-/// The objects of a dataset, in byte order of their paths, without what is not part of a version.
+impl From<OriginError> for ListingError {
+    fn from(error: OriginError) -> Self {
+        ListingError::Failure(error.into())
+    }
+}
+
+/// Where the keys come from.
+enum Keys {
+    /// A listing in byte order, its first keys checked and waiting in front.
+    Listed { first: VecDeque<ObjectMeta>, rest: Fuse<BoxStream<'static, Result<ObjectMeta, OriginError>>> },
+    /// All keys of a listing, sorted.
+    Sorted(SortedKeys),
+    /// The objects of a list of names.
+    Named(Fuse<BoxStream<'static, Listed>>),
+}
+
+/// A key that may be a marker, until the next key shows it.
+struct Held {
+    object: ObjectMeta,
+    /// Whether keys lie below it, where that is known.
+    has_below: Option<bool>,
+}
+
+/// The objects of a dataset, without what is not part of a version.
 pub struct Objects {
-    list: Fuse<BoxStream<'static, Result<Listed, OriginError>>>,
-    /// The object before, until the next one shows that it is not a folder marker.
-    held: Option<ObjectMeta>,
+    origin: Origin,
+    keys: Option<Keys>,
+    names: Option<NameList>,
+    order: KeyOrder,
+    scratch: PathBuf,
+    /// The last key.
+    last: Option<String>,
+    held: Option<Held>,
+    ready: VecDeque<Listed>,
     exclude: BTreeSet<String>,
+    asked: u32,
+    is_sorted_here: bool,
 }
 
 impl Objects {
     /// Begins before the first object. Leaves out `fletch/` and everything below `exclude`.
+    ///
+    /// Keys that do not fit into memory are sorted in `scratch`.
     #[must_use]
-    pub fn new(origin: &Origin, names: Option<&NameList>, exclude: BTreeSet<String>) -> Self {
-        Objects { list: all_objects(origin, names).fuse(), held: None, exclude }
+    pub fn new(
+        origin: &Origin,
+        names: Option<&NameList>,
+        exclude: BTreeSet<String>,
+        (scratch, order): (&Path, KeyOrder),
+    ) -> Self {
+        Objects {
+            origin: origin.clone(),
+            keys: None,
+            names: names.cloned(),
+            order,
+            scratch: scratch.to_owned(),
+            last: None,
+            held: None,
+            ready: VecDeque::new(),
+            exclude,
+            asked: 0,
+            is_sorted_here: false,
+        }
     }
 
-    /// Returns the next object or fault; `None` at the end.
+    /// Whether the store listed in another order, so that the keys were sorted here.
+    #[must_use]
+    pub fn is_sorted_here(&self) -> bool {
+        self.is_sorted_here
+    }
+
+    /// Returns the next item; `None` at the end.
     ///
     /// # Errors
-    /// [`Failure`] when the listing fails or the origin is away.
-    pub async fn next(&mut self) -> Result<Option<Listed>, Failure> {
+    /// [`ListingError`].
+    pub async fn next(&mut self) -> Result<Option<Listed>, ListingError> {
         loop {
-            let item = match self.list.next().await.transpose()? {
-                Some(Listed::Object(item)) => item,
-                Some(fault) => return Ok(Some(fault)),
-                None => return Ok(self.held.take().map(listed)),
+            if let Some(item) = self.ready.pop_front() {
+                return Ok(Some(item));
+            }
+            let Some((object, has_below)) = self.next_key().await? else {
+                if let Some(item) = self.ready.pop_front() {
+                    return Ok(Some(item));
+                }
+                return Ok(self.held.take().map(|held| alone(held.object)));
             };
-            let below = |dir: &str| item.path.strip_prefix(dir).is_some_and(|r| r.starts_with('/'));
-            if item.path.starts_with(paths::PREFIX) || self.exclude.iter().any(|dir| below(dir)) {
+            if let Some(held) = self.held.take()
+                && !self.is_folder(&held, &object.path).await?
+            {
+                self.ready.push_back(alone(held.object));
+            }
+            let below = |dir: &str| object.path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
+            if object.path.starts_with(paths::PREFIX) || self.exclude.iter().any(|dir| below(dir)) {
                 continue;
             }
-            // Some programs write an empty object as a marker of a folder.
-            let is_marker = self.held.as_ref().is_some_and(|held| held.size == 0 && below(&held.path));
-            let before = self.held.replace(item);
-            if !is_marker && before.is_some() {
-                return Ok(before.map(listed));
+            match self.classified(object) {
+                Ok(object) if object.size == 0 => self.held = Some(Held { object, has_below }),
+                Ok(object) => self.ready.push_back(Listed::Object(object)),
+                Err(fault) => self.ready.push_back(fault),
             }
         }
     }
-}
 
-fn listed(object: ObjectMeta) -> Listed {
-    let clean = |c: &str| !c.is_empty() && c != "." && c != "..";
-    if !object.path.contains('\0') && object.path.split('/').all(clean) {
-        return Listed::Object(object);
+    /// Returns an object that can be an entry or a marker, or the fault of its key.
+    fn classified(&self, object: ObjectMeta) -> Result<ObjectMeta, Listed> {
+        let why = match (object.path.strip_suffix('/'), object.size) {
+            (Some(dir), 0) if is_path(dir) => return Ok(object),
+            (None, _) if is_path(&object.path) => {
+                // The parser of URLs would drop these characters.
+                if !(self.origin.uri().is_plain_http() && object.path.contains(['\t', '\n', '\r'])) {
+                    return Ok(object);
+                }
+                "its name has a tab or a line break, which no URL can carry; rename it".to_owned()
+            }
+            (Some(dir), size) if is_path(dir) => {
+                format!("its key ends in a slash, and it holds {size} bytes; rename the object")
+            }
+            _ => "its key has an empty, `.` or `..` component, a NUL byte or a leading slash, or is longer than \
+                  4096 bytes; rename the object"
+                .to_owned(),
+        };
+        Err(Listed::Fault { path: object.path.escape_debug().to_string(), why })
     }
-    let why = "its key has an empty, `.` or `..` component or a NUL byte; rename the object";
-    Listed::Fault { path: object.path.escape_debug().to_string(), why: why.into() }
+
+    /// Whether keys lie below an empty object, after which `next` is the next key.
+    async fn is_folder(&mut self, held: &Held, next: &str) -> Result<bool, ListingError> {
+        let path = held.object.path.as_str();
+        let dir = path.strip_suffix('/').unwrap_or(path);
+        let Some(rest) = next.strip_prefix(dir) else { return Ok(false) };
+        if rest.starts_with('/') {
+            return Ok(true);
+        }
+        // Keys such as `train.csv` come between `train` and `train/1.jpg`.
+        if path.ends_with('/') || rest.as_bytes().first().is_none_or(|byte| *byte > b'/') {
+            return Ok(false);
+        }
+        if let Some(known) = held.has_below {
+            return Ok(known);
+        }
+        if let Some(names) = &self.names {
+            return Ok(names.has_below(dir));
+        }
+        self.asked += 1;
+        if self.asked > ASKS_MAX {
+            return Err(ListingError::Unsorted);
+        }
+        Ok(self.origin.has_below(dir).await?)
+    }
+
+    /// Returns the next key in byte order, and whether keys lie below it if that is known.
+    async fn next_key(&mut self) -> Result<Option<(ObjectMeta, Option<bool>)>, ListingError> {
+        if self.keys.is_none() {
+            self.keys = Some(self.open().await?);
+        }
+        loop {
+            let object = match &mut self.keys {
+                None => return Ok(None),
+                Some(Keys::Sorted(keys)) => {
+                    let next = keys.next_key().map_err(|e| Failure::scratch(&e))?;
+                    return Ok(next.map(|(object, has_below)| (object, Some(has_below))));
+                }
+                Some(Keys::Named(heads)) => match heads.next().await {
+                    None => return Ok(None),
+                    Some(Listed::Object(object)) => return Ok(Some((object, None))),
+                    Some(failed) => {
+                        self.ready.push_back(failed);
+                        continue;
+                    }
+                },
+                Some(Keys::Listed { first, rest }) => match first.pop_front() {
+                    Some(object) => object,
+                    None => match rest.try_next().await? {
+                        Some(object) => object,
+                        None => return Ok(None),
+                    },
+                },
+            };
+            match self.last.as_ref().map(|last| object.path.cmp(last)) {
+                Some(std::cmp::Ordering::Less) => return Err(ListingError::Unsorted),
+                Some(std::cmp::Ordering::Equal) => continue,
+                _ => {}
+            }
+            self.last = Some(object.path.clone());
+            return Ok(Some((object, None)));
+        }
+    }
+
+    /// Opens the listing, and reads as many keys as show its order.
+    async fn open(&mut self) -> Result<Keys, ListingError> {
+        if let Some(names) = &self.names {
+            return Ok(Keys::Named(looked_up(&self.origin, names).fuse()));
+        }
+        let mut list = self.origin.list("").fuse();
+        let mut first: VecDeque<ObjectMeta> = VecDeque::new();
+        let mut is_sorted = self.order == KeyOrder::Listed;
+        while is_sorted && first.len() < FIRST_KEYS {
+            let Some(object) = list.try_next().await? else { break };
+            is_sorted = first.back().is_none_or(|last| last.path <= object.path);
+            first.push_back(object);
+        }
+        if is_sorted {
+            return Ok(Keys::Listed { first, rest: list });
+        }
+        self.is_sorted_here = true;
+        let mut keys = SortedKeysWriter::new(&self.scratch).map_err(|e| Failure::scratch(&e))?;
+        for object in first {
+            keys.push(&object).map_err(|e| Failure::scratch(&e))?;
+        }
+        while let Some(object) = list.try_next().await? {
+            keys.push(&object).map_err(|e| Failure::scratch(&e))?;
+        }
+        Ok(Keys::Sorted(keys.finish().map_err(|e| Failure::scratch(&e))?))
+    }
 }
 
-fn all_objects(origin: &Origin, names: Option<&NameList>) -> BoxStream<'static, Result<Listed, OriginError>> {
-    let Some(names) = names else {
-        return origin.list("").map(|item| item.map(Listed::Object)).boxed();
-    };
+/// Returns what an object becomes below which no key lies.
+fn alone(object: ObjectMeta) -> Listed {
+    match object.path.strip_suffix('/') {
+        Some(dir) => Listed::EmptyDir { path: dir.to_owned() },
+        None => Listed::Object(object),
+    }
+}
+
+/// Looks the names of a list up.
+fn looked_up(origin: &Origin, names: &NameList) -> BoxStream<'static, Listed> {
     let (origin, names) = (origin.clone(), names.clone());
-    let count = names.0.len();
+    let count = names.names().len();
     stream::iter(0..count)
         .map(move |i| {
-            let (origin, path) = (origin.clone(), names.0[i].to_string());
+            let (origin, path) = (origin.clone(), names.names()[i].to_string());
             async move {
                 match origin.head(&path).await {
-                    Ok(meta) => Ok(Listed::Object(meta)),
-                    // An origin that is away is not a fault of this object.
-                    Err(e) if e.transient() => Err(e),
-                    Err(e) => Ok(Listed::Fault { path, why: e.to_string() }),
+                    Ok(meta) => Listed::Object(meta),
+                    Err(error) => Listed::Failed { path, error },
                 }
             }
         })
@@ -177,112 +341,19 @@ fn all_objects(origin: &Origin, names: Option<&NameList>) -> BoxStream<'static, 
         .boxed()
 }
 
-/// Returns the directories that have a tar shard, if one of the first [`FIRST_FILES`] files, in path order,
-/// is one; otherwise none.
-///
-/// Looks at the first [`SHARD_FILES_MAX`] files, by their names alone. Ignores a directory that cannot be
-/// read: the run itself reports it.
+/// Passes the paths of the first objects to `see`, in the order of the store, until it breaks.
 ///
 /// # Errors
-/// [`Failure`] when the listing of a store fails.
-pub fn shard_directories(
-    rt: &Handle,
-    origins: &Origins,
-    uri: &OriginUri,
-    names: Option<&NameList>,
-) -> Result<BTreeSet<String>, Failure> {
-    let mut found = ShardDirs::default();
-    if let Some(names) = names {
-        let _all_or_enough = names.0.iter().try_for_each(|name| found.see(name));
-        return Ok(found.dirs);
-    }
-    let Some(dir) = uri.as_local() else {
-        let origin = origins.open(uri)?;
-        let mut objects = origin.list("");
-        while let Some(object) = rt.block_on(objects.try_next())? {
-            if !object.path.starts_with(paths::PREFIX) && found.see(&object.path).is_break() {
-                break;
-            }
-        }
-        return Ok(found.dirs);
-    };
-    let options = WalkOptions {
-        base: dir.to_owned(),
-        symlinks: Symlinks::Keep,
-        exclude: BTreeSet::from(["fletch".to_owned()]),
-        one_file_system: false,
-        names_bytes_max: NAMES_BYTES_MAX,
-    };
-    let Ok(mut walk) = Walk::new(options, &std::env::temp_dir()) else { return Ok(found.dirs) };
-    while let Ok(Some(step)) = walk.next_step() {
-        if let Step::File { path, .. } = step
-            && found.see(&path).is_break()
-        {
+/// [`Failure`] when the listing fails.
+pub async fn first_paths(
+    origin: &Origin,
+    mut see: impl FnMut(&str) -> ControlFlow<()>,
+) -> Result<(), Failure> {
+    let mut objects = origin.list("");
+    while let Some(object) = objects.try_next().await? {
+        if is_path(&object.path) && !object.path.starts_with(paths::PREFIX) && see(&object.path).is_break() {
             break;
         }
     }
-    Ok(found.dirs)
-}
-
-/// The directories with shards among the files so far.
-#[derive(Default)]
-struct ShardDirs {
-    files: usize,
-    dirs: BTreeSet<String>,
-}
-
-impl ShardDirs {
-    /// Looks at the next file. Breaks when the files after it do not matter.
-    fn see(&mut self, path: &str) -> ControlFlow<()> {
-        if is_shard(path) && !self.dirs.contains(directory(path)) {
-            self.dirs.insert(directory(path).to_owned());
-        }
-        self.files += 1;
-        let enough = if self.dirs.is_empty() { FIRST_FILES } else { SHARD_FILES_MAX };
-        if self.files < enough { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &[u8], uri: &str) -> Result<Vec<String>, Failure> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let file = dir.path().join("list");
-        std::fs::write(&file, text).expect("write");
-        let names = NameList::read(&file, &OriginUri::parse(uri).expect("uri"))?;
-        Ok(names.0.iter().map(ToString::to_string).collect())
-    }
-
-    #[test]
-    fn lines_are_paths_or_uris_below_the_dataset() {
-        let text = b"b\n\na/x y\r\nhttps://h/d/c%20d\na/x y\nhttps://h/d/e?\n";
-        let error = read(text, "https://h/d").expect_err("a query").what;
-        assert!(error.contains("line 6"), "{error}");
-        let text = b"b\n\na/x%20y\r\nhttps://h/d/c%20d\nb\n#1\nwith: colon";
-        let names = read(text, "https://h/d").expect("names");
-        assert_eq!(names, ["#1", "a/x%20y", "b", "c d", "with: colon"]);
-        assert_eq!(read(b"s3://bucket/p/a b", "s3://bucket/p").expect("names"), ["a b"]);
-        assert_eq!(read(b"", "s3://bucket/p").expect("names"), [""; 0]);
-    }
-
-    #[test]
-    fn a_name_outside_the_dataset_is_refused_with_its_line() {
-        let texts: [&[u8]; 7] = [
-            b"ok\n../x",
-            b"ok\n/etc/passwd",
-            b"ok\na//b",
-            b"ok\nhttps://h/dx/a",
-            b"ok\nhttps://other/d/a",
-            b"ok\nhttps://h/d",
-            b"ok\n\xff",
-        ];
-        for text in texts {
-            let failure = read(text, "https://h/d").expect_err("wrong");
-            assert!(failure.what.contains("line 2"), "{}", failure.what);
-        }
-        let long = [b"ok\n".as_slice(), &vec![b'a'; 20_000]].concat();
-        assert!(read(&long, "https://h/d").expect_err("long").what.contains("longer"));
-    }
+    Ok(())
 }

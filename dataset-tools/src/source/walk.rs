@@ -11,6 +11,7 @@
 
 use super::content::describe_io;
 use super::dir_names::{DirNames, DirNamesBuilder, NameKind};
+use super::outage::is_outage;
 use super::spill::Spill;
 use std::collections::BTreeSet;
 use std::fs;
@@ -83,6 +84,20 @@ pub enum Step {
         path: String,
         /// Why, and what to do next.
         why: String,
+    },
+    /// A directory that cannot be read: what lies below it is not known.
+    Unreadable {
+        /// Its path, with a slash at the end.
+        path: String,
+        /// Why, and what to do next.
+        why: String,
+    },
+    /// A directory whose file system fails.
+    Outage {
+        /// Its path, without a slash at the end.
+        path: String,
+        /// The error of the operating system.
+        errno: i32,
     },
 }
 
@@ -301,9 +316,13 @@ impl Walk {
                             return Ok(Some(Step::OtherFileSystem { path }));
                         }
                         Err(e) if e.kind() == io::ErrorKind::StorageFull => return Err(e),
+                        Err(e) if is_outage(&e) => {
+                            let path = std::mem::replace(&mut self.rel, above);
+                            return Ok(Some(Step::Outage { path, errno: e.raw_os_error().unwrap_or(0) }));
+                        }
                         Err(e) => {
                             let path = std::mem::replace(&mut self.rel, above) + "/";
-                            return Ok(Some(Step::Fault { path, why: describe_io(&e) }));
+                            return Ok(Some(Step::Unreadable { path, why: describe_io(&e) }));
                         }
                     }
                 }

@@ -3,6 +3,7 @@
 mod common;
 mod doctor;
 mod index_faults;
+mod index_keys;
 mod index_parent;
 mod index_remote;
 mod index_resume;

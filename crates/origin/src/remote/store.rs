@@ -11,7 +11,7 @@ use crate::address::AddressRule;
 use crate::credentials::{self, Profile, Source};
 use crate::stats::Counters;
 use crate::transport::credentials_client::{CredentialsConnector, Named};
-use crate::transport::{ClientSettings, Connector};
+use crate::transport::{ClientSettings, Connector, Signer};
 use crate::uri::Scheme;
 use crate::{OriginConfig, OriginError};
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -129,12 +129,13 @@ impl Recipe<'_> {
         }
     }
 
-    fn connector(&self, plain: Option<HeaderMap>) -> Connector {
+    fn connector(&self, plain: Option<HeaderMap>, signer: Option<Signer>) -> Connector {
         Connector {
             counters: Arc::clone(self.counters),
             settings: self.settings(),
             rule: AddressRule { allow_link_local: self.config.allow_link_local },
             plain,
+            signer,
         }
     }
 
@@ -197,18 +198,19 @@ impl Recipe<'_> {
         if let Some(region) = &self.config.region {
             builder = builder.with_region(region);
         }
-        let builder = match self.source {
+        let (builder, signer) = match self.source {
             Source::Anonymous => {
                 let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
-                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+                (builder.with_credentials(Arc::new(StaticCredentialProvider::new(none))), None)
             }
             Source::Env | Source::File { .. } | Source::Given(_) => {
                 let first = builder.clone().with_http_connector(self.credentials_connector()).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
-                builder.with_credentials(Arc::new(Named(credentials)))
+                let named = Arc::new(Named(credentials));
+                (builder.with_credentials(named.clone()), Some(Signer::Aws(named)))
             }
         };
-        builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
+        builder.with_http_connector(self.connector(None, signer)).build().map_err(|e| self.failed(&e))
     }
 
     fn azure(&self) -> Result<MicrosoftAzure, OriginError> {
@@ -246,18 +248,19 @@ impl Recipe<'_> {
         if let Some(endpoint) = self.endpoint() {
             builder = builder.with_endpoint(endpoint.to_owned());
         }
-        let builder = match self.source {
+        let (builder, signer) = match self.source {
             Source::Anonymous => {
                 let none = AzureCredential::BearerToken(String::new());
-                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+                (builder.with_credentials(Arc::new(StaticCredentialProvider::new(none))), None)
             }
             Source::Env | Source::File { .. } | Source::Given(_) => {
                 let first = builder.clone().with_http_connector(self.credentials_connector()).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
-                builder.with_credentials(Arc::new(Named(credentials)))
+                let named = Arc::new(Named(credentials));
+                (builder.with_credentials(named.clone()), Some(Signer::Azure(named)))
             }
         };
-        builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
+        builder.with_http_connector(self.connector(None, signer)).build().map_err(|e| self.failed(&e))
     }
 
     fn gcs(&self) -> Result<GoogleCloudStorage, OriginError> {
@@ -293,7 +296,7 @@ impl Recipe<'_> {
                 builder.with_credentials(Arc::new(Named(credentials)))
             }
         };
-        builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
+        builder.with_http_connector(self.connector(None, None)).build().map_err(|e| self.failed(&e))
     }
 
     fn plain(&self) -> Result<HttpStore, OriginError> {
@@ -313,7 +316,7 @@ impl Recipe<'_> {
                 Some((AUTHORIZATION, value))
             }
         };
-        let connector = self.connector(Some(authorization.into_iter().collect()));
+        let connector = self.connector(Some(authorization.into_iter().collect()), None);
         HttpBuilder::new()
             .with_url(format!("{}://{}", self.scheme.as_str(), self.host))
             .with_client_options(self.options())

@@ -50,7 +50,8 @@ pub(super) fn translate(what: &str, error: &Error) -> OriginError {
             BadAnswer::RangeIgnored(_)
             | BadAnswer::Redirected { .. }
             | BadAnswer::Unexpected { .. }
-            | BadAnswer::TooLong => OriginError::WrongAnswer { what: owned, why },
+            | BadAnswer::TooLong
+            | BadAnswer::NoListing => OriginError::WrongAnswer { what: owned, why },
         };
     }
     if let Some(refused) = cause::<RefusedAddress>(error) {

@@ -44,6 +44,8 @@ pub(crate) enum BadAnswer {
     Unexpected { answered: Answered, expected: String },
     #[error("a page of a listing is longer than 16 MiB")]
     TooLong,
+    #[error("a page of a listing has another form than this kind of store sends")]
+    NoListing,
 }
 
 /// What an answer says about itself: its status, its content coding and its length.
@@ -144,6 +146,8 @@ pub(crate) struct Asked {
     range: Option<Range<u64>>,
     /// Whether the request is for a page of a listing.
     pub is_listing: bool,
+    /// Whether that listing is one of Azure.
+    pub is_azure_listing: bool,
     /// Whether the request may be answered with 412.
     has_condition: bool,
     /// Whether the server is a plain HTTP server.
@@ -152,7 +156,7 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub fn of(method: &Method, query: Option<&str>, headers: &HeaderMap, is_plain: bool) -> Self {
-        let page_of = |q| matches!(q, "list-type=2" | "comp=list");
+        let has = |of: &str| query.is_some_and(|query| query.split('&').any(|q| q == of));
         let range = headers.get(RANGE).and_then(|v| {
             let (first, last) = v.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
             Some(number(first)?..number(last)?.checked_add(1)?)
@@ -160,7 +164,8 @@ impl Asked {
         Asked {
             method: method.clone(),
             range: range.filter(|_| method == Method::GET),
-            is_listing: query.is_some_and(|query| query.split('&').any(page_of)),
+            is_listing: has("list-type=2") || has("comp=list"),
+            is_azure_listing: has("comp=list"),
             has_condition: headers.contains_key(IF_MATCH),
             is_plain,
         }

@@ -5,6 +5,7 @@ mod backends;
 mod contract;
 mod faults;
 mod identity;
+mod listings;
 mod local;
 
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins};

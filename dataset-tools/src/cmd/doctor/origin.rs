@@ -3,7 +3,7 @@
 use super::args::DoctorArgs;
 use super::finding::Finding;
 use crate::failure::Failure;
-use fletch_origin::{OriginConfig, OriginError, OriginLimits, OriginUri, Origins};
+use fletch_origin::{OriginConfig, OriginError, OriginLimits, OriginUri, Origins, is_path};
 use futures::StreamExt as _;
 use std::time::{Duration, Instant};
 
@@ -141,18 +141,22 @@ async fn look(origins: &Origins, uri: &OriginUri, role: Role) -> Facts {
         };
         None
     } else {
-        match origin.list("").next().await {
-            None => {
-                facts.listed = Ok(Some(false));
-                None
-            }
-            Some(Ok(object)) => {
-                facts.listed = Ok(Some(true));
-                Some(object)
-            }
-            Some(Err(e)) => {
-                facts.listed = Err(e);
-                None
+        let mut objects = origin.list("");
+        facts.listed = Ok(Some(false));
+        // The markers of folders and keys that are no paths cannot be read.
+        loop {
+            match objects.next().await {
+                None => break None,
+                Some(Ok(object)) => {
+                    facts.listed = Ok(Some(true));
+                    if is_path(&object.path) {
+                        break Some(object);
+                    }
+                }
+                Some(Err(e)) => {
+                    facts.listed = Err(e);
+                    break None;
+                }
             }
         }
     };

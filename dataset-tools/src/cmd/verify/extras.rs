@@ -3,6 +3,7 @@
 use super::{FaultSink, VerifyFault};
 use crate::cmd::Context;
 use crate::failure::Failure;
+use crate::source::outage::directory_outage;
 use crate::source::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use fletch_core::manifest::EntryKind;
 use fletch_origin::{Origin, OriginUri};
@@ -35,7 +36,12 @@ pub fn extras(
     let Some(dir) = origin.local_dir() else {
         let mut list = origin.list("");
         while let Some(object) = ctx.rt.block_on(list.next()) {
-            let path = object?.path;
+            let object = object?;
+            let path = object.path;
+            // Markers of folders and keys that are no paths have no entries.
+            if path.ends_with('/') && object.size == 0 {
+                continue;
+            }
             let ours =
                 path.starts_with(paths::PREFIX) || tables.is_some_and(|t| below(origin.uri(), t, &path));
             if !ours && !skipped.contains(path.as_str()) && !entries.has(&path)? {
@@ -78,7 +84,10 @@ pub fn extras(
                 }
                 (path + "/", "empty directory")
             }
-            Step::Fault { path, .. } => {
+            Step::Outage { path, errno } => {
+                return Err(directory_outage(&dir.join(path), &io::Error::from_raw_os_error(errno)));
+            }
+            Step::Fault { path, .. } | Step::Unreadable { path, .. } => {
                 if !skipped.contains(path.as_str()) {
                     sink.push(&extra(path, "name, which cannot be an entry"))?;
                 }

@@ -31,7 +31,8 @@ fn entries(steps: &[Step]) -> Vec<String> {
                     out.push(format!("{path}/"));
                 }
             }
-            Step::Fault { path, why } => panic!("{path}: {why}"),
+            Step::Fault { path, why } | Step::Unreadable { path, why } => panic!("{path}: {why}"),
+            Step::Outage { path, errno } => panic!("{path}: {errno}"),
         }
     }
     out
@@ -134,7 +135,7 @@ fn names_of_many_directories_stay_within_the_budget() {
 
 fn faults(steps: &[Step]) -> Vec<(String, String)> {
     let fault = |s: &Step| match s {
-        Step::Fault { path, why } => Some((path.clone(), why.clone())),
+        Step::Fault { path, why } | Step::Unreadable { path, why } => Some((path.clone(), why.clone())),
         _ => None,
     };
     steps.iter().filter_map(fault).collect()
@@ -196,7 +197,8 @@ fn odd_names_and_excluded_places() {
         ["pipe", "sock", "sub/bad-\\xff\\nname"]
     );
     assert!(f[0].1.contains("named pipe") && f[1].1.contains("socket") && f[2].1.contains("UTF-8"), "{f:?}");
-    let good: Vec<_> = all.into_iter().filter(|s| !matches!(s, Step::Fault { .. })).collect();
+    let good: Vec<_> =
+        all.into_iter().filter(|s| !matches!(s, Step::Fault { .. } | Step::Unreadable { .. })).collect();
     assert_eq!(entries(&good), ["sub/fletch/f"]);
     let extras = |symlinks| reserved_extras(base, symlinks).expect("list");
     assert_eq!(extras(Symlinks::Keep), [("fletch/strange".to_owned(), "not a name of Fletch")]);

@@ -1,0 +1,245 @@
+//! Tells a fault of one object from an outage of its origin.
+//!
+//! An object that cannot be read may be left out of a version. An origin that is away must not empty the
+//! version: its outage ends the run. Both look alike to one call: a 403 can be about one object, or the token
+//! has expired.
+//!
+//! So a failure is a fault of its object only after another object could be read, by a call that began after
+//! the failure. The other object is the *witness*: one that this run has read or listed.
+//!
+//! ```text
+//! a read fails ─→ says it by itself (changed; expired; no such bucket) ─→ fault, or outage
+//!              └→ read the first byte of the witness ─→ read: fault; not read: outage
+//!              └→ no witness yet: fault, unless none is found until the end, or UNPROVEN_MAX of them
+//! ```
+
+use crate::failure::{Exit, Failure};
+use fletch_origin::{Origin, OriginError};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use tokio::time::Instant;
+
+/// The most faults before any object could be read.
+const UNPROVEN_MAX: usize = 64;
+
+/// An object that could be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Witness {
+    path: String,
+    size: u64,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// The last object that was read.
+    read: Option<Witness>,
+    /// An object that an earlier run has read, and that is unchanged in the listing.
+    unchanged: Option<Witness>,
+    /// Faults without a witness, and the error of the first one.
+    unproven: usize,
+    first: Option<OriginError>,
+}
+
+/// Judges the failed reads of one run.
+#[derive(Debug)]
+pub struct OutageJudge<'a> {
+    origin: &'a Origin,
+    /// For a local directory: the directory, as it was when the run began.
+    base: Option<&'a BaseDir>,
+    seen: Mutex<Seen>,
+    /// When the last successful read of a witness began. The lock lets one caller ask for all.
+    asked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl<'a> OutageJudge<'a> {
+    /// Judges reads of `origin`. `base` is its directory if it is a local one.
+    #[must_use]
+    pub fn new(origin: &'a Origin, base: Option<&'a BaseDir>) -> Self {
+        OutageJudge { origin, base, seen: Mutex::default(), asked: tokio::sync::Mutex::new(None) }
+    }
+
+    /// Notes an object that was read.
+    pub fn read(&self, path: &str, size: u64) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        // An empty object shows less: nothing of it is read.
+        if size > 0 || seen.read.is_none() {
+            seen.read = Some(Witness { path: path.to_owned(), size });
+        }
+    }
+
+    /// Notes an object that an earlier run has read and that looks the same in the listing.
+    pub fn unchanged(&self, path: &str, size: u64) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.unchanged.is_none() && size > 0 {
+            seen.unchanged = Some(Witness { path: path.to_owned(), size });
+        }
+    }
+
+    /// Returns why an object is at fault.
+    ///
+    /// # Errors
+    /// The [`Failure`] of the run if the origin is at fault.
+    pub async fn judge(&self, error: OriginError) -> Result<String, Failure> {
+        let failed = Instant::now();
+        match &error {
+            OriginError::Changed { .. } => {
+                return Ok(
+                    "it changed during the run; stop the program that writes to it and run again".into()
+                );
+            }
+            OriginError::Expired { .. } | OriginError::NoBucket { .. } => return Err(outage(error)),
+            _ => {}
+        }
+        if let Some(base) = self.base {
+            // A local call fails in this way with an error of the file system, or after a hang.
+            let is_away = matches!(error, OriginError::Unavailable { .. });
+            return if is_away { Err(outage(error)) } else { base.check().map(|()| error.to_string()) };
+        }
+        let witness = {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let witness = seen.read.as_ref().or(seen.unchanged.as_ref()).cloned();
+            if witness.is_none() {
+                seen.unproven += 1;
+                seen.first.get_or_insert_with(|| error.clone());
+                return if seen.unproven > UNPROVEN_MAX { Err(outage(error)) } else { Ok(error.to_string()) };
+            }
+            witness
+        };
+        let mut asked = self.asked.lock().await;
+        if asked.is_some_and(|begun| begun >= failed) {
+            return Ok(error.to_string());
+        }
+        let begun = Instant::now();
+        match self.ask(witness).await {
+            Ok(()) => {
+                *asked = Some(begun);
+                Ok(error.to_string())
+            }
+            // The error of the object says more if it is of the same kind.
+            Err(of_witness) if of_witness.kind() == error.kind() => Err(outage(error)),
+            Err(of_witness) => Err(outage(of_witness)),
+        }
+    }
+
+    /// Reads a byte of the witness.
+    async fn ask(&self, witness: Option<Witness>) -> Result<(), OriginError> {
+        let Some(Witness { path, size }) = witness else { return Ok(()) };
+        match size {
+            0 => self.origin.head(&path).await.map(drop),
+            _ => self.origin.get(&path, Some(0..1), None).await.map(drop),
+        }
+    }
+
+    /// Checks at the end of a run that its faults have a witness.
+    ///
+    /// # Errors
+    /// The [`Failure`] of the run if no object could be read.
+    pub fn finish(&self) -> Result<(), Failure> {
+        if let Some(base) = self.base {
+            return base.check();
+        }
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match seen.first.take() {
+            Some(first) if seen.read.is_none() && seen.unchanged.is_none() => Err(outage(first)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the failure of a run whose origin is away.
+fn outage(error: OriginError) -> Failure {
+    let exit = match error {
+        OriginError::Denied { .. } | OriginError::Expired { .. } => Exit::Denied,
+        _ => Exit::Unreachable,
+    };
+    let failure = Failure::from(error);
+    Failure { exit, hint: Some(hint(failure.hint)), ..failure }
+}
+
+fn hint(more: Option<String>) -> String {
+    let again = "no object was left out for it, and no version was written; when the origin works again, the \
+                 same command goes on where it stopped";
+    more.map_or(again.to_owned(), |more| format!("{more}; {again}"))
+}
+
+/// The directory of a local dataset, and how to recognise it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseDir {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl BaseDir {
+    /// Remembers a directory.
+    ///
+    /// # Errors
+    /// When it cannot be looked up.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let meta = std::fs::metadata(path)?;
+        Ok(BaseDir { path: path.to_owned(), device: meta.dev(), inode: meta.ino() })
+    }
+
+    /// Returns the path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks that the directory is still the one that it was: nothing was unmounted or put in its place.
+    ///
+    /// # Errors
+    /// The [`Failure`] of the run.
+    pub fn check(&self) -> Result<(), Failure> {
+        let shown = self.path.display();
+        match BaseDir::of(&self.path) {
+            Ok(now) if now == *self => Ok(()),
+            Ok(_) => Err(Failure::new(format!(
+                "the dataset {shown} is another directory than when the run began: its file system was \
+                 mounted or unmounted, or the directory was replaced"
+            ))
+            .hint(hint(None))
+            .exit(Exit::Unreachable)),
+            Err(e) => Err(directory_outage(&self.path, &e)),
+        }
+    }
+}
+
+/// Whether an error of the operating system says that a file system fails, and not one file of it.
+#[must_use]
+pub fn is_outage(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EIO
+                | libc::ENOTCONN
+                | libc::ESTALE
+                | libc::ENODEV
+                | libc::ENXIO
+                | libc::EREMOTEIO
+                | libc::ETIMEDOUT
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ECONNABORTED
+                | libc::ECONNRESET
+                | libc::ECONNREFUSED
+                | libc::ESHUTDOWN
+        )
+    )
+}
+
+/// Returns the failure of a run at a path whose file system fails.
+#[must_use]
+pub fn directory_outage(path: &Path, error: &io::Error) -> Failure {
+    let why = match error.raw_os_error() {
+        Some(libc::ENOTCONN) => " (the process behind this mount is gone: unmount it and mount it again)",
+        Some(libc::ESTALE) => " (the server of this network file system has replaced it: mount it again)",
+        Some(libc::EIO) => " (the disk or the file system is failing: see the kernel's log)",
+        _ => "",
+    };
+    Failure::new(format!("cannot read {}: {error}{why}", path.display()))
+        .hint(hint(None))
+        .exit(Exit::Unreachable)
+}

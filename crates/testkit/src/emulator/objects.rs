@@ -232,6 +232,17 @@ impl Objects {
         (found, more)
     }
 
+    /// Returns the first `max` generated objects after a key in an order that is not theirs, and whether there
+    /// are more. `None` if the objects are not generated.
+    pub fn list_generated(&self, after: Option<&str>, max: usize) -> Option<(Vec<ListedObject>, bool)> {
+        let Storage::Generated(all) = &self.storage else { return None };
+        let keys = all.shuffled(after).take(max.saturating_add(1));
+        let mut found: Vec<ListedObject> = keys.filter_map(|key| self.listed(key)).collect();
+        let more = found.len() > max;
+        found.truncate(max);
+        Some((found, more))
+    }
+
     /// Returns an object as a listing has it, if it exists.
     pub fn listed(&self, key: String) -> Option<ListedObject> {
         let Object { size, modified, etag, .. } = self.find(&key)?;

@@ -138,6 +138,11 @@ fn select(
     if order == KeyOrder::Bytes {
         return objects.list(prefix, after, max);
     }
+    if order == KeyOrder::Shuffled
+        && let Some(page) = objects.list_generated(after, max)
+    {
+        return page;
+    }
     let (mut all, _) = objects.list(prefix, None, usize::MAX);
     all.sort_by_cached_key(|listed| order.rank(&listed.key));
     let after = after.map(|key| order.rank(key));

@@ -334,6 +334,12 @@ fn generated_objects_are_listed_and_read_without_storage() {
     let (first, last) = (bytes(&keys[0]).expect("bytes"), bytes(&keys[9_999]).expect("bytes"));
     assert!(first.len() == 10 && first != last);
     assert_eq!((bytes("set/000000/1"), bytes("set/000010/000010000")), (None, None));
+    origin.set_manners(Manners { order: KeyOrder::Shuffled, ..Manners::default() });
+    let (mut shuffled, ended) = follow(&origin, 20);
+    assert!(ended && !shuffled.is_sorted());
+    shuffled.sort();
+    assert_eq!(shuffled, keys);
+    origin.set_manners(Manners::default());
     // A million keys are a thousand such pages.
     let begun = Instant::now();
     for page in 0..20 {

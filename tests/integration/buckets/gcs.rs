@@ -48,7 +48,7 @@ fn tables_and_packs_are_written_to_gcs() {
     let counts = bucket.origin.counts();
     assert!(counts.put > 0 && counts.gets.keys().all(|key| key != "set/large.bin"), "{counts:?}");
     let held = |key: &str| bucket.origin.object(key).is_some();
-    assert!(held("set/fletch/tags/latest.json") && held("packs/fletch/tags/latest.json"), "{counts:?}");
+    assert!(held("set/fletch/tags/latest") && held("packs/fletch/tags/latest"), "{counts:?}");
     assert!(counts.gets.keys().all(|key| !key.contains("probe")), "the store honours conditions: {counts:?}");
 
     if !have(&[Need::Fuse]) {

@@ -19,7 +19,7 @@ fn pages_and_how_they_go_on() {
     let keys = keys();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let whole = |name, paging| Form::entries(name, &keys, &keys).with(paged(paging));
-    let endless = |name, paging| Form::error(name, &keys, &["listing"]).with(paged(paging));
+    let endless = |name, paging| Form::error(name, &keys, &["s3://bucket/set", "no end"]).with(paged(paging));
     check(&[
         whole("tokens", Paging::Tokens),
         whole("truncated without a token", Paging::NoToken).mounted(),

@@ -32,7 +32,7 @@ impl Generated {
     /// If the number of objects is a multiple of [`STRIDE`].
     pub fn shuffled(self, after: Option<&str>) -> impl Iterator<Item = String> {
         assert_ne!(self.keys % STRIDE, 0, "{} objects are no multiple of {STRIDE}", self.keys);
-        let at = |position: u64| position * STRIDE % self.keys;
+        let at = move |position: u64| position * STRIDE % self.keys;
         let number = after.and_then(|key| key.rsplit('/').next()?.parse().ok());
         // The position of a number is the one whose stride leads to it: `position * STRIDE = number + n * keys`.
         let begin = number.map_or(0, |number: u64| {

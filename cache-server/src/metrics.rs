@@ -13,8 +13,10 @@ mod tenants;
 pub use disk::disk_state;
 
 use crate::{server::Server, tls::Tls, versions::BreakerState};
+use fletch_core::DatasetName;
 use page::{MetricsError, Page};
 use prometheus::{Encoder as _, TextEncoder};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Returns the page.
@@ -169,6 +171,17 @@ fn homes(page: &Page, server: &Server) -> Result<(), MetricsError> {
         "Datasets whose origin does not answer",
         &[],
         &[(vec![], open as u64)],
+    )?;
+    let mut changed: BTreeMap<DatasetName, u64> = BTreeMap::new();
+    for ((_, name), objects) in server.versions.changed_objects().counts() {
+        *changed.entry(name).or_default() += objects;
+    }
+    let rows: Vec<_> = changed.iter().take(DATASETS_MAX).map(|(name, n)| (vec![name.as_str()], *n)).collect();
+    page.gauge(
+        "fletch_dataset_changed_objects",
+        "Objects of a dataset that changed since the index, as far as readers met them",
+        &["dataset"],
+        &rows,
     )?;
     let counts = server.versions.home_counts();
     page.counter(

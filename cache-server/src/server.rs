@@ -482,6 +482,7 @@ impl Server {
         let on_disk: Option<HashMap<_, _>> =
             tier.map(|tier| tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect());
         let (bytes, sizes) = (self.accounts.costs.datasets(), self.versions.sizes());
+        let changed = self.versions.changed_objects().counts();
         let mut uses = Vec::new();
         for entry in self.registrations.all().iter().filter(|r| wanted(&r.domain)) {
             let key = (entry.domain.clone(), entry.dataset.name.clone());
@@ -490,6 +491,7 @@ impl Server {
                 .as_ref()
                 .map(|on_disk| self.disk_ids(&key.0, &key.1).iter().filter_map(|id| on_disk.get(id)).sum());
             uses.push(DatasetUse {
+                changed_objects: changed.get(&key).copied().unwrap_or(0),
                 domain: key.0,
                 dataset: key.1,
                 version_bytes: size.map(|s| s.0),

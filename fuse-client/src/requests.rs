@@ -22,6 +22,7 @@ use crate::push::Pusher;
 use crate::read_clock::ReadClock;
 use bytes::Bytes;
 use fletch_api::MountReads;
+use fletch_core::DatasetName;
 use fletch_store::Store;
 use fletch_tables::{Version, documents};
 use std::{
@@ -86,6 +87,8 @@ pub struct ReadParts {
     pub counters: Arc<ReadCounters>,
     /// The access check of the version.
     pub access: Arc<Access>,
+    /// The dataset, if it has a name, for the log.
+    pub dataset: Option<DatasetName>,
 }
 
 impl RequestContext {
@@ -105,7 +108,7 @@ impl RequestContext {
             reader: reader.with_counters(parts.counters),
             common,
             requests: RequestCounts::default(),
-            faults: Faults::default(),
+            faults: Faults::new(parts.dataset),
             access: parts.access,
             error_cache: ErrorCache::default(),
             read_clock: Arc::default(),

@@ -121,7 +121,8 @@ impl SharedParts {
             }
             None => opened.chunks(),
         };
-        let parts = ReadParts { store: Arc::clone(&self.store), source, counters, access };
+        let (store, dataset) = (Arc::clone(&self.store), Some(dataset.clone()));
+        let parts = ReadParts { store, source, counters, access, dataset };
         RequestContext::new(version, parts, self.io_timeout, self.tasks.clone())
     }
 

@@ -15,14 +15,16 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, Query, State, rejection::QueryRejection},
     http::StatusCode,
     response::IntoResponse as _,
 };
 use fletch_api::{
-    Code, Dataset, Datasets, Problem, RegisterDataset, RegisteredDataset, ResolvedVersion, Tags, Unconfirmed,
+    Code, Dataset, Datasets, Problem, RegisterDataset, RegisteredDataset, RenewedPins, ResolvedVersion, Tags,
+    Unconfirmed,
 };
 use fletch_core::{DatasetName, Domain, MemberId, Root, TagName};
+use serde::Deserialize;
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -33,6 +35,8 @@ use tokio::task::spawn_blocking;
 const TAGS_NAMED: usize = 8;
 /// The most tags that a list has.
 const TAGS_LISTED: usize = 1000;
+/// The most objects of a page of renewed pins.
+const RENEWED_PINS_MAX: usize = 1000;
 
 /// Lists the datasets of the caller's domain.
 #[utoipa::path(
@@ -89,6 +93,7 @@ pub async fn register(
         tables: tables.to_string(),
         registered_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     };
+    let domain = principal.domain.clone();
     let entry = Registration { domain: principal.domain, tenant: principal.tenant, dataset };
     if request.check && server.versions.tags(&entry, 1).await?.is_empty() {
         return Err(not_indexed(&entry.dataset));
@@ -100,6 +105,7 @@ pub async fn register(
         None => 0,
     };
     let done = server.catalog.register(entry, bytes, quota, replace).await?;
+    server.versions.changed_objects().forget(&domain, &done.dataset.name);
     if done.change != RegisterChange::Unchanged {
         let Dataset { name, uri, tables, .. } = &done.dataset;
         let replaced = done.change == RegisterChange::Replaced;
@@ -190,6 +196,42 @@ pub async fn tags(
     let mut tags = server.versions.tags(&entry, TAGS_LISTED).await?;
     tags.sort();
     Ok(Json(Tags { tags }))
+}
+
+/// The query of a page of renewed pins.
+#[derive(Debug, Deserialize)]
+pub struct RenewedPinsQuery {
+    after: Option<String>,
+}
+
+/// Lists the objects of a dataset that have the indexed bytes under another entity tag.
+///
+/// The server read every byte of these objects under the new tag, and found the hashes of the tables. So the
+/// next index of the dataset need not read them. The list is soft: a restart forgets it.
+#[utoipa::path(
+    get, path = "/v1/datasets/{name}/renewed-pins", tag = "datasets",
+    params(
+        ("name" = String, Path, description = "Name of the dataset"),
+        ("after" = Option<String>, Query, description = "Lists the objects after this path only"),
+    ),
+    responses(
+        (status = 200, description = "At most 1000 objects, in path order", body = RenewedPins),
+        (status = 404, description = "The domain has no dataset of that name", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn renewed_pins(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+    query: Result<Query<RenewedPinsQuery>, QueryRejection>,
+) -> ApiResult<Json<RenewedPins>> {
+    let (Path(name), Query(query)) = (path?, query?);
+    let entry = find_dataset(&server, &principal.domain, &name)?;
+    let (pins, after) = (server.versions.renewed_pins(), query.after.as_deref());
+    let (objects, more) = pins.complete(&entry.domain, &entry.dataset.uri, after, RENEWED_PINS_MAX);
+    let next = objects.last().filter(|_| more).map(|last| last.path.clone());
+    Ok(Json(RenewedPins { objects, next }))
 }
 
 /// Resolves a tag or a root of a dataset.

@@ -78,6 +78,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(datasets::get, datasets::unregister))
         .routes(documented!(datasets::version))
         .routes(documented!(datasets::tags))
+        .routes(documented!(datasets::renewed_pins))
         .routes(documented!(warmups::list, warmups::start))
         .routes(documented!(warmups::get, warmups::cancel))
         .routes(documented!(warmups::evict))

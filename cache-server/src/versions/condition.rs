@@ -7,7 +7,8 @@
 //! 1. A home fails from a failed call on, and works again from the next call that it answers.
 //! 2. A call that is silent for [`SILENT_AFTER`] counts as failed while it runs. A call that its caller gave
 //!    up after [`GIVEN_UP_MIN`] counts as failed, too.
-//! 3. A missing object is an answer, unless the version's tables say that the object exists.
+//! 3. A missing object is an answer, unless the version's tables say that the object exists. A changed object
+//!    is an answer always: its file fails, not the home.
 
 use fletch_origin::OriginError;
 use std::{
@@ -79,7 +80,12 @@ impl Condition {
     ) {
         self.running.remove(&call);
         self.ended_at = Some(now);
-        match error.filter(|e| exists || !matches!(e, OriginError::NotFound { .. })) {
+        let is_answer = |e: &&OriginError| match e {
+            OriginError::NotFound { .. } => !exists,
+            OriginError::Changed { .. } => true,
+            _ => false,
+        };
+        match error.filter(|e| !is_answer(e)) {
             None => {
                 self.answered_at = Some(now);
                 self.failing = false;
@@ -172,6 +178,10 @@ mod tests {
         let call = c.begin(now.0);
         c.end(call, ("tag", false), Some(&gone), now);
         assert!(!c.view(now).failing);
+        let changed = OriginError::Changed { what: "object".into(), why: "8 bytes now".into() };
+        let call = c.begin(now.0);
+        c.end(call, ("object", true), Some(&changed), now);
+        assert_eq!(c.view(now), ConditionView { calls: 2, ..ConditionView::default() });
         let call = c.begin(now.0);
         c.end(call, ("object", true), Some(&gone), now);
         assert!(c.view(now).failing);

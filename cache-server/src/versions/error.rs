@@ -149,7 +149,10 @@ impl VersionError {
         }
         match self.code() {
             Code::NotFound => "check the root, hash, path or tag, and that its dataset is registered here",
-            Code::OriginChanged | Code::OriginMissing => {
+            Code::OriginChanged => {
+                "run `fletch refresh NAME`, and read the new version; or restore the object"
+            }
+            Code::OriginMissing => {
                 "restore the object, or index the dataset again with --parent and read the new version; if \
                  its root is the same, restart the server"
             }

@@ -8,21 +8,22 @@
 //!
 //! `race.rs` decides when the next location is asked, and leaves out homes that do not answer.
 //!
-//! Only the store hashes the bytes. So a second call says that the bytes of the call before were wrong, and
-//! that call decides whether the object changed or is corrupt.
+//! The store hashes the bytes. So a second call says that the bytes of the call before were wrong, and that
+//! call decides whether the object changed or is corrupt. Bytes of an object whose tag is another one than in
+//! the tables are hashed here, too: if they are right, `renewed_pins.rs` remembers the tag.
 
 use super::{
     Sources, VersionError, Versions,
     home::Home,
     locate::location_in_layout,
-    location::{ChunkLocation, LocatedChunk, ObjectPiece},
+    location::{ChunkLocation, LocatedChunk},
     race::{Candidate, Choices, Finish, Found, race},
     source::{PartRow, Source},
 };
 use crate::accounting::JobCosts;
 use bytes::Bytes;
 use fletch_core::Hash;
-use fletch_origin::{Meter, ObjectMeta, Pin};
+use fletch_origin::{Meter, ObjectMeta};
 use fletch_store::{Fetch, FetchError};
 use futures::{
     StreamExt as _,
@@ -41,6 +42,8 @@ const ROWS_MAX: usize = 4;
 const OTHERS_MAX: usize = 2 * ROWS_MAX - 1;
 /// How long a reader with a location waits for locations in further sources.
 const MORE_WITHIN: Duration = Duration::from_millis(300);
+/// Bytes of this length or more are hashed on a blocking thread.
+const BLOCKING_BYTES: usize = 64 << 10;
 
 /// How often a store calls a fetch, at most: rows of two sources, one repetition, and the final error.
 pub const ATTEMPTS: u32 = 2 * ROWS_MAX as u32 + 2;
@@ -138,6 +141,9 @@ impl ChunkFetch {
                 self.failed(home, e);
             }
             if let Some((location, (bytes, metas))) = won {
+                if location.is_news(&metas) && self.is_right(&bytes).await {
+                    location.note_right(&metas);
+                }
                 self.with(|s| s.last_try = Some((location, metas)));
                 return Ok(bytes);
             }
@@ -145,6 +151,19 @@ impl ChunkFetch {
             let Some(again) = again else { return Err(self.with(|s| s.error())) };
             self.with(|s| s.untried = vec![again]);
         }
+    }
+
+    /// Hashes the bytes of an answer.
+    async fn is_right(&self, bytes: &Bytes) -> bool {
+        if bytes.len() < BLOCKING_BYTES {
+            return Hash::of(bytes) == self.hash;
+        }
+        let (bytes, hash) = (bytes.clone(), self.hash);
+        let hashed = tokio::task::spawn_blocking(move || Hash::of(&bytes) == hash).await;
+        hashed.unwrap_or_else(|error| {
+            tracing::debug!(%error, chunk = %self.hash, "a chunk under a new tag was not hashed");
+            false
+        })
     }
 
     fn failed(&self, home: Arc<Home>, e: VersionError) {
@@ -162,11 +181,12 @@ impl ChunkFetch {
     /// Notes that the location of the call before had wrong bytes, if there was a call before.
     fn judge_last_try(&self) {
         let Some((wrong, metas)) = self.with(|s| s.last_try.take()) else { return };
-        let name = |p: &ObjectPiece| format!("{}/{}", p.object.origin.uri(), p.object.path);
         let changed = wrong.pieces.iter().zip(&metas).find_map(|(p, meta)| {
-            difference(&p.object.pin, meta).map(|why| VersionError::Changed { what: name(p), why })
+            let why = wrong.difference(p, meta)?;
+            wrong.note_changed(p);
+            Some(VersionError::Changed { what: p.object.name(), why })
         });
-        let first = || wrong.pieces.first().map(name).unwrap_or_default();
+        let first = || wrong.pieces.first().map(|p| p.object.name()).unwrap_or_default();
         let e = changed.unwrap_or_else(|| VersionError::Corrupt(first()));
         self.count(&e);
         tracing::warn!(chunk = %self.hash, error = %e, "the origin returned wrong bytes");
@@ -280,20 +300,5 @@ impl Choices for ChunkFetch {
 
     fn more(&self, fresh: bool) -> BoxFuture<'_, Found<ChunkLocation>> {
         self.other_locations(fresh).boxed()
-    }
-}
-
-/// Returns how an object differs from its pin, or `None` if it seems unchanged.
-fn difference(pin: &Pin, meta: &ObjectMeta) -> Option<String> {
-    if pin.size != meta.size {
-        return Some(format!("it had {} bytes and has {}", pin.size, meta.size));
-    }
-    match (&pin.etag, &meta.etag) {
-        // Etags decide where both exist: a store's listing and its replies give times of different precision.
-        (Some(a), Some(b)) => (a != b).then(|| "its etag differs".to_owned()),
-        _ => match (pin.mtime_ns, meta.mtime_ns) {
-            (Some(a), Some(b)) if a != b => Some("its time of modification differs".to_owned()),
-            _ => None,
-        },
     }
 }

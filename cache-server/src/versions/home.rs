@@ -6,8 +6,10 @@
 
 use super::{
     breaker::{Admission, Breaker, BreakerState, Change, Outcome},
+    changed_objects::ChangedObjects,
     condition::{Condition, ConditionView},
     patience::Patience,
+    renewed_pins::RenewedPins,
 };
 use crate::{
     accounting::{Accounts, NO_JOB},
@@ -79,6 +81,8 @@ struct Shared {
     call_timeout: Duration,
     /// Notified when a breaker opens: calls that wait for that home turn to another.
     opened: watch::Sender<()>,
+    renewed: RenewedPins,
+    changed: ChangedObjects,
 }
 
 impl Home {
@@ -86,6 +90,16 @@ impl Home {
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
         &self.uri
+    }
+
+    /// Returns the renewed pins, which all homes share.
+    pub(super) fn renewed_pins(&self) -> &RenewedPins {
+        &self.shared.renewed
+    }
+
+    /// Returns the changed objects, which all homes share.
+    pub(super) fn changed_objects(&self) -> &ChangedObjects {
+        &self.shared.changed
     }
 
     /// Returns the latest reads of content.
@@ -240,10 +254,10 @@ impl HomeOrigin {
         self.observed((path, pin.is_some()), || self.origin.get(path, range.clone(), pin)).await
     }
 
-    /// Reads content, as [`Origin::get`]. The meter of the job that asked counts the bytes.
+    /// Reads content, as [`Origin::get_hashed`]. The meter of the job that asked counts the bytes.
     ///
     /// # Errors
-    /// As [`Origin::get`].
+    /// As [`Origin::get_hashed`].
     pub async fn get_content(
         &self,
         meter: &Meter,
@@ -253,7 +267,7 @@ impl HomeOrigin {
     ) -> Result<ObjectBytes, OriginError> {
         let origin = self.origin.clone().metered(meter);
         let begun = Instant::now();
-        let got = self.observed((path, true), || origin.get(path, Some(range.clone()), Some(pin))).await?;
+        let got = self.observed((path, true), || origin.get_hashed(path, Some(range.clone()), pin)).await?;
         self.home.reads.note(begun.into_std(), got.bytes.len() as u64);
         Ok(got)
     }
@@ -319,7 +333,7 @@ impl HomeOrigin {
 
     /// Reads an object beside the readers, past the bound on calls to a home that is not healthy.
     pub(super) async fn probe_get(&self, path: &str, range: Range<u64>, pin: &Pin) {
-        drop(self.recorded((path, true), self.origin.get(path, Some(range), Some(pin))).await);
+        drop(self.recorded((path, true), self.origin.get_hashed(path, Some(range), pin)).await);
     }
 
     /// Asks for an object's metadata, as [`HomeOrigin::probe_get`].
@@ -386,8 +400,24 @@ pub struct Homes {
 impl Homes {
     /// Creates the homes. A call waits at most `call_timeout` for a home that does not answer.
     pub(super) fn new(call_timeout: Duration, accounts: Arc<Accounts>) -> Self {
-        let (counts, opened) = (HomeCounts::default(), watch::Sender::new(()));
-        Homes { homes: Mutex::default(), accounts, shared: Arc::new(Shared { counts, call_timeout, opened }) }
+        let shared = Shared {
+            counts: HomeCounts::default(),
+            call_timeout,
+            opened: watch::Sender::new(()),
+            renewed: RenewedPins::default(),
+            changed: ChangedObjects::default(),
+        };
+        Homes { homes: Mutex::default(), accounts, shared: Arc::new(shared) }
+    }
+
+    /// Returns the renewed pins of all domains.
+    pub(super) fn renewed_pins(&self) -> &RenewedPins {
+        &self.shared.renewed
+    }
+
+    /// Returns the changed objects of all domains.
+    pub(super) fn changed_objects(&self) -> &ChangedObjects {
+        &self.shared.changed
     }
 
     /// Returns an origin of a dataset with its home.

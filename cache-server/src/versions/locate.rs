@@ -170,5 +170,5 @@ pub(super) async fn location_in_layout(
             len: (r.range.end - r.range.start) as u64,
         });
     }
-    Ok((!pieces.is_empty()).then_some(ChunkLocation { pieces }))
+    Ok((!pieces.is_empty()).then_some(ChunkLocation::new(other, pieces)))
 }

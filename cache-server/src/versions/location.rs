@@ -3,11 +3,12 @@
 use super::{
     HomeOrigin, Sources, VersionError,
     race::Candidate,
+    renewed_pins::object_key,
     source::{ObjectLocation, PartRow, Source},
 };
-use crate::tenants::ColdChunk;
+use crate::{state::RegistrationHandle, tenants::ColdChunk};
 use bytes::{Bytes, BytesMut};
-use fletch_core::StoreKey;
+use fletch_core::{Root, StoreKey};
 use fletch_origin::{Meter, ObjectMeta, OriginError};
 use fletch_store::Store;
 use fletch_tables::{ChunkRow, ObjectRef};
@@ -73,6 +74,11 @@ impl LocatedChunk {
     pub fn fill_here(&self, meter: &Meter, buffer: &mut [u8]) -> bool {
         // Without the part of the tables in memory, it would have to wait.
         let Some(Ok(object)) = self.source.object_of(&self.row).now_or_never() else { return false };
+        let changed = object.origin.home().changed_objects();
+        // A read that compares pins finds out whether the object has the indexed bytes again.
+        if changed.contains(&self.source.registered, &object.name()) {
+            return false;
+        }
         let at = (self.row.row.offset, &object.pin);
         match object.origin.fill_here(meter, &object.path, at, buffer) {
             Ok(()) => true,
@@ -101,6 +107,9 @@ impl LocatedChunk {
 #[derive(Clone)]
 pub(super) struct ChunkLocation {
     pub pieces: Vec<ObjectPiece>,
+    /// The registration of the source.
+    registered: Arc<RegistrationHandle>,
+    root: Root,
 }
 
 /// A range of an object.
@@ -111,11 +120,24 @@ pub(super) struct ObjectPiece {
     pub len: u64,
 }
 
+impl ObjectPiece {
+    /// Returns the range of the object.
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+}
+
 impl ChunkLocation {
+    /// Returns the location of these pieces, which are of one source.
+    pub fn new(source: &Source, pieces: Vec<ObjectPiece>) -> Self {
+        let (registered, root) = (Arc::clone(&source.registered), source.version.root());
+        ChunkLocation { pieces, registered, root }
+    }
+
     pub async fn of(source: &Source, row: &PartRow) -> Result<Self, VersionError> {
         let object = source.object_of(row).await?;
         let piece = ObjectPiece { object, offset: row.row.offset, len: row.row.len.into() };
-        Ok(ChunkLocation { pieces: vec![piece] })
+        Ok(ChunkLocation::new(source, vec![piece]))
     }
 
     /// Returns the location with the home of its objects. `None` for a location without pieces.
@@ -137,8 +159,12 @@ impl ChunkLocation {
     pub async fn read(&self, meter: &Meter) -> Result<(Bytes, Vec<ObjectMeta>), OriginError> {
         let (mut all, mut metas) = (Vec::new(), Vec::new());
         for p in &self.pieces {
-            let range = p.offset..p.offset + p.len;
-            let got = p.object.origin.get_content(meter, &p.object.path, range, &p.object.pin).await?;
+            let pin = p.object.origin.home().renewed_pins().pin_to_send(&self.key(p), &p.object.pin);
+            let got = p.object.origin.get_content(meter, &p.object.path, p.range(), &pin).await;
+            if let Err(OriginError::Changed { .. }) = &got {
+                self.note_changed(p);
+            }
+            let got = got?;
             metas.push(got.meta);
             all.push(got.bytes);
         }
@@ -151,5 +177,47 @@ impl ChunkLocation {
             }
         };
         Ok((bytes, metas))
+    }
+
+    /// Returns the name of a piece's object among the renewed pins.
+    fn key(&self, piece: &ObjectPiece) -> String {
+        object_key(&self.registered.domain, piece.object.origin.uri(), &piece.object.path)
+    }
+
+    /// Counts the object of a piece as changed.
+    pub fn note_changed(&self, piece: &ObjectPiece) {
+        let changed = piece.object.origin.home().changed_objects();
+        changed.add(&self.registered, self.root, &piece.object.name());
+    }
+
+    /// Returns how the object of a piece differs from its pin. `None` if it seems unchanged, or if right bytes
+    /// came under its new tag before.
+    pub fn difference(&self, piece: &ObjectPiece, now: &ObjectMeta) -> Option<String> {
+        let why = piece.object.pin.difference(&now.pin())?;
+        let renewed = piece.object.origin.home().renewed_pins();
+        (!renewed.knows(&self.key(piece), &piece.object.pin, now)).then_some(why)
+    }
+
+    /// Returns whether bytes that are right would say something new of an object.
+    pub fn is_news(&self, metas: &[ObjectMeta]) -> bool {
+        self.pieces.iter().zip(metas).any(|(p, meta)| {
+            let home = p.object.origin.home();
+            let is_remote = p.object.origin.origin().local_dir().is_none();
+            is_remote && home.renewed_pins().is_news(&self.key(p), &p.object.pin, meta)
+                || home.changed_objects().contains(&self.registered, &p.object.name())
+        })
+    }
+
+    /// Records that the pieces had the right hash in answers with these metadata.
+    pub fn note_right(&self, metas: &[ObjectMeta]) {
+        for (p, meta) in self.pieces.iter().zip(metas) {
+            let home = p.object.origin.home();
+            home.changed_objects().remove(&self.registered, &p.object.name());
+            let (key, pin) = (self.key(p), &p.object.pin);
+            if p.object.origin.origin().local_dir().is_none() && home.renewed_pins().is_news(&key, pin, meta)
+            {
+                home.renewed_pins().note(&key, pin, meta, p.range());
+            }
+        }
     }
 }

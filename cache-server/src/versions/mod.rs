@@ -15,6 +15,7 @@
 
 mod allowlist;
 mod breaker;
+mod changed_objects;
 mod condition;
 mod error;
 mod fetch;
@@ -26,6 +27,7 @@ mod open;
 mod patience;
 mod prove;
 mod race;
+mod renewed_pins;
 mod samples;
 mod search;
 mod source;
@@ -34,6 +36,7 @@ pub mod table_blocks;
 
 pub use allowlist::{Allowlist, UriNotAllowed};
 pub use breaker::BreakerState;
+pub use changed_objects::ChangedObjects;
 pub use condition::ConditionView;
 pub use error::VersionError;
 pub use fetch::{ATTEMPTS, ChunkFetch};
@@ -41,6 +44,7 @@ pub use home::{Home, HomeCounts, HomeOrigin};
 pub use locate::AskTables;
 pub use location::LocatedChunk;
 pub use prove::ProvenFiles;
+pub use renewed_pins::RenewedPins;
 pub use samples::{Samples, SamplesError};
 pub use source::Source;
 pub use sources::{Reader, Sources};
@@ -184,6 +188,18 @@ impl Versions {
     #[must_use]
     pub fn home_counts(&self) -> &HomeCounts {
         self.homes.counts()
+    }
+
+    /// Returns the tags under which objects have the indexed bytes, where the tables have others.
+    #[must_use]
+    pub fn renewed_pins(&self) -> &RenewedPins {
+        self.homes.renewed_pins()
+    }
+
+    /// Returns the objects that changed since they were indexed, as far as readers met them.
+    #[must_use]
+    pub fn changed_objects(&self) -> &ChangedObjects {
+        self.homes.changed_objects()
     }
 
     /// Returns the state of every registered dataset: that of its objects' or tables' home, whichever is
@@ -335,6 +351,9 @@ impl Versions {
         tag: &TagName,
     ) -> Result<Arc<Source>, VersionError> {
         let doc = self.tag(entry, tag).await?;
+        if *tag == TagName::latest() {
+            self.changed_objects().resolved(entry, doc.root);
+        }
         let source = self.resolve(entry, doc.root, Some(doc.layout)).await?;
         if source.tables.uri().is_plain_http() && !entry.tagged_layouts(doc.root).contains(&doc.layout) {
             self.record_tagged(entry, &doc).await;

@@ -46,6 +46,15 @@ pub struct ObjectLocation {
     pub pin: Pin,
 }
 
+impl ObjectLocation {
+    /// Returns the object's URI, as errors show it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let shown: String = self.path.chars().take(4096).collect();
+        format!("{}/{}", self.origin.uri(), shown.escape_debug())
+    }
+}
+
 impl Source {
     pub(super) fn new(
         registered: Arc<RegistrationHandle>,

@@ -35,6 +35,7 @@ mod process;
 mod refs;
 mod registry;
 mod replays;
+mod retagged;
 mod selections;
 mod shuffles;
 mod states;

@@ -135,6 +135,10 @@ pub struct DatasetUse {
     pub origin_bytes: u64,
     /// Bytes that were sent beyond those that were read: what the cache avoided. Never falls.
     pub avoided_bytes: u64,
+    /// Objects that changed since the index, as far as readers met them: at most 10,000. `fletch refresh`
+    /// indexes them.
+    #[serde(default)]
+    pub changed_objects: u64,
 }
 
 /// What a job received of a dataset, and what that cost, since the server started.

@@ -52,6 +52,40 @@ pub struct Tags {
     pub tags: Vec<TagName>,
 }
 
+/// How an object looked when it was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ObjectPin {
+    /// The size in bytes.
+    pub size: u64,
+    /// The time of the last modification, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtime_ns: Option<i64>,
+    /// The entity tag of the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+}
+
+/// An object that has the indexed bytes under another entity tag.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RenewedPin {
+    /// The path of the object, which is the path of its entry.
+    pub path: String,
+    /// The pin of the tables.
+    pub old: ObjectPin,
+    /// The pin under which the server hashed every byte of the object, and found the indexed hashes.
+    pub new: ObjectPin,
+}
+
+/// A page of the renewed pins of a dataset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RenewedPins {
+    /// At most 1000 objects, in the order of their paths.
+    pub objects: Vec<RenewedPin>,
+    /// The value of `after` for the next page. Absent after the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
 /// Body of `POST /v1/datasets`. Registering the same dataset again changes nothing.
 ///
 /// The same name and URI with other tables replace the registration.

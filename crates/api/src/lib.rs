@@ -33,7 +33,8 @@ pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, MemberState, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{
-    Dataset, Datasets, RegisterDataset, RegisteredDataset, ResolvedVersion, Tags, Unconfirmed,
+    Dataset, Datasets, ObjectPin, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
+    ResolvedVersion, Tags, Unconfirmed,
 };
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,

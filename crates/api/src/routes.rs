@@ -32,6 +32,8 @@ pub const DATASET: &str = "/v1/datasets/{name}";
 pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
 /// GET: the tags of a dataset.
 pub const DATASET_TAGS: &str = "/v1/datasets/{name}/tags";
+/// GET: the objects of a dataset that have the indexed bytes under other entity tags.
+pub const RENEWED_PINS: &str = "/v1/datasets/{name}/renewed-pins";
 /// DELETE: evicts a dataset's chunks from disk.
 pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
 /// GET: which dataset has how much of the disk, and why.
@@ -204,6 +206,16 @@ pub fn dataset(name: &DatasetName) -> String {
     format!("/v1/datasets/{name}")
 }
 
+/// Returns the path of the renewed pins of a dataset, after the object `after`.
+#[must_use]
+pub fn renewed_pins(name: &DatasetName, after: Option<&str>) -> String {
+    let path = format!("/v1/datasets/{name}/renewed-pins");
+    match after {
+        Some(after) => format!("{path}?after={}", utf8_percent_encode(after, NON_ALPHANUMERIC)),
+        None => path,
+    }
+}
+
 /// Returns the path of a dataset's chunks on disk.
 #[must_use]
 pub fn dataset_chunks(name: &DatasetName) -> String {
@@ -302,6 +314,8 @@ mod tests {
         assert_eq!(batch(root), fill(BATCH));
         assert_eq!(dataset(&name), fill(DATASET));
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
+        assert_eq!(renewed_pins(&name, None), fill(RENEWED_PINS));
+        assert_eq!(renewed_pins(&name, Some("a/é&")), fill(RENEWED_PINS) + "?after=a%2F%C3%A9%26");
         assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
         assert_eq!(dataset_tags(&name), fill(DATASET_TAGS));

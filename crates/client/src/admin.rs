@@ -6,8 +6,8 @@ use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
-    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, RegisteredDataset, StartWarmup,
-    Tags, Unconfirmed, Warmup, routes,
+    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, RegisteredDataset, RenewedPins,
+    StartWarmup, Tags, Unconfirmed, Warmup, routes,
 };
 use fletch_core::{DatasetName, MemberId, MountId, TagName};
 use http::{Method, StatusCode};
@@ -37,6 +37,19 @@ impl Client {
     /// route.
     pub async fn tags(&self, name: &DatasetName) -> Result<Vec<TagName>, ClientError> {
         Ok(self.get_json::<Tags>(&routes::dataset_tags(name)).await?.tags)
+    }
+
+    /// Returns a page of the objects of a dataset that have the indexed bytes under other entity tags.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` if the caller may not see the dataset, or the server is older than this
+    /// route.
+    pub async fn renewed_pins(
+        &self,
+        name: &DatasetName,
+        after: Option<&str>,
+    ) -> Result<RenewedPins, ClientError> {
+        self.get_json(&routes::renewed_pins(name, after)).await
     }
 
     /// Registers a dataset. Registering the same dataset again changes nothing.

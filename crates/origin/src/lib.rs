@@ -16,6 +16,7 @@ mod address;
 mod backend;
 mod config;
 mod credentials;
+mod entity_tag;
 mod error;
 mod given;
 pub mod local;
@@ -33,6 +34,7 @@ mod uri;
 
 pub use backend::Backend;
 pub use config::{Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
+pub use entity_tag::{EntityTag, TagMatch};
 pub use error::OriginError;
 pub use given::{GiveError, Given};
 pub use meter::Meter;

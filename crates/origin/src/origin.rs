@@ -4,6 +4,7 @@ use crate::backend::Backend;
 use crate::given::{GiveError, Given};
 use crate::local::Confinement;
 use crate::meter::Meter;
+use crate::object::PinCheck;
 use crate::remote::{Permits, Remote, RemotePrefix, shared_permit};
 use crate::shared_permits::SharedPermits;
 use crate::stats::Counters;
@@ -263,9 +264,9 @@ impl Origin {
 
     /// Reads a range of the object (in bytes, end exclusive), or all of it.
     ///
-    /// Returns `Changed` if the size differs from the pin's, and at a store if the etag differs. Reads a
-    /// local file whose size is the pin's and whose time differs: the caller hashes the bytes, and compares
-    /// `pin` with `meta` to tell a changed file from a damaged disk.
+    /// Returns `Changed` if the size differs from the pin's, and at a store if [`Pin::difference`] says so.
+    /// Reads a local file whose size is the pin's and whose time differs: the caller hashes the bytes, and
+    /// compares `pin` with `meta` to tell a changed file from a damaged disk.
     ///
     /// # Errors
     /// `NotFound`, `Changed`, `Denied`, `Throttled`, `Unavailable`. `Invalid` for a bad path, a range past
@@ -276,6 +277,32 @@ impl Origin {
         path: &str,
         range: Option<Range<u64>>,
         pin: Option<&Pin>,
+    ) -> Result<ObjectBytes, OriginError> {
+        self.get_checked(path, range, pin.map(|pin| (pin, PinCheck::Exact))).await
+    }
+
+    /// Reads a range, or all, of an object for a caller that knows the hash of these bytes.
+    ///
+    /// As [`Origin::get`], but returns `Changed` only for another size: equal bytes under a new tag are served.
+    /// The caller must hash the bytes. If the hash is wrong, [`Pin::difference`] of `pin` and `meta` tells a
+    /// changed object from a damaged one. An object that no longer has the pin's tag costs two requests.
+    ///
+    /// # Errors
+    /// As [`Origin::get`].
+    pub async fn get_hashed(
+        &self,
+        path: &str,
+        range: Option<Range<u64>>,
+        pin: &Pin,
+    ) -> Result<ObjectBytes, OriginError> {
+        self.get_checked(path, range, Some((pin, PinCheck::SizeThenHash))).await
+    }
+
+    async fn get_checked(
+        &self,
+        path: &str,
+        range: Option<Range<u64>>,
+        pin: Option<(&Pin, PinCheck)>,
     ) -> Result<ObjectBytes, OriginError> {
         let what = self.what(path);
         let run = async {
@@ -291,7 +318,8 @@ impl Origin {
             }
             match &self.remote {
                 None => {
-                    let (path, pin, max) = (path.to_owned(), pin.cloned(), self.shared.limits.get_bytes_max);
+                    let pin = pin.map(|(pin, _)| pin.clone());
+                    let (path, max) = (path.to_owned(), self.shared.limits.get_bytes_max);
                     let (named, confinement) = (what.clone(), self.confinement.clone());
                     self.local(&what, move |dir| {
                         local::get(&confinement, dir, &named, &path, range, pin.as_ref(), max)

@@ -10,21 +10,18 @@ use crate::backend::Backend;
 use crate::credentials::{self, FileStamp, Source};
 use crate::given::Given;
 use crate::meter::Meter;
-use crate::object::{ObjectBytes, ObjectMeta, Pin};
+use crate::object::ObjectMeta;
 use crate::pace::Pace;
 use crate::retry::retrying;
 use crate::shared_permits::{SharedPermit, SharedPermits};
 use crate::stats::Counters;
-use crate::transport::{Answered, BadAnswer, warn_of_ignored_proxy};
+use crate::transport::{PLACEHOLDER, Rewrite, warn_of_ignored_proxy};
 use crate::uri::{Scheme, check_plain_path};
 use crate::{OriginConfig, OriginError, OriginLimits, OriginPace};
-use bytes::{Bytes, BytesMut};
-use futures::StreamExt as _;
+use object_store::GetOptions;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStoreExt as _};
 use std::fmt;
 use std::future::Future;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,8 +30,9 @@ pub(crate) use store::azure_key;
 use store::{Recipe, Store};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
-use translate::{cause, changed, translate, unavailable, wrong_answer};
+use translate::{translate, unavailable};
 
+mod get;
 mod listing;
 mod multipart;
 mod store;
@@ -92,9 +90,6 @@ pub(crate) async fn shared_permit(
     if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
 }
 
-/// The longest object that is read whole to return a part of it, at a server without ranges.
-const WHOLE_BYTES_MAX: u64 = 16 << 20;
-
 /// One bucket, container or server, with its client, its limits and its pace.
 pub(crate) struct Remote {
     config: OriginConfig,
@@ -147,6 +142,25 @@ pub(crate) struct RemotePrefix {
     pub prefix: String,
     /// Counts what the caller reads.
     pub meter: Meter,
+}
+
+/// The key of an object to read.
+#[derive(Debug)]
+struct ReadKey {
+    key: Key,
+    /// The real key, if `object_store` cannot express it.
+    rewrite: Option<Rewrite>,
+}
+
+impl ReadKey {
+    /// Returns the options of a request for the object.
+    fn options(&self) -> GetOptions {
+        let mut options = GetOptions::default();
+        if let Some(rewrite) = &self.rewrite {
+            options.extensions.insert(rewrite.clone());
+        }
+        options
+    }
 }
 
 impl Remote {
@@ -372,22 +386,6 @@ impl Remote {
         })
         .await
     }
-
-    fn meta_of(&self, path: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
-        let mtime_ns = meta.last_modified.timestamp_nanos_opt();
-        let etag = meta.e_tag.clone().map(|etag| match self.scheme {
-            // Azure quotes etags in headers but not in listings.
-            Scheme::Azure if !etag.starts_with('"') => format!("\"{etag}\""),
-            _ => etag,
-        });
-        ObjectMeta {
-            path: path.to_owned(),
-            size: meta.size,
-            // `object_store` returns 1970 if a plain server sends no time.
-            mtime_ns: mtime_ns.filter(|t| *t != 0 || !self.scheme.is_plain()),
-            etag,
-        }
-    }
 }
 
 impl ClientState {
@@ -420,6 +418,21 @@ fn connect_timeout(limits: OriginLimits) -> Duration {
 }
 
 impl RemotePrefix {
+    /// Returns the key of an object to read, which may have control characters.
+    fn read_key(&self, what: &str, path: &str) -> Result<ReadKey, OriginError> {
+        match self.key(what, path) {
+            Ok(key) => Ok(ReadKey { key, rewrite: None }),
+            Err(error) if self.remote.scheme.is_plain() || !path.contains(|c: char| c.is_ascii_control()) => {
+                Err(error)
+            }
+            Err(_) => {
+                let full = self.key_prefix("") + path;
+                let key = Key::from(PLACEHOLDER);
+                Ok(ReadKey { key, rewrite: Some(Rewrite::Key(full)) })
+            }
+        }
+    }
+
     fn key(&self, what: &str, path: &str) -> Result<Key, OriginError> {
         let full = if self.prefix.is_empty() { path.to_owned() } else { format!("{}/{path}", self.prefix) };
         if self.remote.scheme.is_plain() {
@@ -429,238 +442,9 @@ impl RemotePrefix {
         Key::parse(full).map_err(|e| OriginError::invalid(what, e))
     }
 
-    pub async fn get(
-        &self,
-        what: &str,
-        path: &str,
-        range: Option<Range<u64>>,
-        pin: Option<&Pin>,
-    ) -> Result<ObjectBytes, OriginError> {
-        let key = &self.key(what, path)?;
-        let range = &range;
-        let expected = range.as_ref().map_or(pin.map_or(0, |p| p.size), |r| r.end - r.start);
-        self.remote
-            .retried(what, expected, |_, at| async move {
-                self.get_once(&at, what, path, key, range.clone(), pin).await
-            })
-            .await
-            .inspect(|got| self.remote.pace.charge_more((got.bytes.len() as u64).saturating_sub(expected)))
-    }
-
-    async fn ask(
-        &self,
-        at: &Current,
-        what: &str,
-        key: &Key,
-        options: GetOptions,
-    ) -> Result<object_store::Result<GetResult>, OriginError> {
-        timeout(self.remote.patience(), at.store.objects().get_opts(key, options))
-            .await
-            .map_err(|_| unavailable(what, "no answer within a third of io_timeout"))
-    }
-
-    async fn get_once(
-        &self,
-        at: &Current,
-        what: &str,
-        path: &str,
-        key: &Key,
-        range: Option<Range<u64>>,
-        pin: Option<&Pin>,
-    ) -> Result<ObjectBytes, OriginError> {
-        let remote = &self.remote;
-        let plain = remote.scheme.is_plain();
-        // HTTP has no range of zero bytes, but the object must exist.
-        let head = range.as_ref().is_some_and(Range::is_empty);
-        // `If-Match` never matches a weak etag, so `check_pin` compares it with that of the answer.
-        let if_match = pin.and_then(|p| p.etag.clone()).filter(|tag| !tag.starts_with("W/"));
-        let options = |range: Option<Range<u64>>| GetOptions {
-            if_match: if_match.clone(),
-            range: range.map(GetRange::Bounded),
-            head,
-            ..GetOptions::default()
-        };
-        let all = |r: &Range<u64>| r.start == 0 && pin.is_some_and(|p| p.size == r.end);
-        let mut sent =
-            range.clone().filter(|r| !head && !(plain && (all(r) || remote.whole_only.load(Relaxed))));
-        let mut answer = self.ask(at, what, key, options(sent.clone())).await?;
-        if plain && matches!(&answer, Err(e) if matches!(cause(e), Some(BadAnswer::RangeIgnored(_)))) {
-            // Ranges are optional in HTTP. From now on, request whole objects.
-            if !remote.whole_only.swap(true, Relaxed) {
-                tracing::warn!(
-                    origin = %remote.config.prefix,
-                    "the server does not support ranges; objects over 16 MiB cannot be read from it"
-                );
-            }
-            sent = None;
-            answer = self.ask(at, what, key, options(None)).await?;
-        }
-        let result = match answer {
-            Ok(result) => result,
-            Err(error) => {
-                if let (Some(range), Some(BadAnswer::PastEnd { size })) = (&range, cause(&error)) {
-                    let fitted = pin.is_some_and(|p| range.end <= p.size);
-                    match size {
-                        Some(size) if range.end <= *size => {
-                            let why = format!("status 416 for {range:?} of an object of {size} bytes");
-                            return Err(wrong_answer(what, why));
-                        }
-                        _ if fitted => return Err(changed(what, "the range now begins after its end")),
-                        _ => {}
-                    }
-                }
-                let error = translate(what, &error);
-                if remote.scheme == Scheme::Azure && matches!(error, OriginError::Changed { .. }) {
-                    // Azure answers a condition on a deleted blob like one on a changed blob.
-                    remote.with_patience(what, at.store.objects().head(key)).await?;
-                }
-                return Err(error);
-            }
-        };
-        let answered = result.extensions.get::<Answered>().copied();
-        let mut meta = remote.meta_of(path, &result.meta);
-        if answered.is_some_and(|a| a.is_size_unknown) {
-            // `Content-Range: bytes 0-9/*`: the etag of the answer, or the hash of the bytes, decides.
-            meta.size = match pin {
-                Some(pin) => pin.size,
-                None => remote.with_patience(what, at.store.objects().head(key)).await?.size,
-            };
-        }
-        check_pin(what, pin, &meta, answered)?;
-        let asked = range.unwrap_or(0..meta.size);
-        if asked.end > meta.size {
-            return Err(OriginError::invalid(
-                what,
-                format!("the range {asked:?} ends after the object's {} bytes", meta.size),
-            ));
-        }
-        if head {
-            return Ok(ObjectBytes { bytes: Bytes::new(), meta });
-        }
-        let expected = sent.unwrap_or(0..meta.size);
-        if result.range != expected {
-            let got = &result.range;
-            return Err(wrong_answer(what, format!("the server sent bytes {got:?} instead of {expected:?}")));
-        }
-        let part = expected != asked;
-        if part && meta.size > WHOLE_BYTES_MAX {
-            return Err(OriginError::invalid(
-                what,
-                format!(
-                    "the server does not support ranges, and the object has {} bytes, more than the 16 MiB \
-                     that can be read without; use a server with ranges, such as nginx",
-                    meta.size
-                ),
-            ));
-        }
-        let bytes = self.collect(what, result, expected.end - expected.start, answered).await?;
-        if part {
-            let at = |n: u64| usize::try_from(n).map_err(|e| OriginError::invalid(what, e));
-            // A copy, so that the part does not keep the whole object in memory.
-            let bytes = Bytes::copy_from_slice(&bytes[at(asked.start)?..at(asked.end)?]);
-            return Ok(ObjectBytes { bytes, meta });
-        }
-        Ok(ObjectBytes { bytes, meta })
-    }
-
-    async fn collect(
-        &self,
-        what: &str,
-        result: GetResult,
-        length: u64,
-        answered: Option<Answered>,
-    ) -> Result<Bytes, OriginError> {
-        let max = self.remote.limits.get_bytes_max;
-        if length > max {
-            return Err(OriginError::invalid(
-                what,
-                format!("one read of {length} bytes, at most {max} are allowed; read by range"),
-            ));
-        }
-        let length = usize::try_from(length).map_err(|e| OriginError::invalid(what, e))?;
-        let said = answered.map(|a| format!("{a}; ")).unwrap_or_default();
-        let mut stream = result.into_stream();
-        let mut bytes = BytesMut::with_capacity(length);
-        loop {
-            let piece = match timeout(self.remote.patience(), stream.next()).await {
-                Ok(None) => break,
-                Ok(Some(piece)) => piece.map_err(|e| match translate(what, &e) {
-                    OriginError::Unavailable { why, .. } => {
-                        let came = bytes.len();
-                        let why = format!("{said}the answer ended after {came} of {length} bytes: {why}");
-                        unavailable(what, &why)
-                    }
-                    other => other,
-                })?,
-                Err(_) => {
-                    let why = format!("the answer stalled after {} of {length} bytes", bytes.len());
-                    return Err(unavailable(what, &why));
-                }
-            };
-            self.remote.counters.read(piece.len() as u64);
-            self.meter.read(piece.len() as u64);
-            if piece.len() > length - bytes.len() {
-                let why = format!("{said}the answer has more than the requested {length} bytes");
-                return Err(wrong_answer(what, why));
-            }
-            bytes.extend_from_slice(&piece);
-        }
-        if bytes.len() < length {
-            let why = format!("{said}the answer has {} of the requested {length} bytes", bytes.len());
-            return Err(wrong_answer(what, why));
-        }
-        Ok(bytes.freeze())
-    }
-
     pub async fn head(&self, what: &str, path: &str) -> Result<ObjectMeta, OriginError> {
-        let key = &self.key(what, path)?;
+        let key = &self.read_key(what, path)?;
         let remote = &self.remote;
-        remote
-            .retried(what, 0, |_, at| async move {
-                let meta = remote.with_patience(what, at.store.objects().head(key)).await?;
-                Ok(remote.meta_of(path, &meta))
-            })
-            .await
-    }
-}
-
-/// Compares an object with its pin. A store may ignore `If-Match`, and a pin may have no etag.
-///
-/// An answer with a content coding, or with the pin's strong etag and another length, does not describe the
-/// pinned object: something between the store and this process made it.
-fn check_pin(
-    what: &str,
-    pin: Option<&Pin>,
-    meta: &ObjectMeta,
-    answered: Option<Answered>,
-) -> Result<(), OriginError> {
-    let Some(pin) = pin else { return Ok(()) };
-    let Some(why) = difference(pin, meta) else { return Ok(()) };
-    let strong = pin.etag.as_ref().filter(|tag| !tag.starts_with("W/"));
-    let same_etag = strong.is_some() && strong == meta.etag.as_ref();
-    match answered {
-        Some(answered) if answered.coding.is_some() => {
-            Err(wrong_answer(what, answered.expected(format!("the stored bytes, {} of them", pin.size))))
-        }
-        Some(answered) if same_etag => {
-            let expected = format!("{} bytes: the etag is that of the indexed object", pin.size);
-            Err(wrong_answer(what, answered.expected(expected)))
-        }
-        _ => Err(changed(what, &why)),
-    }
-}
-
-/// Returns how an object differs from its pin.
-fn difference(pin: &Pin, meta: &ObjectMeta) -> Option<String> {
-    if pin.size != meta.size {
-        return Some(format!("{} bytes when it was indexed, {} now", pin.size, meta.size));
-    }
-    match (&pin.etag, &meta.etag) {
-        (Some(then), Some(now)) if then != now => Some(format!("etag {then} when it was indexed, {now} now")),
-        (Some(then), None) => Some(format!("etag {then} when it was indexed, none now")),
-        (None, _) if pin.mtime_ns.is_some() && pin.mtime_ns != meta.mtime_ns => {
-            Some("its modification time differs".to_owned())
-        }
-        _ => None,
+        remote.retried(what, 0, |_, at| async move { self.head_once(&at, what, path, key).await }).await
     }
 }

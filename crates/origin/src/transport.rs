@@ -17,12 +17,12 @@ mod times;
 
 pub(crate) use answer::{Answered, BadAnswer};
 pub(crate) use page::{CarriedPage, Page};
-pub(crate) use rewrite::{Rewrite, Signer};
+pub(crate) use rewrite::{PLACEHOLDER, Rewrite, Signer};
 
 use crate::address::{AddressRule, CheckedResolver, SystemResolver};
 use crate::stats::Counters;
 use answer::{Asked, ErrorCode, Region};
-use http::header::{ACCEPT_ENCODING, DATE, HeaderValue, LOCATION, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, DATE, ETAG, HeaderValue, LAST_MODIFIED, LOCATION, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use object_store::ClientOptions;
@@ -200,6 +200,7 @@ impl HttpService for CheckedService {
             s if s.is_client_error() => refusal(&parts, body).await,
             _ if asked.is_listing => return listing(parts, body, asked.is_azure_listing).await,
             _ => {
+                readable(&mut parts.headers);
                 parts.extensions.insert(answered);
                 return Ok(HttpResponse::from_parts(parts, body));
             }
@@ -209,6 +210,23 @@ impl HttpService for CheckedService {
 }
 
 type Body = object_store::client::HttpResponseBody;
+
+/// Gives the time and the entity tag of an answer the forms that `object_store` requires.
+///
+/// A missing time becomes 1970, and a missing tag an empty one: both mean none.
+fn readable(headers: &mut HeaderMap) {
+    let text = |headers: &HeaderMap, name| headers.get(name).and_then(|v| v.to_str().ok().map(str::to_owned));
+    let time = text(headers, LAST_MODIFIED).unwrap_or_default();
+    if httpdate::parse_http_date(&time).is_err() {
+        let at = times::parse(&time).unwrap_or(SystemTime::UNIX_EPOCH);
+        if let Ok(value) = HeaderValue::try_from(httpdate::fmt_http_date(at)) {
+            headers.insert(LAST_MODIFIED, value);
+        }
+    }
+    if text(headers, ETAG).is_none() {
+        headers.insert(ETAG, HeaderValue::from_static(""));
+    }
+}
 
 /// Reads and parses a listing page. `object_store` gets a page without keys.
 async fn listing(
@@ -257,6 +275,20 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_without_time_or_tag_is_readable() {
+        let mut headers = HeaderMap::new();
+        readable(&mut headers);
+        assert_eq!(headers[LAST_MODIFIED], "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(headers[ETAG], "");
+        let form = |value: &'static str| HeaderValue::from_static(value);
+        headers.insert(LAST_MODIFIED, form("2024-11-05 10:00:00"));
+        headers.insert(ETAG, form("W/\"x\""));
+        readable(&mut headers);
+        assert_eq!(headers[LAST_MODIFIED], "Tue, 05 Nov 2024 10:00:00 GMT");
+        assert_eq!(headers[ETAG], "W/\"x\"");
+    }
 
     #[test]
     fn retry_after_is_seconds_or_a_date() {

@@ -7,6 +7,7 @@ use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
+use crate::run::renewed::RenewedPins;
 use crate::run::{RunContext, state};
 use crate::source::name_list::NameList;
 use crate::source::shard_dirs::shard_directories;
@@ -146,6 +147,7 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
         to,
         list,
         parent,
+        renewed: RenewedPins::default(),
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
         shard_dirs,

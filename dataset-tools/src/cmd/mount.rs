@@ -243,10 +243,11 @@ fn dataset(
         // A version that the server alone can read is not indexed again from here.
         if known.is_none() || before.is_some() || packed_at.is_some() {
             let list = args.list.clone();
+            let renewed = known.as_ref().map(|known| prepare::renewed_pins(ctx, &connected.client, known));
+            let (earlier, renewed) = (before.as_ref(), renewed.unwrap_or_default());
             let missing = Missing { skip_failed: args.skip_failed, allow_loss: args.allow_loss };
-            let earlier = before.as_ref();
-            let report =
-                prepare::prepare(ctx, &Wanted { uri: &uri, to: &place, list, pack, earlier, missing })?;
+            let wanted = Wanted { uri: &uri, to: &place, list, pack, earlier, missing, renewed };
+            let report = prepare::prepare(ctx, &wanted)?;
             // The mount works, so that this is no failure of the command.
             note_left_out(ctx, &report);
         } else if args.refresh {

@@ -10,6 +10,7 @@ use crate::own_server::{OwnPaths, ends_with_the_session, start};
 use crate::run::RunContext;
 use crate::run::loss::Share;
 use crate::run::options::{RunFailure, RunOptions, RunReport};
+use crate::run::renewed::RenewedPins;
 use crate::source::walk::Symlinks;
 use crate::tables_location::TablesLocation;
 use crate::target::Select;
@@ -21,6 +22,9 @@ use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
 use fletch_origin::OriginUri;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+
+/// The most pages of renewed pins that are read from a server: a million objects.
+const RENEWED_PAGES_MAX: usize = 1_000;
 
 /// A server that answered.
 pub struct Connected {
@@ -57,6 +61,8 @@ pub struct Wanted<'a> {
     pub earlier: Option<&'a Earlier>,
     /// What may be missing.
     pub missing: Missing,
+    /// The objects that a server read under new entity tags.
+    pub renewed: RenewedPins,
 }
 
 /// What a version may lack, by the options of `mount` and `refresh`.
@@ -157,6 +163,34 @@ impl Connected {
     }
 }
 
+/// Returns the objects of a dataset that the server read under new entity tags, and found unchanged.
+///
+/// Without an answer, these objects are read again.
+pub fn renewed_pins(ctx: &Context, client: &Client, dataset: &fletch_api::Dataset) -> RenewedPins {
+    let (mut pins, mut after) = (RenewedPins::default(), None);
+    for _ in 0..RENEWED_PAGES_MAX {
+        match ctx.rt.block_on(client.renewed_pins(&dataset.name, after.as_deref())) {
+            Ok(page) => {
+                pins.extend(page.objects);
+                // A page that does not go on is the last one.
+                if page.next.is_none() || page.next <= after {
+                    break;
+                }
+                after = page.next;
+            }
+            // A server of an older release has no such list.
+            Err(e) if e.code() == Some(Code::NotFound) => break,
+            Err(e) => {
+                ctx.out.note(format_args!(
+                    "objects with new entity tags are read again: the server's list of them failed: {e}"
+                ));
+                break;
+            }
+        }
+    }
+    pins
+}
+
 /// Reads the version that the tag `latest` names; `None` if there is none, or it cannot be read from here.
 pub fn earlier(ctx: &Context, tables: &OriginUri) -> Option<Earlier> {
     let location = TablesLocation::open(&ctx.origins(), tables).ok()?;
@@ -220,6 +254,7 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
     }
     let mut options = index::run_options(ctx, args)?;
     as_before(&mut options);
+    options.renewed = wanted.renewed.clone();
     crate::index::run(&options, run).map_err(again)
 }
 

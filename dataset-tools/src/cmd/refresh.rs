@@ -1,9 +1,10 @@
 //! `fletch refresh`: indexes what is new or changed of a registered dataset, as it was indexed before.
 
-use super::prepare::{Missing, Wanted, connect, earlier, note_left_out, prepare, registered};
+use super::prepare::{Missing, Wanted, connect, earlier, note_left_out, prepare, registered, renewed_pins};
 use super::{Context, absent, source};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
+use fletch_core::TagName;
 use fletch_core::manifest::LayoutKind;
 
 pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure> {
@@ -25,8 +26,15 @@ pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure>
             .hint(format!("run `fletch index {uri}` as the user that indexed it"))
     })?;
     let pack = before.params.kind == LayoutKind::Pack;
-    let report =
-        prepare(ctx, &Wanted { uri: &uri, to: &tables, list: None, pack, earlier: Some(&before), missing })?;
+    let renewed = renewed_pins(ctx, &connected.client, &dataset);
+    let earlier = Some(&before);
+    let wanted = Wanted { uri: &uri, to: &tables, list: None, pack, earlier, missing, renewed };
+    let report = prepare(ctx, &wanted)?;
+    // The server learns of the new version, and forgets which objects differed from the old one.
+    let latest = TagName::latest();
+    if let Err(e) = ctx.rt.block_on(connected.client.resolve(&dataset.name, latest.as_str())) {
+        ctx.out.warn(format_args!("the server cannot open the new version of {}: {e}", dataset.name));
+    }
     ctx.out.result(&report, |w| {
         writeln!(
             w,

@@ -380,7 +380,7 @@ impl Pool<'_> {
             let meta = if follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
             if meta.is_ok_and(|m| m.is_file() && pin_of(&m) == known.pin) {
                 self.counters.reuse(1, known.pin.size);
-                let FileRecord { pin, content } = known;
+                let FileRecord { pin, content, .. } = known;
                 return Some(Outcome::File { path, pin, content, reused: true, plain: None });
             }
         }

@@ -18,6 +18,7 @@ use crate::run::journal::files::FileJournalWriter;
 use crate::run::journal::write_failed;
 use crate::run::options::{OnFault, RunFailure, RunOptions, RunReport};
 use crate::run::parent::{self, IndexParent};
+use crate::run::renewed::RenewedParent;
 use crate::run::state::RunState;
 use crate::run::{Counters, Run, RunContext, publish};
 use crate::source::content::Content;
@@ -197,7 +198,8 @@ fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
         })
     })?;
     let parent = version.map(|version| IndexParent::new(run.ctx.rt, version, run.is_local()));
-    Ok(parent.map(|parent| Lookup::new(Box::new(parent))))
+    let renewed = |parent| RenewedParent::new(parent, run.options.renewed.clone());
+    Ok(parent.map(|parent| Lookup::new(Box::new(renewed(parent)))))
 }
 
 /// How a pass over the dataset ended.

@@ -17,9 +17,9 @@ use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::BadTar;
 use fletch_core::manifest::tar::shard::{Sharder, is_shard};
-use fletch_origin::{ObjectMeta, Origin, OriginError};
+use fletch_origin::{ObjectBytes, ObjectMeta, Origin, OriginError, Pin};
 use fletch_tables::PinRow;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Reader<'_> {
     async fn object(&self, object: ObjectMeta, known: Option<FileRecord>) -> Result<Outcome, Failure> {
         let pin = pin_row(object.pin());
         let path = object.path;
-        if let Some(known) = known.filter(|k| k.pin == pin) {
+        if let Some(known) = known.filter(|k| k.proves(&pin)) {
             self.counters.reuse(1, pin.size);
             self.judge.unchanged(&path, pin.size);
             return Ok(Outcome::File { path, pin, content: known.content, reused: true, plain: None });
@@ -149,11 +149,8 @@ impl Reader<'_> {
     /// Reads and hashes a tar shard, slice by slice. The inner error says why it is not a readable archive.
     async fn shard(&self, path: &str, pin: &PinRow) -> Result<Result<Content, BadTar>, OriginError> {
         let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
-        let bodies = stream::iter(0..slice_count(pin.size)).map(|i| {
-            let (offset, len) = slice_at(pin.size, i);
-            self.read(path, pin, offset, len, <[u8]>::to_vec)
-        });
-        let mut bodies = std::pin::pin!(bodies.buffered(SLICES_MAX));
+        let bodies = self.slices(path, pin, |_, bytes| bytes.to_vec());
+        let mut bodies = std::pin::pin!(bodies);
         while let Some(bytes) = bodies.try_next().await? {
             let fed = tokio::task::spawn_blocking(move || {
                 let fed = sharder.feed(&bytes);
@@ -178,44 +175,62 @@ impl Reader<'_> {
         }
         if pin.size <= u64::from(SLICE_BYTES_DEFAULT) {
             let len = u32::try_from(pin.size).unwrap_or(SLICE_BYTES_DEFAULT);
-            let hash = self.read(path, pin, 0, len, Hash::of).await?;
+            let (hash, _) = self.read(path, &origin_pin(pin), (0, len), Hash::of).await?;
             return Ok(Content::whole(hash, len));
         }
-        let slices: Vec<SliceHash> = stream::iter(0..slice_count(pin.size))
-            .map(|i| {
-                let (offset, len) = slice_at(pin.size, i);
-                self.read(path, pin, offset, len, move |bytes| {
-                    let mut hasher = SliceHasher::new(offset);
-                    hasher.update(bytes);
-                    hasher.finish()
-                })
-            })
-            .buffered(SLICES_MAX)
-            .try_collect()
-            .await?;
-        Ok(fold(pin.size, &slices))
+        let slices = self.slices(path, pin, |offset, bytes| {
+            let mut hasher = SliceHasher::new(offset);
+            hasher.update(bytes);
+            hasher.finish()
+        });
+        Ok(fold(pin.size, &slices.try_collect::<Vec<SliceHash>>().await?))
+    }
+
+    /// Reads an object by slices, and hashes each. The later slices are of the same state as the first one,
+    /// whatever form the tag has in the listing.
+    fn slices<'s, T: Send + 'static>(
+        &'s self,
+        path: &'s str,
+        pin: &'s PinRow,
+        hash: impl Fn(u64, &[u8]) -> T + Copy + Send + 'static,
+    ) -> impl Stream<Item = Result<T, OriginError>> + 's {
+        let at = |i| slice_at(pin.size, i);
+        let first = async move {
+            let listed = origin_pin(pin);
+            let (hashed, meta) = self.read(path, &listed, at(0), move |bytes| hash(0, bytes)).await?;
+            let later = Arc::new(listed.of_later_ranges(&meta));
+            let rest = stream::iter(1..slice_count(pin.size)).map(move |i| {
+                let (slice, later) = (at(i), Arc::clone(&later));
+                async move {
+                    let read = self.read(path, &later, slice, move |bytes| hash(slice.0, bytes)).await;
+                    read.map(|(hashed, _)| hashed)
+                }
+            });
+            Ok(stream::once(std::future::ready(Ok(hashed))).chain(rest.buffered(SLICES_MAX)))
+        };
+        stream::once(first).try_flatten()
     }
 
     async fn read<T: Send + 'static>(
         &self,
         path: &str,
-        pin: &PinRow,
-        offset: u64,
-        len: u32,
+        pin: &Pin,
+        (offset, len): (u64, u32),
         hash: impl FnOnce(&[u8]) -> T + Send + 'static,
-    ) -> Result<T, OriginError> {
+    ) -> Result<(T, ObjectMeta), OriginError> {
         let gone = |_| OriginError::Unavailable { what: path.to_owned(), why: "the run is ending".into() };
         let _memory = self.memory.acquire_many(len.max(1)).await.map_err(gone)?;
         let whole = offset == 0 && u64::from(len) == pin.size;
         let range = (!whole).then(|| offset..offset + u64::from(len));
-        let got = self.origin.get(path, range, Some(&origin_pin(pin))).await?;
-        let bytes = got.bytes;
+        let ObjectBytes { bytes, meta } = self.origin.get(path, range, Some(pin)).await?;
         self.counters.bytes_read.fetch_add(bytes.len() as u64, Relaxed);
         if bytes.len() < BLOCKING_BYTES {
-            return Ok(hash(&bytes));
+            return Ok((hash(&bytes), meta));
         }
         let shared = Arc::new(bytes);
         let hashed = tokio::task::spawn_blocking(move || hash(&shared)).await;
-        hashed.map_err(|e| OriginError::Unavailable { what: path.to_owned(), why: e.to_string() })
+        hashed
+            .map(|hashed| (hashed, meta))
+            .map_err(|e| OriginError::Unavailable { what: path.to_owned(), why: e.to_string() })
     }
 }

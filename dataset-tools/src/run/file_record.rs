@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::source::content::Content;
+use crate::source::pin::origin_pin;
 use fletch_tables::PinRow;
 use std::cmp::Ordering;
 
@@ -12,6 +13,24 @@ pub struct FileRecord {
     pub pin: PinRow,
     /// The hashes of its bytes.
     pub content: Content,
+    /// How the object looked when a server found the same bytes under another entity tag.
+    pub renewed: Option<PinRow>,
+}
+
+impl FileRecord {
+    /// Returns a record that no server renewed.
+    #[must_use]
+    pub fn new(pin: PinRow, content: Content) -> Self {
+        FileRecord { pin, content, renewed: None }
+    }
+
+    /// Returns whether an object of a store that looks like `now` has the bytes of the record.
+    #[must_use]
+    pub fn proves(&self, now: &PinRow) -> bool {
+        let now = origin_pin(now);
+        let mut pins = std::iter::once(&self.pin).chain(&self.renewed);
+        pins.any(|pin| origin_pin(pin).proves_same(&now))
+    }
 }
 
 /// The records of an earlier run, in path order: a journal or a parent.
@@ -78,9 +97,9 @@ mod tests {
 
     #[test]
     fn lookups_merge_two_ascending_sequences() {
-        let record = |i: i64| FileRecord {
-            pin: PinRow { size: 1, mtime_ns: Some(i), etag: Some(format!("2a-{i:x}")) },
-            content: Content::whole(fletch_core::Hash::of(&i.to_le_bytes()), 1),
+        let record = |i: i64| {
+            let pin = PinRow { size: 1, mtime_ns: Some(i), etag: Some(format!("2a-{i:x}")) };
+            FileRecord::new(pin, Content::whole(fletch_core::Hash::of(&i.to_le_bytes()), 1))
         };
         let list: Vec<_> =
             ["b", "d", "e", "g"].iter().zip(1..).map(|(p, i)| (p.to_string(), record(i))).collect();

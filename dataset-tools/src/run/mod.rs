@@ -13,6 +13,7 @@ pub mod loss;
 pub mod options;
 pub mod parent;
 pub mod publish;
+pub mod renewed;
 pub mod state;
 pub mod written;
 

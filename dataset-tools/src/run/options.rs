@@ -1,6 +1,7 @@
 //! The options of a run, its report, and its failure.
 
 use super::loss::Share;
+use super::renewed::RenewedPins;
 use crate::failure::Failure;
 use crate::progress::Mode;
 use crate::source::name_list::NameList;
@@ -45,6 +46,8 @@ pub struct RunOptions {
     pub list: Option<NameList>,
     /// The parent; `None` to read every file.
     pub parent: Option<ParentChoice>,
+    /// Pins that a server renewed, beside those of the parent.
+    pub renewed: RenewedPins,
     /// The tag to move; `None` to move none.
     pub tag: Option<TagName>,
     /// How entries form samples.

@@ -78,7 +78,7 @@ impl OpenPart {
             return None;
         }
         let slices = self.index.placed.slices(self.row).to_vec();
-        Some(FileRecord { pin: pin.clone(), content: Content { hash, slices, members: Vec::new() } })
+        Some(FileRecord::new(pin.clone(), Content { hash, slices, members: Vec::new() }))
     }
 }
 
@@ -289,7 +289,7 @@ impl Earlier for PackParent {
             let file = match (entry.kind, entry.hash) {
                 (EntryKind::Member, Some(hash)) => {
                     let pin = PinRow { size: entry.size, mtime_ns: None, etag: None };
-                    Some(FileRecord { pin, content: Content::whole(hash, 0) })
+                    Some(FileRecord::new(pin, Content::whole(hash, 0)))
                 }
                 _ => part.file(at_ns, local),
             };

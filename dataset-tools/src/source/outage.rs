@@ -243,3 +243,60 @@ pub fn directory_outage(path: &Path, error: &io::Error) -> Failure {
         .hint(hint(None))
         .exit(Exit::Unreachable)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_origin::{OriginLimits, OriginUri, Origins};
+
+    #[test]
+    fn a_directory_that_was_replaced_is_an_outage() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("data");
+        std::fs::create_dir(&path).expect("mkdir");
+        let base = BaseDir::of(&path).expect("there");
+        assert!(base.check().is_ok());
+        std::fs::rename(&path, dir.path().join("moved")).expect("renamed");
+        assert_eq!(base.check().expect_err("gone").exit, Exit::Unreachable);
+        std::fs::create_dir(&path).expect("mkdir");
+        let replaced = base.check().expect_err("another directory");
+        assert!(replaced.what.contains("another directory"), "{replaced}");
+    }
+
+    #[test]
+    fn errors_of_a_file_system_are_told_from_errors_of_a_file() {
+        let is = |errno| is_outage(&io::Error::from_raw_os_error(errno));
+        for errno in [libc::EIO, libc::ENOTCONN, libc::ESTALE, libc::ETIMEDOUT] {
+            assert!(is(errno), "{errno}");
+        }
+        for errno in [libc::EACCES, libc::ENOENT, libc::ELOOP, libc::ENAMETOOLONG, libc::EISDIR] {
+            assert!(!is(errno), "{errno}");
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_witness_a_few_faults_are_believed_until_the_end() {
+        let origins = Origins::new(Vec::new(), OriginLimits::default()).expect("right");
+        let origin = origins.open(&OriginUri::parse("/none").expect("uri")).expect("open");
+        let denied = || OriginError::Denied { what: "x".into(), why: "status 403".into() };
+        let judge = OutageJudge::new(&origin, None);
+        for _ in 0..UNPROVEN_MAX {
+            assert!(judge.judge(denied()).await.is_ok());
+        }
+        let failure = judge.judge(denied()).await.expect_err("too many");
+        assert_eq!(failure.exit, Exit::Denied);
+        assert!(failure.hint.as_deref().is_some_and(|h| h.contains("no object was left out")), "{failure}");
+        let judge = OutageJudge::new(&origin, None);
+        assert!(judge.judge(denied()).await.is_ok());
+        assert!(judge.finish().is_err(), "nothing could be read");
+        let judge = OutageJudge::new(&origin, None);
+        assert!(judge.judge(denied()).await.is_ok());
+        judge.read("other", 1);
+        assert!(judge.finish().is_ok());
+        // What an error says by itself needs no witness.
+        let gone = OriginError::NoBucket { what: "x".into(), why: "status 404".into() };
+        assert!(judge.judge(gone).await.is_err());
+        let changed = OriginError::Changed { what: "x".into(), why: "etag".into() };
+        assert!(judge.judge(changed).await.is_ok());
+    }
+}

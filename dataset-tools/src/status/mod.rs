@@ -10,7 +10,7 @@ pub mod text_table;
 pub use snapshot::{CredentialRow, MountRow, Snapshot};
 
 use crate::out::count;
-use fletch_api::AllocationReason;
+use fletch_api::{AllocationReason, DatasetUse};
 use fletch_settings::Span;
 use serde::Serialize;
 use std::{fmt::Write as _, time::Duration};
@@ -55,6 +55,20 @@ pub fn health(now: &Snapshot) -> Health {
         }
     }
     Health { state: if reasons.is_empty() { "ok" } else { "degraded" }, reasons }
+}
+
+/// Returns a sentence for each dataset with changed objects. Their files fail; the origin works.
+#[must_use]
+pub fn changed_objects(now: &Snapshot) -> Vec<String> {
+    let changed = now.accounts.datasets.iter().filter(|d| d.changed_objects > 0);
+    let sentence = |d: &DatasetUse| {
+        format!(
+            "{} changed since the index: `fletch refresh {}`",
+            count(d.changed_objects, "object"),
+            d.dataset
+        )
+    };
+    changed.map(sentence).collect()
 }
 
 /// Formats bytes for people.
@@ -107,6 +121,9 @@ fn head(out: &mut String, now: &Snapshot) {
     }
     for why in health.reasons.iter().take(REASONS_MAX) {
         let _infallible = writeln!(out, "why    {why}");
+    }
+    for line in changed_objects(now).iter().take(REASONS_MAX) {
+        let _infallible = writeln!(out, "note   {line}");
     }
     match &info.disk {
         None => out.push_str("disk   none; the cache is memory only\n"),

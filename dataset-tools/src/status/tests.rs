@@ -54,6 +54,7 @@ fn full(at_s: u64) -> Snapshot {
         delivered_bytes: 2 << 20,
         origin_bytes: 1 << 20,
         avoided_bytes: 1 << 20,
+        changed_objects: 0,
     }];
     s.accounts.jobs = vec![job_use(1 << 20, 512 << 10, 512 << 10, 1500)];
     let epoch = r#"{"epoch":3,"state":"open","world":{"ranks":1,"batch":1,"tail":"keep"},
@@ -242,4 +243,17 @@ fn parts_and_times_are_short() {
     assert_eq!((percent(1, 3), percent(0, 0), percent(5, 5)), ("33.3 %".into(), "-".into(), "100 %".into()));
     assert_eq!(span(Duration::from_secs(90_061)), "1day 1h");
     assert_eq!(span(Duration::from_millis(4900)), "4s");
+}
+
+#[test]
+fn a_changed_object_is_one_sentence_and_no_bad_health() {
+    let mut s = full(0);
+    assert!(!screen(None, &s).contains("changed since"));
+    for (n, words) in [(1, "1 object changed"), (2, "2 objects changed")] {
+        s.accounts.datasets[0].changed_objects = n;
+        let line = format!("note   {words} since the index: `fletch refresh images`\n");
+        let text = screen(None, &s);
+        assert!(text.contains(&line), "{text}");
+        assert_eq!(health(&s).state, health(&full(0)).state);
+    }
 }

@@ -290,3 +290,54 @@ fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
         );
     }
 }
+
+/// A mount whose process is gone, until this value is dropped.
+struct DeadMount(std::path::PathBuf);
+
+impl DeadMount {
+    /// `None` where mounts cannot be made.
+    fn at(dir: std::path::PathBuf) -> Option<Self> {
+        fs::create_dir_all(&dir).expect("mkdir");
+        let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+        let mounted = device.and_then(|device| {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&device);
+            let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
+            let flags = nix::mount::MsFlags::empty();
+            let mounted = nix::mount::mount(Some("gone"), &dir, Some("fuse"), flags, Some(options.as_str()));
+            mounted.map_err(std::io::Error::from)
+        });
+        match mounted {
+            Ok(()) => Some(DeadMount(dir)),
+            Err(e) => {
+                let required = std::env::var("FLETCH_TEST_REQUIRE").unwrap_or_default();
+                assert!(!required.split(',').any(|name| name == "fuse"), "no mount can be made: {e}");
+                eprintln!("skipped: no mount can be made: {e}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for DeadMount {
+    fn drop(&mut self) {
+        let _gone = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_file_system_that_fails_ends_the_run_and_empties_no_version() {
+    let w = Fixture::new();
+    w.write("a/x", "x");
+    w.write("z/y", "y");
+    let Some(dead) = DeadMount::at(w.data().join("dead")) else { return };
+    for command in ["index", "pack"] {
+        let ran = w.run(&[command, "data", "--to", "to", "--skip-failed"]).code(4);
+        ran.says("data/dead").says("mount it again").says("no version was written");
+        assert!(!w.path("to/fletch/tags").exists(), "{command}");
+    }
+    drop(dead);
+    w.run(&["index", "data", "--to", "to"]).ok();
+    let dead = DeadMount::at(w.data().join("dead")).expect("as before");
+    w.run(&["verify", "to"]).code(4).says("data/dead");
+    drop(dead);
+}

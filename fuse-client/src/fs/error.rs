@@ -54,7 +54,9 @@ pub enum Fault {
     Denied,
     /// The dataset or version is no longer registered.
     Gone,
-    /// An object was changed, damaged or removed after it was indexed, or its origin does not answer.
+    /// An object changed after it was indexed. Only its file fails.
+    Changed,
+    /// An object was damaged or removed after it was indexed, or its origin does not answer.
     Origin,
     /// Bytes did not hash to their name.
     Corrupt,
@@ -66,10 +68,11 @@ pub enum Fault {
 
 impl Fault {
     /// All faults, in the order of their numbers.
-    pub const ALL: [Fault; 7] = [
+    pub const ALL: [Fault; 8] = [
         Fault::Unavailable,
         Fault::Denied,
         Fault::Gone,
+        Fault::Changed,
         Fault::Origin,
         Fault::Corrupt,
         Fault::Overloaded,
@@ -83,6 +86,7 @@ impl Fault {
             Fault::Unavailable => "unavailable",
             Fault::Denied => "denied",
             Fault::Gone => "gone",
+            Fault::Changed => "changed",
             Fault::Origin => "origin",
             Fault::Corrupt => "corrupt",
             Fault::Overloaded => "overloaded",
@@ -103,10 +107,14 @@ impl Fault {
                 "the dataset is no longer registered, or its tables are missing: \
                  register it again, or unmount"
             }
+            Fault::Changed => {
+                "the object changed since the index: refresh the dataset, and mount it again; or restore \
+                 the object"
+            }
             Fault::Origin => {
-                "an object at the origin differs from the indexed one, or the origin does not answer: follow \
-                 the server's hint; if the new content is right, index the dataset again and \
-                 mount the new version"
+                "an object at the origin is damaged or gone, or the origin does not answer: follow the \
+                 server's hint; if the object was removed on purpose, index the dataset again and mount the \
+                 new version"
             }
             Fault::Corrupt => {
                 "wrong bytes were refused: check the network and the server's disks; \
@@ -134,6 +142,7 @@ impl Fault {
     fn of_client(e: &ClientError) -> Self {
         match e {
             e if e.is_denied() => Fault::Denied,
+            e if e.code() == Some(Code::OriginChanged) => Fault::Changed,
             // The server checked its tables and its origin, so the problem is at the origin.
             ClientError::Problem { .. } if e.kind() == Kind::Corrupt => Fault::Origin,
             // The server answers. The problem names the origin that does not.
@@ -209,7 +218,7 @@ mod tests {
         let cases = [
             (problem(Code::NotFound), libc::ESTALE, Fault::Gone),
             (problem(Code::UriNotAllowed), libc::EACCES, Fault::Denied),
-            (problem(Code::OriginChanged), libc::EIO, Fault::Origin),
+            (problem(Code::OriginChanged), libc::EIO, Fault::Changed),
             (problem(Code::OriginCorrupt), libc::EIO, Fault::Origin),
             (problem(Code::OriginUnavailable), libc::EIO, Fault::Origin),
             (problem(Code::Overloaded), libc::EIO, Fault::Overloaded),

@@ -423,6 +423,7 @@ fn only_the_first_poll_of_a_request_may_ask_the_server_of_this_machine() {
         source: Arc::new(AtHand(dataset, 0.into())),
         counters: Arc::default(),
         access: Arc::default(),
+        dataset: None,
     };
     let context = RequestContext::new(tree.version(), parts, Duration::from_secs(5), tasks);
     let endpoint: Endpoint = "unix:/nowhere".parse().expect("an address");

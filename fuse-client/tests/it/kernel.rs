@@ -215,7 +215,7 @@ fn errors_have_their_errno_and_a_log_line_with_advice() {
     let cases = [
         (ChunkReply::Gone, libc::ESTALE, "register it again"),
         (ChunkReply::Denied, libc::EACCES, "check the token"),
-        (ChunkReply::Changed, libc::EIO, "index the dataset again"),
+        (ChunkReply::Changed, libc::EIO, "1 object changed since the index: `fletch refresh "),
         (ChunkReply::Hang, libc::EIO, "check that fletch-server runs"),
     ];
     for (chunk_reply, errno, line) in cases {

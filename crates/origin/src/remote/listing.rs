@@ -84,7 +84,7 @@ impl RemotePrefix {
     }
 
     /// Returns the prefix of the keys below a directory: empty, or ending in `/`.
-    fn key_prefix(&self, prefix: &str) -> String {
+    pub(super) fn key_prefix(&self, prefix: &str) -> String {
         let parts: Vec<&str> =
             [self.prefix.as_str(), prefix].into_iter().filter(|part| !part.is_empty()).collect();
         if parts.is_empty() { String::new() } else { format!("{}/", parts.join("/")) }

@@ -9,7 +9,7 @@
 //! from their content, so both writers wrote the same bytes.
 
 use super::translate::{translate, unavailable};
-use super::{Current, RemotePrefix};
+use super::{Current, ReadKey, RemotePrefix};
 use crate::OriginError;
 use crate::object::PutMode;
 use crate::uri::Scheme;
@@ -84,7 +84,8 @@ impl RemotePrefix {
                 if mode == PutMode::Create =>
             {
                 // An earlier attempt of this call may have succeeded although its answer was lost.
-                let there = self.get_once(at, what, path, key, None, None);
+                let written = ReadKey { key: key.clone(), rewrite: None };
+                let there = self.get_once(at, what, path, &written, None, None);
                 let ours = attempt > 1 && there.await?.bytes == *bytes;
                 if ours { Ok(()) } else { Err(OriginError::AlreadyExists { what: what.to_owned() }) }
             }

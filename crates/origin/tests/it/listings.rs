@@ -32,10 +32,7 @@ fn page(after: Option<&str>, more: impl Fn(&str) -> String, last: &str) -> Vec<u
     answer("200 OK", &[("Content-Type", "application/xml")], body.as_bytes())
 }
 
-async fn listed(
-    server: &ScriptedServer,
-    credentials: Credentials,
-) -> Result<Vec<String>, OriginError> {
+async fn listed(server: &ScriptedServer, credentials: Credentials) -> Result<Vec<String>, OriginError> {
     let config = OriginConfig {
         prefix: "s3://bucket".to_owned(),
         endpoint: Some(server.endpoint()),
@@ -71,7 +68,8 @@ async fn a_cut_off_page_without_a_token_is_followed_by_the_keys_after_it() {
             assert_eq!(query(&heads[2], "marker").as_deref(), Some("p/19"), "{parameter}");
             for head in heads {
                 let authorization = head.lines().find(|line| line.starts_with("authorization:"));
-                let scope = authorization.is_some_and(|line| line.contains("AKID/") && line.contains("/eu-west-1/"));
+                let scope =
+                    authorization.is_some_and(|line| line.contains("AKID/") && line.contains("/eu-west-1/"));
                 assert_eq!(scope, is_signed, "{head}");
             }
         }
@@ -89,9 +87,8 @@ async fn what_a_page_says_about_its_end_is_read_as_stores_mean_it() {
         "",
     ];
     for end in ends {
-        let server = ScriptedServer::start(move |head| {
-            page(query(head, "continuation-token").as_deref(), token, end)
-        });
+        let server =
+            ScriptedServer::start(move |head| page(query(head, "continuation-token").as_deref(), token, end));
         assert_eq!(listed(&server, Credentials::Anonymous).await, Ok(keys()), "{end}");
     }
     // The next page begins with the last key of the one before.

@@ -149,7 +149,7 @@ impl<'a> Fields<'a> {
             mtime_ns: (flags & 1 != 0).then_some(mtime),
             etag: (flags & 2 != 0).then_some(etag),
         };
-        Some((path, FileRecord { pin, content: Content { hash, slices, members } }))
+        Some((path, FileRecord::new(pin, Content { hash, slices, members })))
     }
 
     fn member(&mut self) -> Option<ShardMember> {
@@ -293,7 +293,7 @@ mod tests {
         write(&dir, 60_000);
         assert!(fs::read_dir(&dir).expect("dir").count() > 1, "more than one segment");
         let want: Vec<_> =
-            (0..60_000).map(file).map(|(p, pin, content)| (p, FileRecord { pin, content })).collect();
+            (0..60_000).map(file).map(|(p, pin, content)| (p, FileRecord::new(pin, content))).collect();
         assert!(read(&dir) == want);
 
         let first = dir.join("00000000.log");

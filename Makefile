@@ -19,13 +19,12 @@ export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel dist image page chart dashboards install ready-and-linted demo check \
     test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
-    accept-allocator accept-attacks accept-check-time accept-clusters accept-code-size accept-comments \
-    accept-contributing accept-dashboards accept-data-plane accept-datasets-mount accept-dist accept-domains \
-    accept-estimator accept-formats accept-fuzz accept-help accept-images accept-lines accept-lost-tests \
-    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-page \
-    accept-paragraphs accept-queries accept-questions accept-readme accept-sentences accept-servers \
-    accept-structure \
-    accept-test-time
+    accept-allocator accept-attacks accept-buckets accept-check-time accept-clusters accept-code-size \
+    accept-comments accept-contributing accept-dashboards accept-data-plane accept-datasets-mount \
+    accept-dist accept-domains accept-estimator accept-formats accept-fuzz accept-help accept-images \
+    accept-lines accept-lost-tests accept-mistakes accept-mount accept-neighbour accept-old-names \
+    accept-outside accept-page accept-paragraphs accept-queries accept-questions accept-readme \
+    accept-sentences accept-servers accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -193,6 +192,9 @@ accept-allocation: build ## the disk goes to the job that waits: its bytes, its 
 
 accept-attacks: programs ## attacks on connections, heads, bodies and replies shut nobody else out
 	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1
+
+accept-buckets: programs ## every form of bucket, outages of each kind, folders of consoles, 1 M keys
+	FLETCH_BUCKETS=full $(TREE) --test buckets --no-capture -j1
 
 accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
 accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters

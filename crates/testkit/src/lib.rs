@@ -15,5 +15,8 @@ pub mod servers;
 mod tamper;
 pub mod tls;
 
-pub use emulator::{Backing, Counts, EmulatorConfig, Fault, Latency, OriginEmulator};
+pub use emulator::{
+    Api, Backing, Counts, Described, EmulatorConfig, Fault, HostStyle, KeyEncoding, KeyOrder, Latency,
+    Manners, OriginEmulator, Outage, Paging, Refusal, TagForm, TimeForm, XmlForm,
+};
 pub use tamper::{Tamper, TamperProxy, Upstream};

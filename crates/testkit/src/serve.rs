@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -43,6 +44,15 @@ impl Server {
         F: Fn(TcpStream) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
+        Self::start_with(watch::channel(true).1, connection)
+    }
+
+    /// Starts a server that listens, and keeps its connections, while `open` is true.
+    pub fn start_with<F, Fut>(mut open: watch::Receiver<bool>, connection: F) -> Server
+    where
+        F: Fn(TcpStream) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("testkit")
@@ -55,22 +65,45 @@ impl Server {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         runtime.spawn(async move {
-            let listener = TcpListener::from_std(listener).expect("a listener of the runtime");
+            let mut listener = Some(TcpListener::from_std(listener).expect("a listener of the runtime"));
+            let mut connections = stopped.child_token();
             let tasks = TaskTracker::new();
             loop {
-                let stream = tokio::select! {
-                    () = stopped.cancelled() => return,
-                    accepted = listener.accept() => match accepted {
-                        Ok((stream, _)) => stream,
-                        // No descriptor is free, or the peer left. The next connection may succeed.
-                        Err(_) => continue,
-                    },
-                };
-                // Otherwise each small response waits 40 ms for the peer's delayed ack.
-                if stream.set_nodelay(true).is_err() {
+                if !*open.borrow_and_update() {
+                    drop(listener.take());
+                    connections.cancel();
+                    connections = stopped.child_token();
+                    tokio::select! {
+                        () = stopped.cancelled() => return,
+                        Ok(()) = open.changed() => {},
+                        else => return,
+                    }
                     continue;
                 }
-                let ended = stopped.clone();
+                let listening = match listener.take() {
+                    Some(listening) => listening,
+                    None => match TcpListener::bind(address).await {
+                        Ok(listening) => listening,
+                        // A connection of the closed port may end a little later.
+                        Err(_) => {
+                            tokio::time::sleep(Duration::from_millis(5)).await;
+                            continue;
+                        }
+                    },
+                };
+                let stream = tokio::select! {
+                    () = stopped.cancelled() => return,
+                    Ok(()) = open.changed() => None,
+                    accepted = listening.accept() => match accepted {
+                        Ok((stream, _)) => Some(stream),
+                        // No descriptor is free, or the peer left. The next connection may succeed.
+                        Err(_) => None,
+                    },
+                };
+                listener = Some(listening);
+                // Otherwise each small response waits 40 ms for the peer's delayed ack.
+                let Some(stream) = stream.filter(|stream| stream.set_nodelay(true).is_ok()) else { continue };
+                let ended = connections.clone();
                 let serving = connection(stream);
                 tasks.spawn(async move {
                     tokio::select! { () = ended.cancelled() => {}, () = serving => {} }

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 const START: Duration = Duration::from_secs(60);
 /// The number of ports to try: another process may take a free port first.
 const TRIES: u32 = 5;
-/// The Python program that creates a container, with a request signed by the account's key.
-const CONTAINER: &str = include_str!("servers/container.py");
+/// The Python program that sends Azure a `PUT`, signed by the account's key.
+const AZURE_PUT: &str = include_str!("servers/azure_put.py");
 
 /// A running server of another project. Dropping it ends the server.
 pub struct RealServer {
@@ -32,6 +32,15 @@ impl RealServer {
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Sends an unsigned `PUT`. The server of [`s3`] takes it as an object's bytes.
+    ///
+    /// # Panics
+    /// If the server does not take it.
+    pub fn put(&self, path: &str, bytes: &[u8]) {
+        let answer = request(self.address, &format!("PUT {path}"), bytes);
+        assert!(answer.starts_with("HTTP/1.1 200"), "PUT {path}: {answer}");
     }
 }
 
@@ -60,8 +69,7 @@ pub fn s3(bucket: &str) -> Option<RealServer> {
         command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
         command
     });
-    let answer = request(server.address, &format!("PUT /{bucket}"));
-    assert!(answer.starts_with("HTTP/1.1 200"), "the S3 server did not create the bucket {bucket}: {answer}");
+    server.put(&format!("/{bucket}"), b"");
     Some(server)
 }
 
@@ -81,16 +89,31 @@ pub fn azure(container: &str) -> Option<RealServer> {
         command.env("AZURITE_ACCOUNTS", format!("{AZURE_ACCOUNT}:{AZURE_KEY}"));
         command
     });
-    let made = Command::new("python3")
-        .args(["-c", CONTAINER, &server.endpoint(), AZURE_ACCOUNT, AZURE_KEY, container])
-        .output()
-        .expect("python3 runs");
-    assert!(
-        made.status.success(),
-        "the Azure server did not create the container: {}",
-        String::from_utf8_lossy(&made.stderr)
-    );
+    azure_put(&server, &format!("{container}?restype=container"), &[], b"");
     Some(server)
+}
+
+/// Writes a blob to a server of [`azure`], with metadata, as Azure's own programs do.
+///
+/// Blobfuse and Hadoop make a folder as an empty blob with the metadata `hdi_isfolder=true`.
+///
+/// # Panics
+/// If the server does not take it.
+pub fn azure_blob(server: &RealServer, container: &str, blob: &str, metadata: &[(&str, &str)], bytes: &[u8]) {
+    let mut headers = vec!["x-ms-blob-type=BlockBlob".to_owned()];
+    headers.extend(metadata.iter().map(|(name, value)| format!("x-ms-meta-{name}={value}")));
+    azure_put(server, &format!("{container}/{blob}"), &headers, bytes);
+}
+
+fn azure_put(server: &RealServer, path: &str, headers: &[String], body: &[u8]) {
+    let mut command = Command::new("python3");
+    command.args(["-c", AZURE_PUT, &server.endpoint(), AZURE_ACCOUNT, AZURE_KEY, path]).args(headers);
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = piped.expect("python3 runs");
+    child.stdin.take().expect("a pipe").write_all(body).expect("python3 reads the body");
+    let done = child.wait_with_output().expect("python3 ends");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "the Azure server did not take {path}: {said}");
 }
 
 /// Starts a plain file server over `dir` that supports ranges and etags (nginx).
@@ -204,12 +227,14 @@ fn start(command: impl Fn(u16, &Path) -> Command) -> RealServer {
     panic!("the server did not start in {TRIES} tries; its output is above");
 }
 
-/// Sends a request without a body. Returns the response as text.
-fn request(address: SocketAddr, line: &str) -> String {
+/// Sends a request. Returns the response as text.
+fn request(address: SocketAddr, line: &str, body: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).expect("a connection");
-    let text =
-        format!("{line} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-    stream.write_all(text.as_bytes()).expect("sent");
+    let length = body.len();
+    let text = format!(
+        "{line} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(&[text.as_bytes(), body].concat()).expect("sent");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer");
     String::from_utf8_lossy(&answer).into_owned()

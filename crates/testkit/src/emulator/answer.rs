@@ -1,19 +1,20 @@
 //! Answers one S3 request, or leaves it unanswered where a fault says so.
 
-use super::objects::Object;
-use super::{Fault, Shared, xml};
+use super::manners::{Api, Manners, TagForm};
+use super::objects::{Object, generation};
+use super::outage::{Outage, Refusal};
+use super::request::S3Request;
+use super::{Fault, Shared, listing, pages, xml};
 use crate::serve::{Body, cut_off};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use http::header::{
-    ACCEPT_RANGES, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH,
-    LAST_MODIFIED, RANGE, RETRY_AFTER,
+    ACCEPT_ENCODING, ACCEPT_RANGES, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
+    CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER,
 };
 use http::{HeaderName, Method, Request, Response, StatusCode, response};
 use http_body_util::{BodyExt as _, Empty, Full, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
-use percent_encoding::percent_decode_str;
-use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use tokio::time::{Instant, sleep};
 const PUT_BYTES_MAX: usize = 1 << 30;
 
 pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Option<Response<Body>> {
-    let call = S3Request::parse(&request);
+    let manners = shared.manners();
+    let call = S3Request::parse(&request, &shared.config.bucket, &manners);
     let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let authorization = authorization.unwrap_or_default().to_owned();
     shared.count_request(&call);
@@ -31,15 +33,25 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
     let about = if key.is_empty() { call.query("prefix") } else { key };
     let body_faults = call.method == Method::GET && !key.is_empty();
     let faults = shared.faults.take(|prefix, fault| {
-        let any = matches!(fault, Fault::Error { .. } | Fault::SlowDown { .. } | Fault::Stall);
+        let any =
+            matches!(fault, Fault::Error { .. } | Fault::SlowDown { .. } | Fault::Stall | Fault::Refuse(_));
         let etags = matches!(fault, Fault::ChangeEtag) && call.method == Method::HEAD;
         let writes =
             matches!(fault, Fault::LoseAnswer | Fault::IgnoreConditions) && call.method == Method::PUT;
         about.starts_with(prefix) && (any || etags || writes || body_faults)
     });
+    let outage = shared.outage.meet();
+    if outage == Some(Outage::ClosePort) {
+        shared.port.send_replace(false);
+    }
     sleep(shared.throttle.first_byte()).await;
     let response = if faults.contains(&Fault::Stall) {
         return None;
+    } else if let Some(outage) = outage {
+        match outage {
+            Outage::Refuse(why) => refused(&why),
+            Outage::Hang | Outage::ClosePort => return None,
+        }
     } else if !shared.throttle.admit() {
         slow_down(&shared, Some(shared.config.retry_after_s))
     } else if let Some(error) = fault_error(&shared, &faults) {
@@ -49,11 +61,11 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
     } else if call.bucket != shared.config.bucket {
         error(StatusCode::NOT_FOUND, "NoSuchBucket")
     } else if key.is_empty() {
-        shared.list(&call)
+        shared.list(&call, &manners)
     } else if call.method == Method::GET || call.method == Method::HEAD {
-        Arc::clone(&shared).read(&call, key, &faults, &request)
+        Arc::clone(&shared).read(&call, key, &faults, &request, &manners)
     } else {
-        let done = shared.write(&call, key, &faults, request).await;
+        let done = shared.write(&call, key, &faults, request, &manners).await;
         if faults.contains(&Fault::LoseAnswer) {
             return None;
         }
@@ -63,38 +75,6 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
         shared.count().refused += 1;
     }
     Some(response)
-}
-
-/// A request's method, bucket, key and query.
-struct S3Request {
-    method: Method,
-    bucket: String,
-    /// `None` if the path names only the bucket.
-    key: Option<String>,
-    query: HashMap<String, String>,
-}
-
-impl S3Request {
-    fn parse(request: &Request<Incoming>) -> Self {
-        let text = |s: &str| percent_decode_str(s).decode_utf8_lossy().into_owned();
-        let path = request.uri().path().trim_start_matches('/');
-        let (bucket, key) = match path.split_once('/') {
-            Some((bucket, key)) => (bucket, Some(text(key)).filter(|k| !k.is_empty())),
-            None => (path, None),
-        };
-        let query = url::form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
-        S3Request {
-            method: request.method().clone(),
-            bucket: text(bucket),
-            key,
-            query: query.into_owned().collect(),
-        }
-    }
-
-    /// Returns the value of a query key; empty if there is none.
-    fn query(&self, key: &str) -> &str {
-        self.query.get(key).map(String::as_str).unwrap_or_default()
-    }
 }
 
 impl Shared {
@@ -115,23 +95,15 @@ impl Shared {
         }
     }
 
-    fn list(&self, call: &S3Request) -> Response<Body> {
-        if call.method != Method::GET
-            || call.query("list-type") != "2"
-            || call.query.contains_key("delimiter")
-        {
+    fn list(&self, call: &S3Request, manners: &Manners) -> Response<Body> {
+        if call.method != Method::GET || call.has("delimiter") {
             return error(StatusCode::NOT_IMPLEMENTED, "NotImplemented");
         }
-        let max = call.query.get("max-keys").map_or(Some(1000), |n| n.parse().ok());
-        let Some(max) = max.map(|n: usize| n.min(1000)) else {
+        let Some(asked) = call.listing() else {
             return error(StatusCode::BAD_REQUEST, "InvalidArgument");
         };
-        let after = call.query.get("continuation-token").or_else(|| call.query.get("start-after"));
-        let (page, more) = self.objects.list(call.query("prefix"), after.map(String::as_str), max);
-        // The token is the last key, so an object that is written between two pages is listed at most once.
-        let next = page.last().filter(|_| more).map(|last| last.key.as_str());
-        let encode = call.query("encoding-type") == "url";
-        xml_answer(xml::listing(&self.config.bucket, call.query("prefix"), max, &page, next, encode))
+        let page = pages::page(&self.objects, manners, &asked);
+        xml_answer(listing::write(&self.config.bucket, manners, &asked, &page))
     }
 
     fn read(
@@ -140,6 +112,7 @@ impl Shared {
         key: &str,
         faults: &[Fault],
         request: &Request<Incoming>,
+        manners: &Manners,
     ) -> Response<Body> {
         let Some(mut object) = self.objects.find(key) else {
             return error(StatusCode::NOT_FOUND, "NoSuchKey");
@@ -148,11 +121,36 @@ impl Shared {
             object.etag = format!("\"changed-{}\"", object.etag.trim_matches('"'));
         }
         let header = |name: HeaderName| request.headers().get(name).and_then(|v| v.to_str().ok());
-        if header(IF_MATCH)
-            .is_some_and(|tags| tags != "*" && tags.split(',').all(|t| t.trim() != object.etag))
+        let tag = manners.answered.tag.of(&object.etag);
+        if let Some(tags) = header(IF_MATCH).filter(|_| manners.answered.tag != TagForm::Absent)
+            && tags != "*"
+            && tags.split(',').all(|one| Some(one.trim()) != tag.as_deref())
         {
             return error(StatusCode::PRECONDITION_FAILED, "PreconditionFailed");
         }
+        let mut head = Response::builder();
+        if let Some(tag) = &tag {
+            head = head.header(ETAG, tag);
+        }
+        if let Some(time) = manners.answered.time.in_answer(object.modified) {
+            head = head.header(LAST_MODIFIED, time);
+        }
+        if manners.api == Api::Gcs {
+            head = head.header("x-goog-generation", generation(&object.etag));
+            head = head.header("x-goog-metageneration", 1);
+        }
+        let compressed = self.compressed(key);
+        if let Some(plain) = compressed.as_ref().filter(|_| manners.api == Api::Gcs) {
+            let taken = header(ACCEPT_ENCODING).unwrap_or_default();
+            if !taken.split(',').any(|one| one.split(';').next().unwrap_or_default().trim() == "gzip") {
+                return decompressed(head, plain.clone(), call.method == Method::HEAD);
+            }
+        }
+        if compressed.is_some() {
+            head = head.header(CONTENT_ENCODING, "gzip");
+        }
+        head = head.header(CONTENT_TYPE, self.content_type(key));
+        head = head.header(ACCEPT_RANGES, "bytes");
         let asked = header(RANGE).filter(|_| !faults.contains(&Fault::IgnoreRange));
         let range = match asked.and_then(|text| range(text, object.size)) {
             Some(Ok(range)) => Some(shifted(range, faults, object.size)),
@@ -165,11 +163,6 @@ impl Shared {
             }
             None => None,
         };
-        let mut head = Response::builder()
-            .header(ETAG, &object.etag)
-            .header(LAST_MODIFIED, httpdate::fmt_http_date(object.modified))
-            .header(CONTENT_TYPE, "application/octet-stream")
-            .header(ACCEPT_RANGES, "bytes");
         if let Some(range) = &range {
             let text = format!("bytes {}-{}/{}", range.start, range.end - 1, object.size);
             head = head.status(StatusCode::PARTIAL_CONTENT).header(CONTENT_RANGE, text);
@@ -201,9 +194,13 @@ impl Shared {
         key: &str,
         faults: &[Fault],
         request: Request<Incoming>,
+        manners: &Manners,
     ) -> Response<Body> {
-        let create = request.headers().get(IF_NONE_MATCH).is_some_and(|v| v == "*")
-            && !faults.contains(&Fault::IgnoreConditions);
+        let condition = match manners.api {
+            Api::S3 => request.headers().get(IF_NONE_MATCH).is_some_and(|v| v == "*"),
+            Api::Gcs => request.headers().get("x-goog-if-generation-match").is_some_and(|v| v == "0"),
+        };
+        let create = condition && !faults.contains(&Fault::IgnoreConditions);
         let upload = call.query("uploadId");
         let Ok(body) = Limited::new(request.into_body(), PUT_BYTES_MAX).collect().await else {
             return error(StatusCode::BAD_REQUEST, "IncompleteBody");
@@ -223,13 +220,16 @@ impl Shared {
                 }
                 Err(_) => error(StatusCode::BAD_REQUEST, "InvalidArgument"),
             },
+            ("DELETE", true) if manners.api == Api::Gcs && self.objects.find(key).is_none() => {
+                error(StatusCode::NOT_FOUND, "NoSuchKey")
+            }
             ("DELETE", true) => {
                 self.objects.delete(key);
                 no_content()
             }
             ("DELETE", false) if self.objects.abort_upload(upload) => no_content(),
             ("DELETE", false) => no_upload(),
-            ("POST", true) if call.query.contains_key("uploads") => {
+            ("POST", true) if call.has("uploads") => {
                 xml_answer(xml::upload_begun(&self.config.bucket, key, &self.objects.begin_upload()))
             }
             ("POST", false) => {
@@ -326,6 +326,7 @@ fn shifted(range: Range<u64>, faults: &[Fault], size: u64) -> Range<u64> {
 
 fn fault_error(shared: &Shared, faults: &[Fault]) -> Option<Response<Body>> {
     faults.iter().find_map(|fault| match fault {
+        Fault::Refuse(why) => Some(refused(why)),
         Fault::SlowDown { retry_after_s } => Some(slow_down(shared, *retry_after_s)),
         Fault::Error { rate, status } if shared.throttle.happens(*rate) => {
             let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -357,6 +358,25 @@ fn xml_answer(text: String) -> Response<Body> {
 fn error(status: StatusCode, code: &str) -> Response<Body> {
     let text = xml::error(code, "the emulator refuses this");
     finish(Response::builder().status(status).header(CONTENT_TYPE, "application/xml"), full(text))
+}
+
+fn refused(why: &Refusal) -> Response<Body> {
+    let status = StatusCode::from_u16(why.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = error(status, &why.code);
+    for (name, value) in &why.headers {
+        response.headers_mut().insert(name, value.clone());
+    }
+    response
+}
+
+/// Answers as GCS does for a compressed object: the plain bytes, whole, without a length.
+fn decompressed(head: response::Builder, plain: Bytes, bodiless: bool) -> Response<Body> {
+    let head = head.header("warning", "214 UploadServer gunzipped").header("vary", "Accept-Encoding");
+    if bodiless {
+        return finish(head, Empty::new().map_err(|e| match e {}).boxed_unsync());
+    }
+    let frames = futures::stream::iter([Ok(Frame::data(plain))]);
+    finish(head, StreamBody::new(frames).boxed_unsync())
 }
 
 fn slow_down(shared: &Shared, retry_after_s: Option<u64>) -> Response<Body> {

@@ -1,25 +1,42 @@
 //! An S3-style origin on a loopback port, whose latency, bandwidth and faults a test sets.
 //!
-//! It serves one bucket in path style: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with
-//! `If-None-Match: *`), `DELETE`, ListObjectsV2 in byte order, and multipart uploads. It does not check
-//! signatures. The time to first byte is log-normal around a median. Bandwidth is limited for each response
-//! and for all together. Requests above a rate get `503 SlowDown`.
+//! It serves one bucket: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with `If-None-Match: *`),
+//! `DELETE`, listings of both versions, and multipart uploads. It does not check signatures. The time to first
+//! byte is log-normal around a median. Bandwidth is limited for each response and for all together. Requests
+//! above a rate get `503 SlowDown`.
+//!
+//! It speaks as AWS does, or with the [`Manners`] of another store.
 
 mod answer;
+mod generated;
+mod listing;
+mod manners;
 mod objects;
+mod outage;
+mod pages;
+mod request;
+#[cfg(test)]
+mod tests;
 mod throttle;
 mod xml;
+
+pub use manners::{
+    Api, Described, HostStyle, KeyEncoding, KeyOrder, Manners, Paging, TagForm, TimeForm, XmlForm,
+};
+pub use outage::{Outage, Refusal};
 
 use crate::rules::Rules;
 use crate::serve::{Server, requests};
 use bytes::Bytes;
 use objects::Objects;
+use outage::Planned;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use throttle::Throttle;
+use tokio::sync::watch;
 
 /// The time to first byte: log-normal with these quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +64,8 @@ pub struct EmulatorConfig {
     pub retry_after_s: u64,
     /// The seed of latencies and of faults with a probability.
     pub seed: u64,
+    /// How the origin speaks, until [`OriginEmulator::set_manners`].
+    pub manners: Manners,
 }
 
 impl Default for EmulatorConfig {
@@ -60,6 +79,7 @@ impl Default for EmulatorConfig {
             rps_cap: None,
             retry_after_s: 1,
             seed: 0,
+            manners: Manners::default(),
         }
     }
 }
@@ -75,6 +95,13 @@ pub enum Backing {
     Synthetic(PathBuf, u64),
     /// Memory, with these objects at the start.
     Memory(BTreeMap<String, Bytes>),
+    /// Objects that no disk and no memory holds, below `set/`. They cannot be replaced.
+    Generated {
+        /// The number of objects.
+        keys: u64,
+        /// The size of each of them, in bytes.
+        bytes: u64,
+    },
 }
 
 impl Backing {
@@ -85,7 +112,7 @@ impl Backing {
     }
 }
 
-/// A fault of the origin. The first three apply to any request; faults of bodies apply to `GET` of objects.
+/// A fault of the origin. The first four apply to any request; faults of bodies apply to `GET` of objects.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fault {
     /// The origin answers with this status, with this probability.
@@ -100,6 +127,8 @@ pub enum Fault {
         /// `None` leaves the header out.
         retry_after_s: Option<u64>,
     },
+    /// The origin answers with this error.
+    Refuse(Refusal),
     /// The origin reads the request and never answers it.
     Stall,
     /// The origin performs a `PUT` and never answers it.
@@ -183,6 +212,18 @@ struct Shared {
     key_id: Mutex<Option<String>>,
     /// The period in which a `Retry-After` forbids requests.
     quiet: Mutex<Option<(Instant, Instant)>>,
+    manners: Mutex<Manners>,
+    outage: Planned,
+    /// Whether the port is open.
+    port: watch::Sender<bool>,
+    /// The content types of objects that have another one than `application/octet-stream`.
+    content_types: Mutex<BTreeMap<String, String>>,
+    /// The objects with `Content-Encoding: gzip`, and their bytes without it.
+    compressed: Mutex<BTreeMap<String, Bytes>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The time that a request may have been on its way when a `Retry-After` was sent.
@@ -191,6 +232,19 @@ const IN_FLIGHT: Duration = Duration::from_millis(250);
 impl Shared {
     fn count(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn manners(&self) -> Manners {
+        lock(&self.manners).clone()
+    }
+
+    fn content_type(&self, key: &str) -> String {
+        lock(&self.content_types).get(key).cloned().unwrap_or("application/octet-stream".to_owned())
+    }
+
+    /// Returns the plain bytes of an object that is stored with `Content-Encoding: gzip`.
+    fn compressed(&self, key: &str) -> Option<Bytes> {
+        lock(&self.compressed).get(key).cloned()
     }
 
     /// Whether a request with this `Authorization` is signed with the required key id.
@@ -220,6 +274,7 @@ impl OriginEmulator {
     /// If it gets no port or no threads.
     #[must_use]
     pub fn start(config: EmulatorConfig, backing: Backing) -> Self {
+        let (port, open) = watch::channel(true);
         let shared = Arc::new(Shared {
             throttle: Arc::new(Throttle::new(&config)),
             objects: Objects::new(backing),
@@ -227,10 +282,15 @@ impl OriginEmulator {
             counts: Mutex::default(),
             key_id: Mutex::new(None),
             quiet: Mutex::new(None),
+            manners: Mutex::new(config.manners.clone()),
+            outage: Planned::default(),
+            port,
+            content_types: Mutex::default(),
+            compressed: Mutex::default(),
             config,
         });
         let serving = Arc::clone(&shared);
-        let server = Server::start(move |stream| {
+        let server = Server::start_with(open, move |stream| {
             let shared = Arc::clone(&serving);
             requests(stream, Arc::new(move |request| answer::answer(Arc::clone(&shared), request)))
         });
@@ -249,10 +309,38 @@ impl OriginEmulator {
         format!("http://{}", self.server.address)
     }
 
-    /// Returns `s3://BUCKET`.
+    /// Returns `s3://BUCKET`, or `gs://BUCKET` for the API of GCS.
     #[must_use]
     pub fn uri(&self) -> String {
-        format!("s3://{}", self.shared.config.bucket)
+        let scheme = match self.shared.manners().api {
+            Api::S3 => "s3",
+            Api::Gcs => "gs",
+        };
+        format!("{scheme}://{}", self.shared.config.bucket)
+    }
+
+    /// Speaks with other manners from now on.
+    pub fn set_manners(&self, manners: Manners) {
+        *lock(&self.shared.manners) = manners;
+    }
+
+    /// Lets the whole store fail after `requests` more requests, until [`OriginEmulator::end_outage`].
+    pub fn fail_after(&self, requests: u64, outage: Outage) {
+        self.shared.outage.set(Some((requests, outage)));
+    }
+
+    /// Ends an outage, and opens the port again if the outage closed it.
+    ///
+    /// # Panics
+    /// If another program took the port.
+    pub fn end_outage(&self) {
+        self.shared.outage.set(None);
+        self.shared.port.send_replace(true);
+        let until = Instant::now() + Duration::from_secs(10);
+        while TcpStream::connect(self.server.address).is_err() {
+            assert!(Instant::now() < until, "port {} is open again", self.server.address);
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Applies a fault to the next `times` requests whose key begins with `prefix`; to all of them if `None`.
@@ -295,6 +383,31 @@ impl OriginEmulator {
     /// If the backing directory cannot be written.
     pub fn insert(&self, key: &str, bytes: impl Into<Bytes>) {
         self.shared.objects.put(key, bytes.into()).expect("the emulator's directory can be written");
+    }
+
+    /// Makes a folder as the consoles of S3 and GCS do: an empty object whose key ends in `/`.
+    ///
+    /// # Panics
+    /// As [`OriginEmulator::insert`].
+    pub fn console_folder(&self, folder: &str) {
+        let kind = match self.shared.manners().api {
+            Api::S3 => "application/x-directory; charset=UTF-8",
+            Api::Gcs => "text/plain",
+        };
+        let key = format!("{folder}/");
+        lock(&self.shared.content_types).insert(key.clone(), kind.to_owned());
+        self.insert(&key, "");
+    }
+
+    /// Writes an object that is stored with `Content-Encoding: gzip`.
+    ///
+    /// GCS sends the `plain` bytes, whole, to a client that does not accept gzip.
+    ///
+    /// # Panics
+    /// As [`OriginEmulator::insert`].
+    pub fn insert_compressed(&self, key: &str, gzip: impl Into<Bytes>, plain: impl Into<Bytes>) {
+        lock(&self.shared.compressed).insert(key.to_owned(), plain.into());
+        self.insert(key, gzip);
     }
 
     /// Returns the content of an object, if it exists.

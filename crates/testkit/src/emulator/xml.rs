@@ -1,7 +1,5 @@
-//! The XML of the S3 API, as far as its clients read it.
+//! The XML of the S3 API, as far as its clients read it. `listing.rs` has the listings.
 
-use super::objects::ListedObject;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize)]
@@ -9,32 +7,6 @@ use serde::{Deserialize, Serialize};
 struct ErrorBody<'a> {
     code: &'a str,
     message: &'a str,
-}
-
-#[derive(Serialize)]
-#[serde(rename = "ListBucketResult", rename_all = "PascalCase")]
-struct Listing<'a> {
-    name: &'a str,
-    prefix: String,
-    key_count: usize,
-    max_keys: usize,
-    is_truncated: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    encoding_type: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    next_continuation_token: Option<&'a str>,
-    contents: Vec<Contents>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Contents {
-    key: String,
-    last_modified: String,
-    #[serde(rename = "ETag")]
-    etag: String,
-    size: u64,
-    storage_class: &'static str,
 }
 
 #[derive(Serialize)]
@@ -74,38 +46,6 @@ fn write<T: Serialize>(value: &T) -> String {
 
 pub(super) fn error(code: &str, message: &str) -> String {
     write(&ErrorBody { code, message })
-}
-
-/// Returns a page of a listing. `encode` is the client's `encoding-type=url`.
-pub(super) fn listing(
-    bucket: &str,
-    prefix: &str,
-    max_keys: usize,
-    page: &[ListedObject],
-    next: Option<&str>,
-    encode: bool,
-) -> String {
-    let text = |s: &str| match encode {
-        true => utf8_percent_encode(s, NON_ALPHANUMERIC).to_string(),
-        false => s.to_owned(),
-    };
-    let contents = page.iter().map(|listed| Contents {
-        key: text(&listed.key),
-        last_modified: humantime::format_rfc3339_millis(listed.modified).to_string(),
-        etag: listed.etag.clone(),
-        size: listed.size,
-        storage_class: "STANDARD",
-    });
-    write(&Listing {
-        name: bucket,
-        prefix: text(prefix),
-        key_count: page.len(),
-        max_keys,
-        is_truncated: next.is_some(),
-        encoding_type: encode.then_some("url"),
-        next_continuation_token: next,
-        contents: contents.collect(),
-    })
 }
 
 pub(super) fn upload_begun(bucket: &str, key: &str, upload_id: &str) -> String {

@@ -13,6 +13,8 @@
 //! 5. No client follows a redirect. A client of data connects only to addresses that its `[[origin]]` allows.
 
 mod address;
+mod authorities;
+mod aws_profile;
 mod backend;
 mod config;
 mod credentials;
@@ -31,8 +33,10 @@ mod stats;
 mod transport;
 mod uri;
 
+pub use authorities::{AUTHORITIES_BYTES_MAX, read_authorities};
+pub use aws_profile::{AwsKeys, AwsProfile, Variables, aws_keys};
 pub use backend::Backend;
-pub use config::{Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
+pub use config::{ConfiguredBy, Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
 pub use error::OriginError;
 pub use given::{GiveError, Given};
 pub use meter::Meter;

@@ -15,6 +15,7 @@ use object_store::client::{
 };
 use object_store::{ClientConfigKey, ClientOptions, CredentialProvider, Error};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The most bytes of an answer with credentials.
@@ -38,7 +39,7 @@ impl HttpConnector for CredentialsConnector {
         };
         // `object_store` allows HTTP for metadata services and forbids it for token services.
         let allow_http = options.get_config_value(&ClientConfigKey::AllowHttp).as_deref() == Some("true");
-        let mut builder = settings.builder().https_only(!allow_http);
+        let mut builder = settings.builder()?.https_only(!allow_http);
         if let Some(proxy) = &settings.proxy {
             // Token services are asked through the proxy. Metadata services use HTTP and are this machine's.
             builder = builder.proxy(reqwest::Proxy::https(proxy.as_str()).map_err(unusable)?);
@@ -81,23 +82,55 @@ pub(crate) struct NoCredentials {
 
 /// A provider of credentials whose errors say that they are about credentials, and quote no answer.
 #[derive(Debug)]
-pub(crate) struct Named<C>(pub Arc<dyn CredentialProvider<Credential = C>>);
+pub(crate) struct Named<C> {
+    inner: Arc<dyn CredentialProvider<Credential = C>>,
+    /// Where there are none, if the machine's identity is what is left to ask.
+    looked_at: Option<String>,
+    /// Whether there were credentials before.
+    had: AtomicBool,
+}
+
+impl<C> Named<C> {
+    /// Names the errors of a provider. `looked_at` lists the places that have no credentials, if the provider
+    /// asks for the machine's identity: most machines have none, and then that is the answer.
+    pub fn new(inner: Arc<dyn CredentialProvider<Credential = C>>, looked_at: Option<String>) -> Self {
+        Named { inner, looked_at, had: AtomicBool::new(false) }
+    }
+}
 
 #[async_trait::async_trait]
 impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Named<C> {
     type Credential = C;
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
-        self.0.get_credential().await.map_err(|error| Error::Generic {
-            store: "credentials",
-            source: Box::new(no_credentials(&error)),
+        let got = self.inner.get_credential().await;
+        if got.is_ok() {
+            self.had.store(true, Relaxed);
+        }
+        got.map_err(|error| {
+            let mut error = no_credentials(&error);
+            if let (Some(looked_at), false) = (&self.looked_at, self.had.load(Relaxed)) {
+                error = not_found(looked_at, error);
+            }
+            Error::Generic { store: "credentials", source: Box::new(error) }
         })
     }
 }
 
+/// Returns the error of a machine that has no credentials at all, as far as anybody can see.
+fn not_found(looked_at: &str, of_machine: NoCredentials) -> NoCredentials {
+    let NoCredentials { why, transient } = of_machine;
+    let why = if why == OTHER_FORM { "no credentials in its answer".to_owned() } else { why };
+    // A service that is busy exists.
+    let transient = transient && why.contains("with status");
+    NoCredentials { why: format!("{looked_at}, this machine's identity: {why})"), transient }
+}
+
+/// The answer of something that is no credential service, or of one that Fletch does not know.
+const OTHER_FORM: &str = "the answer of the credential service has another form than expected";
+
 fn no_credentials(error: &Error) -> NoCredentials {
     let fixed = |why: &str| NoCredentials { why: why.to_owned(), transient: false };
-    let other_form = "the answer of the credential service has another form than expected";
     let mut deepest = String::new();
     let (mut asked, mut decoding) = (false, false);
     for cause in std::iter::successors(std::error::Error::source(error), |e| e.source()) {
@@ -122,7 +155,7 @@ fn no_credentials(error: &Error) -> NoCredentials {
     if !asked && deepest.starts_with("Failed to read token file") {
         return fixed(&deepest);
     }
-    fixed(other_form)
+    fixed(OTHER_FORM)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The `[[origin]]` table of the configuration, and the limits that all origins share.
 
 use crate::address::AddressRule;
-use crate::uri::Scheme;
 use crate::transport::ClientSettings;
+use crate::uri::Scheme;
 use crate::{OriginError, OriginUri, authorities};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
@@ -206,7 +206,8 @@ impl OriginConfig {
                 }
             }
             if self.virtual_hosted == Some(true) && url.domain().is_none() {
-                let why = "virtual_hosted needs an endpoint with a name: no bucket can stand before an address";
+                let why =
+                    "virtual_hosted needs an endpoint with a name: no bucket can stand before an address";
                 return Err(OriginError::invalid(what, why));
             }
         }

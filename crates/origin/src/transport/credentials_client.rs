@@ -120,7 +120,8 @@ impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Named<C>
 /// Returns the error of a machine that has no credentials at all, as far as anybody can see.
 fn not_found(looked_at: &str, of_machine: NoCredentials) -> NoCredentials {
     let NoCredentials { why, transient } = of_machine;
-    let why = if why == OTHER_FORM { "no credentials in its answer".to_owned() } else { why };
+    let why =
+        if why == OTHER_FORM { "the credential service's answer has no credentials".to_owned() } else { why };
     // A service that is busy exists.
     let transient = transient && why.contains("with status");
     NoCredentials { why: format!("{looked_at}, this machine's identity: {why})"), transient }

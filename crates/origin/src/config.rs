@@ -218,10 +218,12 @@ impl OriginConfig {
 impl OriginConfig {
     /// Returns the name of this table in errors.
     pub(crate) fn what(&self) -> String {
+        let prefix =
+            OriginUri::parse(&self.prefix).map_or_else(|_| self.prefix.clone(), |uri| uri.to_string());
         match self.configured_by {
-            ConfiguredBy::Settings => format!("[[origin]] {}", self.prefix),
-            ConfiguredBy::Environment => format!("{}, as the environment describes it", self.prefix),
-            ConfiguredBy::Given => format!("what was handed over for {}", self.prefix),
+            ConfiguredBy::Settings => format!("[[origin]] {prefix}"),
+            ConfiguredBy::Environment => format!("{prefix}, as the environment describes it"),
+            ConfiguredBy::Given => format!("what was handed over for {prefix}"),
         }
     }
 

@@ -216,8 +216,8 @@ fn from_environment(
     var: environment::Variables<'_>,
 ) -> Result<Option<OriginConfig>, Failure> {
     let Some(prefix) = environment::origin_of(uri) else { return Ok(None) };
-    let configured_by = ConfiguredBy::Environment;
-    let unknown = OriginConfig { prefix, configured_by, ..OriginConfig::default() };
+    let (configured_by, allow_http) = (ConfiguredBy::Environment, prefix.starts_with("http://"));
+    let unknown = OriginConfig { prefix, configured_by, allow_http, ..OriginConfig::default() };
     Ok(Some(environment::config_of(uri, var)?.unwrap_or(unknown)))
 }
 

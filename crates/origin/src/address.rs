@@ -62,7 +62,7 @@ impl RefusedAddress {
             }
             AddressClass::LinkLocal | AddressClass::Metadata => format!(
                 "{found}, to which Fletch does not connect; if the data is there, set allow_link_local = \
-                 true in its [[origin]]"
+                 true in the settings of this origin"
             ),
         }
     }
@@ -186,6 +186,16 @@ impl Resolve for CheckedResolver {
     }
 }
 
+/// A name without an address. Travels as the source of a client's error.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the name {host} of the server does not resolve: {why}; check the endpoint, the region and the network"
+)]
+struct UnresolvedName {
+    host: String,
+    why: String,
+}
+
 /// Resolves names as the operating system does.
 pub(crate) struct SystemResolver;
 
@@ -193,7 +203,10 @@ impl Resolve for SystemResolver {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
             // Port 0: the client puts the port of the URL in its place.
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await;
+            let found =
+                found.map_err(|e| UnresolvedName { host: name.as_str().to_owned(), why: e.to_string() });
+            let found: Vec<SocketAddr> = found?.collect();
             Ok(Box::new(found.into_iter()) as Addrs)
         })
     }

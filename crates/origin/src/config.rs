@@ -1,12 +1,16 @@
 //! The `[[origin]]` table of the configuration, and the limits that all origins share.
 
 use crate::address::AddressRule;
+use crate::transport::ClientSettings;
 use crate::uri::Scheme;
-use crate::{OriginError, OriginUri};
+use crate::{OriginError, OriginUri, authorities};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// The longest time to connect, if nothing else says so.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The known keys of `[[origin]]`, for `fletch_settings::load`.
 pub const KEYS: &[&str] = &[
@@ -14,6 +18,9 @@ pub const KEYS: &[&str] = &[
     "origin.*.endpoint",
     "origin.*.region",
     "origin.*.account",
+    "origin.*.virtual_hosted",
+    "origin.*.request_payer",
+    "origin.*.ca_file",
     "origin.*.credentials",
     "origin.*.credentials.file",
     "origin.*.allow_http",
@@ -42,6 +49,18 @@ pub struct OriginConfig {
     ///
     /// The default is `AZURE_STORAGE_ACCOUNT_NAME` or the account in the credentials file.
     pub account: Option<String>,
+    /// Whether requests name the bucket in the host (`bucket.host`), not in the path. S3 only.
+    ///
+    /// The default is the path at an `endpoint`, and the host at AWS itself for names without a dot.
+    pub virtual_hosted: Option<bool>,
+    /// Whether this process pays for requests to a bucket whose owner does not (requester pays). S3 only.
+    #[serde(default)]
+    pub request_payer: bool,
+    /// A PEM file with authorities that servers may have, besides those of the system.
+    pub ca_file: Option<PathBuf>,
+    /// Such authorities as PEM text. Handed over by a user; not a key of the settings.
+    #[serde(skip)]
+    pub ca_certificates: Option<String>,
     /// The source of the credentials. The default is `env`.
     pub credentials: Option<Credentials>,
     /// The domains of the server that may use this origin; `*` stands for every domain.
@@ -66,6 +85,21 @@ pub struct OriginConfig {
     /// The most bytes a second for this process (`"200MiB"`, or a number). The default is no limit.
     #[serde(default, deserialize_with = "bytes")]
     pub bytes_per_second: Option<u64>,
+    /// Who wrote this table. Chooses the words of errors.
+    #[serde(skip)]
+    pub configured_by: ConfiguredBy,
+}
+
+/// Who says how an origin is reached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ConfiguredBy {
+    /// An `[[origin]]` table of the settings.
+    #[default]
+    Settings,
+    /// The environment variables and files of the command that a user runs.
+    Environment,
+    /// A user, who handed it to the running server.
+    Given,
 }
 
 /// The limits of an `[[origin]]` table on what is sent at once and in a second. `None` is no limit.
@@ -92,7 +126,7 @@ impl OriginConfig {
     /// Validates the table and returns its prefix.
     pub(crate) fn check(&self) -> Result<OriginUri, OriginError> {
         let prefix = OriginUri::parse(&self.prefix)?;
-        let what = format!("[[origin]] {prefix}");
+        let what = self.what();
         if [self.concurrency, self.requests_per_second].contains(&Some(0)) || self.bytes_per_second == Some(0)
         {
             return Err(OriginError::invalid(
@@ -113,8 +147,13 @@ impl OriginConfig {
         if self.account.is_some() && scheme != Scheme::Azure {
             return unknown("account");
         }
-        if self.region.is_some() && scheme != Scheme::S3 {
-            return unknown("region");
+        let of_s3 = [
+            ("region", self.region.is_some()),
+            ("virtual_hosted", self.virtual_hosted.is_some()),
+            ("request_payer", self.request_payer),
+        ];
+        if let Some((key, _)) = of_s3.into_iter().find(|(_, is_set)| *is_set && scheme != Scheme::S3) {
+            return unknown(key);
         }
         if self.endpoint.is_some() && scheme.is_plain() {
             return unknown("endpoint: the prefix already names the server");
@@ -166,18 +205,74 @@ impl OriginConfig {
                     ));
                 }
             }
+            if self.virtual_hosted == Some(true) && url.domain().is_none() {
+                let why =
+                    "virtual_hosted needs an endpoint with a name: no bucket can stand before an address";
+                return Err(OriginError::invalid(what, why));
+            }
         }
         Ok(prefix)
     }
 }
 
 impl OriginConfig {
+    /// Returns the name of this table in errors.
+    pub(crate) fn what(&self) -> String {
+        let prefix =
+            OriginUri::parse(&self.prefix).map_or_else(|_| self.prefix.clone(), |uri| uri.to_string());
+        match self.configured_by {
+            ConfiguredBy::Settings => format!("[[origin]] {prefix}"),
+            ConfiguredBy::Environment => format!("{prefix}, as the environment describes it"),
+            ConfiguredBy::Given => format!("what was handed over for {prefix}"),
+        }
+    }
+
+    /// Returns what to check after the store rejected the credentials.
+    pub(crate) fn what_to_check(&self, scheme: Scheme) -> &'static str {
+        match (self.configured_by, scheme) {
+            (ConfiguredBy::Settings, _) => "check the credentials of its [[origin]]",
+            (ConfiguredBy::Given, _) => {
+                "the credentials were handed over by `fletch mount`: run it again with others, which replace \
+                 them at once"
+            }
+            (ConfiguredBy::Environment, Scheme::S3) => {
+                "check the credentials of this terminal (AWS_PROFILE, AWS_ACCESS_KEY_ID; \
+                 AWS_NO_SIGN_REQUEST=true for a public bucket)"
+            }
+            (ConfiguredBy::Environment, Scheme::Azure) => {
+                "check the credentials of this terminal (AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY)"
+            }
+            (ConfiguredBy::Environment, Scheme::Gcs) => {
+                "check the credentials of this terminal (GOOGLE_APPLICATION_CREDENTIALS)"
+            }
+            (ConfiguredBy::Environment, Scheme::Http | Scheme::Https) => {
+                "a server with passwords needs a settings file (--config FILE)"
+            }
+        }
+    }
+
+    /// Returns what all clients of this origin have in common.
+    ///
+    /// # Errors
+    /// The authorities cannot be read.
+    pub(crate) fn client_settings(&self) -> Result<ClientSettings, OriginError> {
+        Ok(ClientSettings {
+            connect_timeout: CONNECT_TIMEOUT,
+            allow_http: self.allow_http,
+            proxy: self.proxy.clone(),
+            authorities: authorities::of(self)?,
+        })
+    }
+
     /// Returns the keys of this table that only a store or a server uses.
     fn keys_of_a_server(&self) -> Vec<&'static str> {
         let keys = [
             ("endpoint", self.endpoint.is_some()),
             ("region", self.region.is_some()),
             ("account", self.account.is_some()),
+            ("virtual_hosted", self.virtual_hosted.is_some()),
+            ("request_payer", self.request_payer),
+            ("ca_file", self.ca_file.is_some()),
             ("credentials", !matches!(self.credentials, None | Some(Credentials::Anonymous))),
             ("allow_http", self.allow_http),
             ("allow_link_local", self.allow_link_local),

@@ -2,8 +2,9 @@
 //!
 //! The values never leave this crate, and no `Debug` output shows one.
 
+use crate::aws_profile::{self, AwsChain, Login, Variables, ini};
 use crate::uri::Scheme;
-use crate::{Credentials, OriginError};
+use crate::{ConfiguredBy, Credentials, OriginError};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
@@ -17,7 +18,13 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
     /// Environment variables and the machine's identity. `object_store` refreshes them by itself.
-    Env,
+    ///
+    /// `looked_at` lists the places that have none, if only the machine's identity is left.
+    Env { looked_at: Option<String> },
+    /// A login that a profile of AWS's files describes.
+    Login(Login),
+    /// A profile of AWS's files that cannot be used, with the reason.
+    Unusable(OriginError),
     /// A file and, in the format of `~/.aws/credentials`, the profile in it.
     File { path: PathBuf, profile: String },
     /// Credentials that a user handed over. They are in memory only.
@@ -50,36 +57,85 @@ impl FileStamp {
 }
 
 /// Returns the source that the configuration selects now.
-pub(crate) fn source(configured: Option<&Credentials>, scheme: Scheme) -> Source {
-    source_by(configured, scheme, |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
+pub(crate) fn source(configured: Option<&Credentials>, scheme: Scheme, by: ConfiguredBy) -> Source {
+    source_by((configured, by), scheme, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
 }
 
 fn source_by(
-    configured: Option<&Credentials>,
+    (configured, by): (Option<&Credentials>, ConfiguredBy),
     scheme: Scheme,
-    var: impl Fn(&str) -> Option<PathBuf>,
+    var: Variables<'_>,
 ) -> Source {
-    let file = |path: PathBuf, profile: Option<PathBuf>| Source::File {
-        path,
-        profile: profile.and_then(|p| p.into_os_string().into_string().ok()).unwrap_or("default".to_owned()),
-    };
+    let file = |path: PathBuf| Source::File { path, profile: "default".to_owned() };
+    let env = || Source::Env { looked_at: looked_at(scheme, var) };
     match configured {
         Some(Credentials::Anonymous) => Source::Anonymous,
-        Some(Credentials::File(path)) => file(path.clone(), None),
+        Some(Credentials::File(path)) => file(path.clone()),
         None | Some(Credentials::Env) if scheme.is_plain() => Source::Anonymous,
-        None | Some(Credentials::Env) => Source::Env,
+        None | Some(Credentials::Env) => env(),
         Some(Credentials::Chain) => match scheme {
-            Scheme::S3 if var("AWS_ACCESS_KEY_ID").is_none() => {
-                let shared = var("AWS_SHARED_CREDENTIALS_FILE")
-                    .or_else(|| Some(var("HOME")?.join(".aws/credentials")))
-                    .filter(|path| path.is_file());
-                shared.map_or(Source::Env, |path| file(path, var("AWS_PROFILE")))
+            Scheme::S3 => match aws_profile::chain(var) {
+                Ok(AwsChain::Variables) => env(),
+                Ok(AwsChain::File { path, profile }) => Source::File { path, profile },
+                // A user who hands something over must not make this process run a program.
+                Ok(AwsChain::Login(_)) if by == ConfiguredBy::Given => {
+                    let why = "credentials that need a login are handed over as keys";
+                    Source::Unusable(OriginError::invalid("options.credentials", why))
+                }
+                Ok(AwsChain::Login(login)) => Source::Login(login),
+                Ok(AwsChain::Machine { looked_at: places }) => {
+                    let of_machine = looked_at(scheme, var).is_some();
+                    let places = of_machine.then(|| format!("no AWS credentials found (looked at {places}"));
+                    Source::Env { looked_at: places }
+                }
+                Err(error) => Source::Unusable(error),
+            },
+            Scheme::Gcs => {
+                var("GOOGLE_APPLICATION_CREDENTIALS").map_or_else(env, |path| file(PathBuf::from(path)))
             }
-            Scheme::Gcs => var("GOOGLE_APPLICATION_CREDENTIALS").map_or(Source::Env, |path| file(path, None)),
             Scheme::Http | Scheme::Https => Source::Anonymous,
-            Scheme::S3 | Scheme::Azure => Source::Env,
+            Scheme::Azure => env(),
         },
     }
+}
+
+/// Returns the beginning of the error of a machine without any credentials. `None` if a variable names some.
+fn looked_at(scheme: Scheme, var: Variables<'_>) -> Option<String> {
+    let (cloud, names): (_, &[&str]) = match scheme {
+        Scheme::S3 => (
+            "AWS",
+            &[
+                "AWS_ACCESS_KEY_ID",
+                "AWS_WEB_IDENTITY_TOKEN_FILE",
+                "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+                "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            ],
+        ),
+        Scheme::Azure => (
+            "Azure",
+            &[
+                "AZURE_STORAGE_ACCOUNT_KEY",
+                "AZURE_STORAGE_KEY",
+                "AZURE_STORAGE_SAS_TOKEN",
+                "AZURE_CLIENT_ID",
+                "AZURE_FEDERATED_TOKEN_FILE",
+            ],
+        ),
+        Scheme::Gcs => (
+            "Google Cloud",
+            &[
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                "GOOGLE_SERVICE_ACCOUNT",
+                "GOOGLE_SERVICE_ACCOUNT_PATH",
+                "GOOGLE_SERVICE_ACCOUNT_KEY",
+            ],
+        ),
+        Scheme::Http | Scheme::Https => return None,
+    };
+    if names.iter().any(|name| var(name).is_some()) {
+        return None;
+    }
+    Some(format!("no {cloud} credentials found (looked at {}", names.join(", ")))
 }
 
 /// The `key = value` lines of one profile. Keys are in lower case.
@@ -102,7 +158,8 @@ impl Profile {
 
     /// Reads the profile `[name]` of a file. The lines before any profile belong to `default`.
     pub fn load(path: &Path, name: &str) -> Result<Profile, OriginError> {
-        Ok(Profile { values: parse(&text(path)?, name) })
+        let names = [name, &format!("profile {name}")];
+        Ok(Profile { values: ini::section(&text(path)?, &names).unwrap_or_default() })
     }
 
     /// Returns the value of the first of these keys that the profile has.
@@ -113,6 +170,14 @@ impl Profile {
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
+}
+
+/// Returns the keys and values of one profile of a credentials file, for whoever hands them over.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn keys_of_file(path: &Path, profile: &str) -> Result<BTreeMap<String, String>, OriginError> {
+    Ok(Profile::load(path, profile)?.values)
 }
 
 /// Reads a credentials file. Errors name the file and never its content.
@@ -127,22 +192,6 @@ pub(crate) fn text(path: &Path) -> Result<String, OriginError> {
         )));
     }
     std::io::read_to_string(file).map_err(|e| cannot(e.to_string()))
-}
-
-fn parse(text: &str, name: &str) -> BTreeMap<String, String> {
-    let mut values = BTreeMap::new();
-    let mut ours = name == "default";
-    for line in text.lines().map(str::trim) {
-        if let Some(profile) = line.strip_prefix('[') {
-            ours = profile.trim_end_matches(']').trim() == name;
-        } else if let (true, Some((key, value))) =
-            (ours && !line.starts_with(['#', ';']), line.split_once('='))
-            && !value.trim().is_empty()
-        {
-            values.insert(key.trim().to_ascii_lowercase(), value.trim().to_owned());
-        }
-    }
-    values
 }
 
 #[cfg(test)]
@@ -169,18 +218,25 @@ mod tests {
     fn a_chain_takes_variables_then_the_shared_file_then_the_machine() {
         let dir = tempfile::tempdir().expect("tempdir");
         let shared = dir.path().join("credentials");
-        std::fs::write(&shared, "").expect("write");
         let chain = Some(&Credentials::Chain);
-        let vars = |set: &'static [&'static str]| {
-            let shared = shared.clone();
-            move |name: &str| set.contains(&name).then(|| shared.clone())
+        std::fs::write(&shared, "aws_access_key_id = a\naws_secret_access_key = b\n").expect("write");
+        let by = ConfiguredBy::Settings;
+        let at = |scheme, set: &[&str]| {
+            let var = |name: &str| set.contains(&name).then(|| shared.display().to_string());
+            source_by((chain, by), scheme, &var)
         };
         let file = Source::File { path: shared.clone(), profile: "default".to_owned() };
-        assert_eq!(source_by(chain, Scheme::S3, vars(&["AWS_ACCESS_KEY_ID"])), Source::Env);
-        assert_eq!(source_by(chain, Scheme::S3, vars(&["AWS_SHARED_CREDENTIALS_FILE"])), file);
-        assert_eq!(source_by(chain, Scheme::S3, vars(&[])), Source::Env);
-        assert_eq!(source_by(chain, Scheme::Gcs, vars(&["GOOGLE_APPLICATION_CREDENTIALS"])), file);
-        assert_eq!(source_by(None, Scheme::Https, vars(&[])), Source::Anonymous);
+        assert_eq!(at(Scheme::S3, &["AWS_ACCESS_KEY_ID"]), Source::Env { looked_at: None });
+        assert_eq!(at(Scheme::S3, &["AWS_SHARED_CREDENTIALS_FILE"]), file);
+        let Source::Env { looked_at: Some(looked_at) } = at(Scheme::S3, &[]) else { panic!("the machine") };
+        for place in ["AWS_ACCESS_KEY_ID", "~/.aws/credentials profile default", "~/.aws/config"] {
+            assert!(
+                looked_at.starts_with("no AWS credentials found") && looked_at.contains(place),
+                "{looked_at}"
+            );
+        }
+        assert_eq!(at(Scheme::Gcs, &["GOOGLE_APPLICATION_CREDENTIALS"]), file);
+        assert_eq!(source_by((None, by), Scheme::Https, &|_| None), Source::Anonymous);
     }
 
     #[test]

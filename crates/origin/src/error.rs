@@ -27,9 +27,7 @@ pub enum OriginError {
         why: String,
     },
     /// The origin rejected the credentials or permissions.
-    #[error(
-        "{what}: access denied: {why}; check the credentials of its [[origin]] or the file's permissions"
-    )]
+    #[error("{what}: access denied: {why}")]
     Denied {
         /// The object.
         what: String,
@@ -49,8 +47,8 @@ pub enum OriginError {
     },
     /// The store has no such bucket or container.
     #[error(
-        "{what}: the store has no such bucket or container ({why}); check the name, and the endpoint or the \
-         account of its [[origin]]"
+        "{what}: the store has no such bucket or container ({why}); check the name, the endpoint and the \
+         account"
     )]
     NoBucket {
         /// The object or the listing.
@@ -68,7 +66,8 @@ pub enum OriginError {
     },
     /// The origin asks clients to slow down.
     #[error(
-        "{what}: the origin asks clients to slow down; retry later, or set requests_per_second in [[origin]]"
+        "{what}: the origin asks clients to slow down; retry later, or set requests_per_second in the \
+         settings of this origin"
     )]
     Throttled {
         /// The object.
@@ -136,7 +135,9 @@ impl OriginError {
             // `a/b` where `a` is a file, and `a` where it is a directory, name no object.
             E::NotADirectory => OriginError::NotFound { what },
             E::AlreadyExists => OriginError::AlreadyExists { what },
-            E::PermissionDenied => OriginError::Denied { what, why },
+            E::PermissionDenied => {
+                OriginError::Denied { what, why: format!("{why}; check the permissions of the file") }
+            }
             E::InvalidInput | E::InvalidFilename | E::IsADirectory | E::ReadOnlyFilesystem => {
                 OriginError::Invalid { what, why }
             }

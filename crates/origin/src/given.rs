@@ -5,7 +5,7 @@
 use crate::credentials::Profile;
 use crate::remote::azure_key;
 use crate::uri::Scheme;
-use crate::{Credentials, OriginConfig, OriginError, OriginUri};
+use crate::{ConfiguredBy, Credentials, OriginConfig, OriginError, OriginUri, authorities};
 use object_store::azure::AzureConfigKey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,10 +49,11 @@ impl Given {
     /// # Errors
     /// [`OriginError::Invalid`], which names the wrong key: `origin`, `options.…` or `secrets.…`.
     pub fn new(
-        config: OriginConfig,
+        mut config: OriginConfig,
         secrets: BTreeMap<String, String>,
         expires: Option<SystemTime>,
     ) -> Result<Self, OriginError> {
+        config.configured_by = ConfiguredBy::Given;
         let uri = OriginUri::parse(&config.prefix)
             .map_err(|e| OriginError::invalid("origin", format!("is not the URI of an origin: {e}")))?;
         let (Some(scheme), Some(top)) = (uri.scheme(), uri.top()) else {
@@ -68,6 +69,13 @@ impl Given {
                 other => other.to_string(),
             };
             return Err(OriginError::invalid("options", why));
+        }
+        if config.ca_file.is_some() {
+            let why = "hand over the certificates themselves, as ca_certificates";
+            return Err(OriginError::invalid("options.ca_file", why));
+        }
+        if let Some(pem) = &config.ca_certificates {
+            authorities::check(pem).map_err(|why| OriginError::invalid("options.ca_certificates", why))?;
         }
         if matches!(config.credentials, Some(Credentials::File(_))) {
             return Err(OriginError::invalid("options.credentials", "write env, chain or anonymous"));
@@ -87,6 +95,12 @@ impl Given {
         let identity = identity(scheme, &config, &secrets);
         let secrets = (!secrets.is_empty()).then(|| Arc::new(Profile::of(secrets)));
         Ok(Given { uri: top, config, secrets, expires, identity })
+    }
+
+    /// Returns how the origin is reached.
+    #[must_use]
+    pub fn config(&self) -> &OriginConfig {
+        &self.config
     }
 
     /// Returns the URI of the bucket, the container or the server.

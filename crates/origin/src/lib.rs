@@ -13,6 +13,8 @@
 //! 5. No client follows a redirect. A client of data connects only to addresses that its `[[origin]]` allows.
 
 mod address;
+mod authorities;
+mod aws_profile;
 mod backend;
 mod config;
 mod credentials;
@@ -32,8 +34,11 @@ mod stats;
 mod transport;
 mod uri;
 
+pub use authorities::{AUTHORITIES_BYTES_MAX, read_authorities};
+pub use aws_profile::{AwsKeys, AwsProfile, Variables, aws_keys};
 pub use backend::Backend;
-pub use config::{Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
+pub use config::{ConfiguredBy, Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
+pub use credentials::keys_of_file;
 pub use entity_tag::{EntityTag, TagMatch};
 pub use error::OriginError;
 pub use given::{GiveError, Given};

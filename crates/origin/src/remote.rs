@@ -227,17 +227,14 @@ impl Remote {
         }
     }
 
-    /// Adds to a rejection who has to act, if a user handed over the credentials.
+    /// Adds to a rejection what its user has to check.
     fn explained(&self, error: OriginError) -> OriginError {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
         match error {
-            OriginError::Denied { what, why } if state.given.is_some() => OriginError::Denied {
-                what,
-                why: format!(
-                    "{why}; the credentials were handed over by `fletch mount`: run it again with others, \
-                     which replace them at once"
-                ),
-            },
+            OriginError::Denied { what, why } => {
+                OriginError::Denied { what, why: format!("{why}; {}", config.what_to_check(self.scheme)) }
+            }
             error => error,
         }
     }
@@ -270,7 +267,7 @@ impl Remote {
         }
         state.stamp = Some(stamp);
         let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
-        let source = credentials::source(config.credentials.as_ref(), self.scheme);
+        let source = credentials::source(config.credentials.as_ref(), self.scheme, config.configured_by);
         let recipe = Recipe {
             config,
             scheme: self.scheme,
@@ -398,7 +395,7 @@ impl ClientState {
     ) -> Result<Self, OriginError> {
         let source = match given.and_then(|given| given.secrets.as_ref()) {
             Some(secrets) => Source::Given(Arc::clone(secrets)),
-            None => credentials::source(config.credentials.as_ref(), scheme),
+            None => credentials::source(config.credentials.as_ref(), scheme, config.configured_by),
         };
         let file = match &source {
             Source::File { path, .. } => Some(path.clone()),

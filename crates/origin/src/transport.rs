@@ -44,18 +44,24 @@ const ERROR_BYTES_MAX: usize = 16 << 10;
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// What every client of one origin has in common.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientSettings {
     pub connect_timeout: Duration,
     pub allow_http: bool,
     /// The URL of the proxy in the `[[origin]]`.
     pub proxy: Option<String>,
+    /// Authorities that servers may have, besides those of the system: PEM text that was checked.
+    pub authorities: Option<Arc<str>>,
 }
 
 impl ClientSettings {
-    /// Returns a builder whose client follows no redirect and reads no environment.
-    fn builder(&self) -> reqwest::ClientBuilder {
-        reqwest::Client::builder()
+    /// Returns a builder whose client follows no redirect and takes no proxy from the environment.
+    fn builder(&self) -> object_store::Result<reqwest::ClientBuilder> {
+        let pem = self.authorities.as_deref().unwrap_or_default();
+        let authorities = reqwest::Certificate::from_pem_bundle(pem.as_bytes()).map_err(unusable)?;
+        let builder = reqwest::Client::builder()
+            .tls_certs_merge(authorities)
+            .dns_resolver(Arc::new(SystemResolver))
             .user_agent(concat!("fletch/", env!("CARGO_PKG_VERSION")))
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
@@ -65,7 +71,30 @@ impl ClientSettings {
             .no_zstd()
             .no_deflate()
             .connect_timeout(self.connect_timeout)
-            .http1_only()
+            .http1_only();
+        Ok(builder)
+    }
+
+    /// Returns a client that asks a service of logins. It uses HTTPS, except on this machine.
+    pub fn login_client(&self, url: &url::Url) -> Result<reqwest::Client, String> {
+        let is_near = match url.host() {
+            Some(url::Host::Domain(name)) => name == "localhost",
+            Some(url::Host::Ipv4(v4)) => v4.is_loopback(),
+            Some(url::Host::Ipv6(v6)) => v6.is_loopback(),
+            None => false,
+        };
+        if url.scheme() != "https" && !is_near {
+            return Err(
+                "the service must have an https:// URL: a token must not travel unencrypted".to_owned()
+            );
+        }
+        let cannot = |_| "cannot make an HTTP client".to_owned();
+        let mut builder = self.builder().map_err(|_| "cannot make an HTTP client".to_owned())?;
+        builder = builder.https_only(!is_near);
+        if let Some(proxy) = &self.proxy {
+            builder = builder.proxy(reqwest::Proxy::https(proxy.as_str()).map_err(cannot)?);
+        }
+        builder.build().map_err(cannot)
     }
 }
 
@@ -114,7 +143,7 @@ impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         let resolver = CheckedResolver { inner: Arc::new(SystemResolver), rule: self.rule };
         let mut builder =
-            self.settings.builder().https_only(!self.settings.allow_http).dns_resolver(Arc::new(resolver));
+            self.settings.builder()?.https_only(!self.settings.allow_http).dns_resolver(Arc::new(resolver));
         if let Some(proxy) = &self.settings.proxy {
             builder = builder.proxy(reqwest::Proxy::all(proxy.as_str()).map_err(unusable)?);
         }

@@ -8,16 +8,17 @@
 //! calls even if it signs nothing.
 
 use crate::address::AddressRule;
+use crate::aws_profile::provider::{LoginCredentials, LoginProvider};
 use crate::credentials::{self, Profile, Source};
 use crate::stats::Counters;
 use crate::transport::credentials_client::{CredentialsConnector, Named};
 use crate::transport::{ClientSettings, Connector, Signer};
 use crate::uri::Scheme;
-use crate::{OriginConfig, OriginError};
+use crate::{ConfiguredBy, OriginConfig, OriginError};
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
-use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder};
+use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::{HttpBuilder, HttpStore};
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
@@ -91,7 +92,7 @@ impl Recipe<'_> {
     fn what(&self) -> String {
         match self.source {
             Source::Given(_) => format!("the credentials of {}", self.config.prefix),
-            _ => format!("[[origin]] {}", self.config.prefix),
+            _ => self.config.what(),
         }
     }
 
@@ -121,26 +122,22 @@ impl Recipe<'_> {
         RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
     }
 
-    fn settings(&self) -> ClientSettings {
-        ClientSettings {
-            connect_timeout: self.connect_timeout,
-            allow_http: self.config.allow_http,
-            proxy: self.config.proxy.clone(),
-        }
+    fn settings(&self) -> Result<ClientSettings, OriginError> {
+        Ok(ClientSettings { connect_timeout: self.connect_timeout, ..self.config.client_settings()? })
     }
 
-    fn connector(&self, plain: Option<HeaderMap>, signer: Option<Signer>) -> Connector {
-        Connector {
+    fn connector(&self, plain: Option<HeaderMap>, signer: Option<Signer>) -> Result<Connector, OriginError> {
+        Ok(Connector {
             counters: Arc::clone(self.counters),
-            settings: self.settings(),
+            settings: self.settings()?,
             rule: AddressRule { allow_link_local: self.config.allow_link_local },
             plain,
             signer,
-        }
+        })
     }
 
-    fn credentials_connector(&self) -> CredentialsConnector {
-        CredentialsConnector(self.settings())
+    fn credentials_connector(&self) -> Result<CredentialsConnector, OriginError> {
+        Ok(CredentialsConnector(self.settings()?))
     }
 
     fn endpoint(&self) -> Option<&str> {
@@ -159,15 +156,33 @@ impl Recipe<'_> {
     /// Returns the keys and values of the source. `None` if it has none.
     fn profile(&self) -> Result<Option<Arc<Profile>>, OriginError> {
         match self.source {
-            Source::Env | Source::Anonymous => Ok(None),
+            Source::Env { .. } | Source::Anonymous | Source::Login(_) => Ok(None),
+            Source::Unusable(error) => Err(error.clone()),
             Source::File { path, profile } => Profile::load(path, profile).map(|p| Some(Arc::new(p))),
             Source::Given(given) => Ok(Some(Arc::clone(given))),
         }
     }
 
+    fn looked_at(&self) -> Option<String> {
+        match self.source {
+            Source::Env { looked_at } => looked_at.clone(),
+            _ => None,
+        }
+    }
+
+    /// Returns the error of a kind of source that a scheme does not have.
+    fn has_no_login(&self) -> OriginError {
+        match self.source {
+            Source::Unusable(error) => error.clone(),
+            _ => OriginError::invalid(self.what(), "this kind of store has no profiles of AWS"),
+        }
+    }
+
     fn s3(&self) -> Result<AmazonS3, OriginError> {
         let builder = match self.source {
-            Source::Env => AmazonS3Builder::from_env(),
+            Source::Env { .. } => s3_of_environment(self.config.configured_by),
+            Source::Unusable(error) => return Err(error.clone()),
+            Source::Login(_) => AmazonS3Builder::new(),
             Source::Anonymous => AmazonS3Builder::new().with_skip_signature(true),
             Source::File { .. } | Source::Given(_) => {
                 let found = self.profile()?;
@@ -192,8 +207,23 @@ impl Recipe<'_> {
             .with_client_options(self.options())
             .with_disable_bulk_delete(true)
             .with_retry(Self::no_retry());
-        if let Some(endpoint) = self.endpoint() {
-            builder = builder.with_endpoint(endpoint);
+        let of_environment = |key| builder.get_config_value(&key);
+        let endpoint = self.endpoint().map(str::to_owned).or_else(|| {
+            of_environment(AmazonS3ConfigKey::S3Endpoint)
+                .or_else(|| of_environment(AmazonS3ConfigKey::Endpoint))
+        });
+        // `from_env` of the library has `false` where the environment says nothing.
+        let hosted = of_environment(AmazonS3ConfigKey::VirtualHostedStyleRequest);
+        let hosted = self.config.virtual_hosted.or((hosted.as_deref() == Some("true")).then_some(true));
+        let virtual_hosted = hosted.unwrap_or(endpoint.is_none() && is_host_label(self.host));
+        builder = builder.with_virtual_hosted_style_request(virtual_hosted);
+        if let Some(endpoint) = endpoint {
+            let endpoint = if virtual_hosted { with_bucket(&endpoint, self.host) } else { endpoint };
+            // This key comes before `Endpoint`, which the environment may have set.
+            builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+        }
+        if self.config.request_payer {
+            builder = builder.with_request_payer(true);
         }
         if let Some(region) = &self.config.region {
             builder = builder.with_region(region);
@@ -203,19 +233,25 @@ impl Recipe<'_> {
                 let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
                 (builder.with_credentials(Arc::new(StaticCredentialProvider::new(none))), None)
             }
-            Source::Env | Source::File { .. } | Source::Given(_) => {
-                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+            Source::Login(login) => {
+                let provider = LoginProvider::shared(login, &self.config.client_settings()?);
+                let provider = Arc::new(LoginCredentials(provider));
+                (builder.with_credentials(provider.clone()), Some(Signer::Aws(provider)))
+            }
+            _ => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()?).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
-                let named = Arc::new(Named(credentials));
+                let named = Arc::new(Named::new(credentials, self.looked_at()));
                 (builder.with_credentials(named.clone()), Some(Signer::Aws(named)))
             }
         };
-        builder.with_http_connector(self.connector(None, signer)).build().map_err(|e| self.failed(&e))
+        builder.with_http_connector(self.connector(None, signer)?).build().map_err(|e| self.failed(&e))
     }
 
     fn azure(&self) -> Result<MicrosoftAzure, OriginError> {
         let mut builder = match self.source {
-            Source::Env => azure_of_environment(),
+            Source::Env { .. } => azure_of_environment(self.config.configured_by),
+            Source::Login(_) | Source::Unusable(_) => return Err(self.has_no_login()),
             Source::Anonymous => MicrosoftAzureBuilder::new().with_skip_signature(true),
             Source::File { .. } | Source::Given(_) => {
                 let mut builder = MicrosoftAzureBuilder::new();
@@ -253,19 +289,20 @@ impl Recipe<'_> {
                 let none = AzureCredential::BearerToken(String::new());
                 (builder.with_credentials(Arc::new(StaticCredentialProvider::new(none))), None)
             }
-            Source::Env | Source::File { .. } | Source::Given(_) => {
-                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+            _ => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()?).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
-                let named = Arc::new(Named(credentials));
+                let named = Arc::new(Named::new(credentials, self.looked_at()));
                 (builder.with_credentials(named.clone()), Some(Signer::Azure(named)))
             }
         };
-        builder.with_http_connector(self.connector(None, signer)).build().map_err(|e| self.failed(&e))
+        builder.with_http_connector(self.connector(None, signer)?).build().map_err(|e| self.failed(&e))
     }
 
     fn gcs(&self) -> Result<GoogleCloudStorage, OriginError> {
         let builder = match self.source {
-            Source::Env => GoogleCloudStorageBuilder::from_env(),
+            Source::Env { .. } => gcs_of_environment(self.config.configured_by),
+            Source::Login(_) | Source::Unusable(_) => return Err(self.has_no_login()),
             Source::Anonymous => GoogleCloudStorageBuilder::new().with_skip_signature(true),
             Source::File { path, .. } => {
                 // Read here, to tell a file that cannot be read from one that is not valid.
@@ -290,18 +327,19 @@ impl Recipe<'_> {
                 let none = GcpCredential { bearer: String::new() };
                 builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
             }
-            Source::Env | Source::File { .. } | Source::Given(_) => {
-                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+            _ => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()?).build();
                 let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
-                builder.with_credentials(Arc::new(Named(credentials)))
+                builder.with_credentials(Arc::new(Named::new(credentials, self.looked_at())))
             }
         };
-        builder.with_http_connector(self.connector(None, None)).build().map_err(|e| self.failed(&e))
+        builder.with_http_connector(self.connector(None, None)?).build().map_err(|e| self.failed(&e))
     }
 
     fn plain(&self) -> Result<HttpStore, OriginError> {
         let authorization = match self.source {
-            Source::Env | Source::Anonymous => None,
+            Source::Env { .. } | Source::Anonymous => None,
+            Source::Login(_) | Source::Unusable(_) => return Err(self.has_no_login()),
             Source::File { .. } | Source::Given(_) => {
                 let found = self.profile()?;
                 let value = |key: &str| found.as_ref().and_then(|found| found.value(&[key]));
@@ -316,7 +354,7 @@ impl Recipe<'_> {
                 Some((AUTHORIZATION, value))
             }
         };
-        let connector = self.connector(Some(authorization.into_iter().collect()), None);
+        let connector = self.connector(Some(authorization.into_iter().collect()), None)?;
         HttpBuilder::new()
             .with_url(format!("{}://{}", self.scheme.as_str(), self.host))
             .with_client_options(self.options())
@@ -327,11 +365,93 @@ impl Recipe<'_> {
     }
 }
 
+/// Returns the client of S3 with the variables that count for this origin.
+///
+/// For an origin without a table of the settings, its configuration says where the store is and how it is
+/// asked, because the server that reads it later has another environment. Only credentials, and what only
+/// writes need, come from variables here.
+fn s3_of_environment(by: ConfiguredBy) -> AmazonS3Builder {
+    use AmazonS3ConfigKey as K;
+    let counts = |key: &K| match key {
+        K::AccessKeyId
+        | K::SecretAccessKey
+        | K::Token
+        | K::ImdsV1Fallback
+        | K::MetadataEndpoint
+        | K::ContainerCredentialsRelativeUri
+        | K::ContainerCredentialsFullUri
+        | K::ContainerAuthorizationTokenFile
+        | K::WebIdentityTokenFile
+        | K::RoleArn
+        | K::RoleSessionName
+        | K::StsEndpoint => true,
+        // A key of the user's own would be needed for reads, too.
+        K::Encryption(_) => by == ConfiguredBy::Environment && !key.as_ref().contains("customer_key"),
+        K::Checksum | K::ConditionalPut | K::DisableTagging | K::UnsignedPayload => {
+            by == ConfiguredBy::Environment
+        }
+        _ => false,
+    };
+    if by == ConfiguredBy::Settings {
+        return AmazonS3Builder::from_env();
+    }
+    of_variables("AWS_").fold(AmazonS3Builder::new(), |builder, (name, value)| match name.parse::<K>() {
+        Ok(key) if counts(&key) => builder.with_config(key, value),
+        _ => builder,
+    })
+}
+
+/// Returns the variables with a prefix that have a value, by their names in lower case.
+fn of_variables(prefix: &str) -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(move |(name, value)| {
+        let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
+        let counts = name.starts_with(prefix) && !value.is_empty();
+        counts.then(|| (name.to_ascii_lowercase(), value))
+    })
+}
+
+/// Returns whether a bucket can be the first label of a host. One with a dot would fit no certificate.
+fn is_host_label(bucket: &str) -> bool {
+    let is_end = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let bytes = bucket.as_bytes();
+    matches!((bytes.first(), bytes.last()), (Some(&first), Some(&last)) if is_end(first) && is_end(last))
+        && bytes.len() <= 63
+        && bytes.iter().all(|c| is_end(*c) || *c == b'-')
+}
+
+/// Returns an endpoint whose host begins with the bucket.
+fn with_bucket(endpoint: &str, bucket: &str) -> String {
+    match endpoint.split_once("://") {
+        Some((_, host)) if host.starts_with(&format!("{bucket}.")) => endpoint.to_owned(),
+        Some((scheme, host)) => format!("{scheme}://{bucket}.{host}"),
+        None => endpoint.to_owned(),
+    }
+}
+
 /// Returns Azure's client with the variables that its crate knows, and those of Azure's own command line.
-fn azure_of_environment() -> MicrosoftAzureBuilder {
+///
+/// Without a table of the settings, the configuration says where the store is, and no variable makes the
+/// process run a program.
+fn azure_of_environment(by: ConfiguredBy) -> MicrosoftAzureBuilder {
     let value = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
     let any = |names: &[&str]| names.iter().any(|name| value(name).is_some());
-    let builder = MicrosoftAzureBuilder::from_env();
+    let of_machine = |key: &AzureConfigKey| {
+        use AzureConfigKey as K;
+        matches!(key, K::MsiEndpoint | K::ObjectId | K::MsiResourceId)
+    };
+    let builder = match by {
+        ConfiguredBy::Settings => MicrosoftAzureBuilder::from_env(),
+        ConfiguredBy::Environment | ConfiguredBy::Given => {
+            of_variables("AZURE_").fold(MicrosoftAzureBuilder::new(), |builder, (name, value)| {
+                match name.parse() {
+                    Ok(key) if azure_key(&name).is_some() || of_machine(&key) => {
+                        builder.with_config(key, value)
+                    }
+                    _ => builder,
+                }
+            })
+        }
+    };
     let builder = match value("AZURE_STORAGE_ACCOUNT") {
         Some(account) if !any(&["AZURE_STORAGE_ACCOUNT_NAME"]) => builder.with_account(account),
         _ => builder,
@@ -341,6 +461,23 @@ fn azure_of_environment() -> MicrosoftAzureBuilder {
             builder.with_access_key(key)
         }
         _ => builder,
+    }
+}
+
+/// Returns the client of Google Cloud Storage with the variables that count for this origin.
+fn gcs_of_environment(by: ConfiguredBy) -> GoogleCloudStorageBuilder {
+    use GoogleConfigKey as K;
+    let counts =
+        |key: &K| matches!(key, K::ServiceAccount | K::ServiceAccountKey | K::ApplicationCredentials);
+    match by {
+        ConfiguredBy::Settings => GoogleCloudStorageBuilder::from_env(),
+        ConfiguredBy::Environment | ConfiguredBy::Given => of_variables("GOOGLE_").fold(
+            GoogleCloudStorageBuilder::new(),
+            |builder, (name, value)| match name.parse::<K>() {
+                Ok(key) if counts(&key) => builder.with_config(key, value),
+                _ => builder,
+            },
+        ),
     }
 }
 

@@ -30,12 +30,12 @@ pub(crate) enum BadAnswer {
     #[error("{0}; expected status 206 with the requested range")]
     RangeIgnored(Answered),
     #[error(
-        "{answered}{code}; Fletch follows no redirects: give the store's own URL or region in [[origin]]"
+        "{answered}{code}; Fletch follows no redirects: set the store's own URL or region for this origin"
     )]
     Redirected { answered: Answered, code: ErrorCode },
     #[error(
-        "status {status}{code}; the bucket is in region {region}: set `region` in its [[origin]], or \
-         AWS_REGION"
+        "status {status}{code}; the bucket is in region {region}: set AWS_REGION, or `region` \
+         in the settings of this origin"
     )]
     OtherRegion { status: u16, code: ErrorCode, region: Region },
     #[error("status {status}{code}")]
@@ -363,7 +363,7 @@ impl ErrorCode {
                 "the store gives nothing without credentials"
             }
             "AuthorizationHeaderMalformed" => {
-                "the request is for another region: set `region` in its [[origin]], or AWS_REGION"
+                "the request is for another region: set AWS_REGION, or `region` in the settings of this origin"
             }
             "BlobArchived" | "InvalidObjectState" => "the object is archived: restore it first",
             "ExpiredToken" => "the credentials have expired: get new ones",

@@ -15,6 +15,7 @@ use object_store::client::{
 };
 use object_store::{ClientConfigKey, ClientOptions, CredentialProvider, Error};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The most bytes of an answer with credentials.
@@ -38,7 +39,7 @@ impl HttpConnector for CredentialsConnector {
         };
         // `object_store` allows HTTP for metadata services and forbids it for token services.
         let allow_http = options.get_config_value(&ClientConfigKey::AllowHttp).as_deref() == Some("true");
-        let mut builder = settings.builder().https_only(!allow_http);
+        let mut builder = settings.builder()?.https_only(!allow_http);
         if let Some(proxy) = &settings.proxy {
             // Token services are asked through the proxy. Metadata services use HTTP and are this machine's.
             builder = builder.proxy(reqwest::Proxy::https(proxy.as_str()).map_err(unusable)?);
@@ -51,6 +52,9 @@ impl HttpConnector for CredentialsConnector {
 impl HttpService for CredentialsService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let is_put = request.method() == Method::PUT;
+        let path = request.uri().path();
+        // `object_store` puts these answers into the next request as they are, and panics if they do not fit.
+        let is_word = path.ends_with("/latest/api/token") || path.ends_with("/iam/security-credentials/");
         let (parts, body) = self.0.execute(request).await?.into_parts();
         match parts.status {
             // `object_store` takes it as the answer of an older instance metadata service.
@@ -58,12 +62,30 @@ impl HttpService for CredentialsService {
             s if s.is_success() => {
                 let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
                 let body = body.map_err(|e| HttpError::new_boxed(HttpErrorKind::Unknown, e))?;
-                Ok(HttpResponse::from_parts(parts, body.to_bytes().into()))
+                let body = body.to_bytes();
+                if is_word {
+                    let word = body.trim_ascii();
+                    if word.is_empty() || !word.iter().all(|c| is_of_word(*c)) {
+                        return Err(HttpError::new(HttpErrorKind::Decode, NoWord));
+                    }
+                    return Ok(HttpResponse::from_parts(parts, word.to_vec().into()));
+                }
+                Ok(HttpResponse::from_parts(parts, body.into()))
             }
             s => Err(refused(RejectedStatus(s.as_u16()))),
         }
     }
 }
+
+/// Returns whether a token of a session, or the name of a role, can have a character.
+fn is_of_word(c: u8) -> bool {
+    c.is_ascii_alphanumeric() || b"+=,.@-_/~".contains(&c)
+}
+
+/// An answer that is no token of a session and no name of a role.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("no token and no name of a role")]
+struct NoWord;
 
 /// The status by which a credential service rejected a request.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
@@ -81,23 +103,56 @@ pub(crate) struct NoCredentials {
 
 /// A provider of credentials whose errors say that they are about credentials, and quote no answer.
 #[derive(Debug)]
-pub(crate) struct Named<C>(pub Arc<dyn CredentialProvider<Credential = C>>);
+pub(crate) struct Named<C> {
+    inner: Arc<dyn CredentialProvider<Credential = C>>,
+    /// Where there are none, if the machine's identity is what is left to ask.
+    looked_at: Option<String>,
+    /// Whether there were credentials before.
+    had: AtomicBool,
+}
+
+impl<C> Named<C> {
+    /// Names the errors of a provider. `looked_at` lists the places that have no credentials, if the provider
+    /// asks for the machine's identity: most machines have none, and then that is the answer.
+    pub fn new(inner: Arc<dyn CredentialProvider<Credential = C>>, looked_at: Option<String>) -> Self {
+        Named { inner, looked_at, had: AtomicBool::new(false) }
+    }
+}
 
 #[async_trait::async_trait]
 impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Named<C> {
     type Credential = C;
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
-        self.0.get_credential().await.map_err(|error| Error::Generic {
-            store: "credentials",
-            source: Box::new(no_credentials(&error)),
+        let got = self.inner.get_credential().await;
+        if got.is_ok() {
+            self.had.store(true, Relaxed);
+        }
+        got.map_err(|error| {
+            let mut error = no_credentials(&error);
+            if let (Some(looked_at), false) = (&self.looked_at, self.had.load(Relaxed)) {
+                error = not_found(looked_at, error);
+            }
+            Error::Generic { store: "credentials", source: Box::new(error) }
         })
     }
 }
 
+/// Returns the error of a machine that has no credentials at all, as far as anybody can see.
+fn not_found(looked_at: &str, of_machine: NoCredentials) -> NoCredentials {
+    let NoCredentials { why, transient } = of_machine;
+    let why =
+        if why == OTHER_FORM { "the credential service's answer has no credentials".to_owned() } else { why };
+    // A service that is busy exists.
+    let transient = transient && why.contains("with status");
+    NoCredentials { why: format!("{looked_at}, this machine's identity: {why})"), transient }
+}
+
+/// The answer of something that is no credential service, or of one that Fletch does not know.
+const OTHER_FORM: &str = "the answer of the credential service has another form than expected";
+
 fn no_credentials(error: &Error) -> NoCredentials {
     let fixed = |why: &str| NoCredentials { why: why.to_owned(), transient: false };
-    let other_form = "the answer of the credential service has another form than expected";
     let mut deepest = String::new();
     let (mut asked, mut decoding) = (false, false);
     for cause in std::iter::successors(std::error::Error::source(error), |e| e.source()) {
@@ -122,7 +177,7 @@ fn no_credentials(error: &Error) -> NoCredentials {
     if !asked && deepest.starts_with("Failed to read token file") {
         return fixed(&deepest);
     }
-    fixed(other_form)
+    fixed(OTHER_FORM)
 }
 
 #[cfg(test)]

@@ -66,8 +66,8 @@ fn groups(dir: &Path) -> Vec<(&'static str, Vec<(&'static str, String)>)> {
     let pem = fletch_testkit::tls::authority().display().to_string();
     let config = file(
         "config",
-        "[profile work]\nregion = eu-west-3\nendpoint_url = https://store.example\ns3 =\n  addressing_style = \
-         virtual\n",
+        "[profile work]\nregion = eu-west-3\nendpoint_url = https://store.example\ns3 =\n \
+         addressing_style = virtual\n",
     );
     let shared = "[work]\naws_access_key_id = a\naws_secret_access_key = b\naws_session_token = c\n";
     let shared = file("credentials", shared);

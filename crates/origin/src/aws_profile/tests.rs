@@ -32,8 +32,8 @@ const CONFIG: &str = "[default]\nregion = eu-central-1\n[profile work]\nregion =
     [profile web]\nrole_arn = arn:aws:iam::1:role/r\nweb_identity_token_file = /run/token\n\
     [profile sso]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = reader\n\
     [sso-session corp]\nsso_region = eu-west-1\nsso_start_url = https://corp.example/start\n\
-    [profile legacy]\nsso_start_url = https://corp.example/start\nsso_region = eu-west-1\nsso_account_id = 1\n\
-    [profile keys]\naws_access_key_id = AKIA\naws_secret_access_key = hunter2\n";
+    [profile legacy]\nsso_start_url = https://corp.example/start\nsso_region = eu-west-1\n\
+    sso_account_id = 1\n[profile keys]\naws_access_key_id = AKIA\naws_secret_access_key = hunter2\n";
 
 #[test]
 fn a_profile_says_how_the_store_is_asked() {
@@ -105,7 +105,8 @@ fn a_login_of_single_sign_on_needs_a_token_that_is_valid() {
     let put = |name: &str, text: &str| std::fs::write(cache.join(name), text).expect("write");
     put(
         "other.json",
-        r#"{"startUrl": "https://else.example", "accessToken": "hunter2", "expiresAt": "2100-01-01T00:00:00Z"}"#,
+        r#"{"startUrl": "https://else.example", "accessToken": "hunter2",
+            "expiresAt": "2100-01-01T00:00:00Z"}"#,
     );
     put("client.json", r#"{"clientId": "hunter2"}"#);
     let why = |portal: &str| {
@@ -120,7 +121,8 @@ fn a_login_of_single_sign_on_needs_a_token_that_is_valid() {
         put(
             "t.json",
             &format!(
-                r#"{{"startUrl": "https://corp.example/start", "accessToken": "hunter2", "expiresAt": "{at}"}}"#
+                r#"{{"startUrl": "https://corp.example/start", "accessToken": "hunter2",
+                    "expiresAt": "{at}"}}"#
             ),
         );
     };

@@ -200,8 +200,8 @@ async fn a_profile_of_single_sign_on_asks_the_portal() {
             true => answer(
                 "200 OK",
                 &[],
-                br#"{"roleCredentials": {"accessKeyId": "AKIASSO", "secretAccessKey": "s", "sessionToken": "t",
-                    "expiration": 4102444800000}}"#,
+                br#"{"roleCredentials": {"accessKeyId": "AKIASSO", "secretAccessKey": "s",
+                    "sessionToken": "t", "expiration": 4102444800000}}"#,
             ),
             false => answer("401 Unauthorized", &[], b"hunter2"),
         }

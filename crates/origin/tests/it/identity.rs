@@ -40,7 +40,7 @@ async fn read(config: OriginConfig) {
     }
 }
 
-/// Runs the named test of this file, or of another one by its module, again, with these variables. Returns its output.
+/// Runs the named test of this file, or `MODULE::TEST`, again with these variables. Returns its output.
 pub fn again(test: &str, prefix: &str, endpoint: &str, vars: &[(&str, String)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     let test = if test.contains("::") { test.to_owned() } else { format!("identity::{test}") };

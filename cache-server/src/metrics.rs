@@ -176,7 +176,12 @@ fn homes(page: &Page, server: &Server) -> Result<(), MetricsError> {
     for ((_, name), objects) in server.versions.changed_objects().counts() {
         *changed.entry(name).or_default() += objects;
     }
-    let rows: Vec<_> = changed.iter().take(DATASETS_MAX).map(|(name, n)| (vec![name.as_str()], *n)).collect();
+    let mut names: Vec<_> = states.iter().map(|(name, _)| name).collect();
+    // Those with changed objects are named even where there are too many datasets.
+    names.sort_by_key(|name| !changed.contains_key(*name));
+    let rows = names.into_iter().take(DATASETS_MAX);
+    let rows: Vec<_> =
+        rows.map(|name| (vec![name.as_str()], changed.get(name).copied().unwrap_or(0))).collect();
     page.gauge(
         "fletch_dataset_changed_objects",
         "Objects of a dataset that changed since the index, as far as readers met them",

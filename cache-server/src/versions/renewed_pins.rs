@@ -277,17 +277,17 @@ mod tests {
         let uri = |text: &str| OriginUri::parse(text).expect("uri");
         let domain = Domain::default_domain();
         for i in [3, 1, 4, 2] {
-            let key = object_key(&domain, &uri("s3://b"), &format!("f{i}"));
+            let key = object_key(&domain, &uri("s3://bucket-b"), &format!("f{i}"));
             pins.note(&key, &pin("old"), &answer("new"), 0..100);
-            pins.note(&object_key(&domain, &uri("s3://c"), "f"), &pin("old"), &answer("new"), 0..100);
+            pins.note(&object_key(&domain, &uri("s3://bucket-c"), "f"), &pin("old"), &answer("new"), 0..100);
         }
         let paths = |after, max| {
-            let (rows, more) = pins.complete(&domain, "s3://b", after, max);
+            let (rows, more) = pins.complete(&domain, "s3://bucket-b", after, max);
             (rows.into_iter().map(|row| row.path).collect::<Vec<_>>(), more)
         };
         assert_eq!(paths(None, 3), (vec!["f1".to_owned(), "f2".into(), "f3".into()], true));
         assert_eq!(paths(Some("f3"), 3), (vec!["f4".to_owned()], false));
         let other = "other".parse::<Domain>().expect("domain");
-        assert_eq!(pins.complete(&other, "s3://b", None, 3), (Vec::new(), false));
+        assert_eq!(pins.complete(&other, "s3://bucket-b", None, 3), (Vec::new(), false));
     }
 }

@@ -11,8 +11,9 @@ use object_store::client::HttpRequest;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
 
-/// The key of a request whose [`Rewrite`] has the real one. Its bytes stand in a URL as they are.
-pub(crate) const PLACEHOLDER: &str = "fletch-rewritten-key";
+/// The key of a request whose [`Rewrite`] has the real one. Its bytes stand in a URL as they are: the client
+/// of GCS encodes every byte that is no letter and no digit.
+pub(crate) const PLACEHOLDER: &str = "fletchrewrittenkey";
 
 /// All bytes but the unreserved ones of RFC 3986, as signatures of S3 require.
 const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -104,6 +105,7 @@ mod tests {
 
     #[tokio::test]
     async fn keys_and_markers_are_encoded_once() {
+        assert!(PLACEHOLDER.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{PLACEHOLDER}");
         let key = Rewrite::Key("a b/new\nline+%".to_owned());
         let at = format!("http://h/bucket/{PLACEHOLDER}?x=1");
         let done = rewrite(request(&at, None), &key, None).await.expect("rewritten");

@@ -6,6 +6,7 @@ use crate::local::Confinement;
 use crate::meter::Meter;
 use crate::remote::{Permits, Remote, RemotePrefix, shared_permit};
 use crate::shared_permits::SharedPermits;
+use crate::stalls::StallWatch;
 use crate::stats::Counters;
 use crate::uri::{Address, Scheme, check_path};
 use crate::{
@@ -77,6 +78,7 @@ impl Origins {
             remote_permits: Permits {
                 all: Arc::new(Semaphore::new(limits.requests_max)),
                 shared: SharedPermits::new(limits.requests_max, limits.requests_per_origin()),
+                stalls: StallWatch::new(limits.requests_max, limits.io_timeout / 3),
             },
             remotes: Mutex::default(),
             given: Mutex::default(),
@@ -253,6 +255,17 @@ impl Origin {
     #[must_use]
     pub fn local_dir(&self) -> Option<&Path> {
         self.uri.as_local()
+    }
+
+    /// Runs `waits`, in which a caller waits for a permit of its own limit on calls to the origin.
+    ///
+    /// While such callers wait, reads of hung objects end with [`OriginError::GaveWay`], so that their callers
+    /// give such permits back. A local directory has no such reads.
+    pub async fn awaited<T>(&self, waits: impl Future<Output = T>) -> T {
+        match &self.remote {
+            Some(remote) => remote.remote.awaited(waits).await,
+            None => waits.await,
+        }
     }
 
     /// Returns whether the origin is a directory on a disk, or in the memory, of this machine.

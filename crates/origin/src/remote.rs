@@ -2,18 +2,19 @@
 //!
 //! Checks that each answer is the one that was requested, and decides when credentials are read again.
 //!
-//! A credentials file is checked once a second while its origin is used, and at once after a 401 or 403. If
-//! it changed, the call is retried once with the new credentials. If it cannot be read, the old credentials
-//! stay in use.
+//! A credentials file is checked once a second while its origin is used, and at once after an answer that
+//! rejects or ends the credentials. If it changed, the call is retried once with the new credentials. If it
+//! cannot be read, the old credentials stay in use.
 
 use crate::backend::Backend;
 use crate::credentials::{self, FileStamp, Source};
 use crate::given::Given;
 use crate::meter::Meter;
 use crate::object::{ObjectBytes, ObjectMeta, Pin};
-use crate::pace::Pace;
+use crate::pace::{Pace, Ticket};
 use crate::retry::retrying;
 use crate::shared_permits::{SharedPermit, SharedPermits};
+use crate::stalls::{self, Holding, StallWatch, SuspectSlot, WaitsFor};
 use crate::stats::Counters;
 use crate::transport::{Answered, BadAnswer, warn_of_ignored_proxy};
 use crate::uri::{Scheme, check_plain_path};
@@ -44,6 +45,12 @@ mod write;
 /// How often a credentials file is checked for changes.
 const CREDENTIALS_CHECK_EVERY: Duration = Duration::from_secs(1);
 
+/// How often a client without a credentials file is made again, because the store says that they expired.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+
+/// What a user does whose credentials the server holds.
+const RUN_AGAIN: &str = "run `fletch mount` again with new ones, which hands them to the running server";
+
 /// The setting of a server that limits the calls to all origins.
 pub(crate) const ALL_SETTING: &str = "limits.origin_requests";
 /// The setting of a server that limits the calls to one origin.
@@ -56,6 +63,16 @@ pub(crate) struct Permits {
     pub all: Arc<Semaphore>,
     /// One for each call, divided among the backends.
     pub shared: Arc<SharedPermits<Backend>>,
+    /// Takes permits from calls to hung objects.
+    pub stalls: Arc<StallWatch>,
+}
+
+/// The permits of one call.
+struct CallPermits<'a> {
+    /// The slot of a call to an object whose earlier call stalled.
+    slot: Option<SuspectSlot>,
+    _own: (Option<SemaphorePermit<'a>>, Option<SharedPermit<Backend>>),
+    _holding: Holding,
 }
 
 /// Returns the error of a call that got no permit until its deadline.
@@ -103,6 +120,8 @@ pub(crate) struct Remote {
     limits: OriginLimits,
     counters: Arc<Counters>,
     backend: Backend,
+    /// Whose permits the calls take: the backend's, or those of this `[[origin]]` alone.
+    line: Backend,
     /// Permits of the whole process.
     permits: Permits,
     /// Permits of this origin, one for each call, in place of those that backends share.
@@ -168,6 +187,10 @@ impl Remote {
             host: host.to_owned(),
             limits,
             counters: Arc::clone(counters),
+            line: match config.concurrency {
+                Some(_) => Backend::of_table(&config.prefix),
+                None => Backend::of_store(config, scheme, host),
+            },
             backend: Backend::of_store(config, scheme, host),
             permits: permits.clone(),
             own_permits: config.concurrency.map(|n| Semaphore::new(n as usize)),
@@ -186,6 +209,12 @@ impl Remote {
     /// Returns what serves the origin.
     pub fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    /// Runs `waits`, in which a caller waits for a permit of its own limit on calls to this origin. Calls to
+    /// hung objects give way to it.
+    pub async fn awaited<T>(&self, waits: impl Future<Output = T>) -> T {
+        self.permits.stalls.waited(WaitsFor::Outside(&self.line), waits).await
     }
 
     /// Uses other credentials from now on, also for calls that wait or are repeated.
@@ -208,22 +237,37 @@ impl Remote {
             None => Ok(()),
             Some(ago) => {
                 let ago = Duration::from_secs(ago.as_secs());
-                Err(OriginError::Expired { what: what.to_owned(), ago })
+                let why = format!("{ago:?} ago; {RUN_AGAIN}");
+                Err(OriginError::Expired { what: what.to_owned(), why, is_given: true })
             }
         }
     }
 
-    /// Adds to a rejection who has to act, if a user handed over the credentials.
+    /// Adds to a rejection who has to act.
     fn explained(&self, error: OriginError) -> OriginError {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_given = state.given.is_some();
         match error {
-            OriginError::Denied { what, why } if state.given.is_some() => OriginError::Denied {
+            OriginError::Denied { what, why, is_of_origin } if is_given => OriginError::Denied {
                 what,
                 why: format!(
                     "{why}; the credentials were handed over by `fletch mount`: run it again with others, \
                      which replace them at once"
                 ),
+                is_of_origin,
             },
+            // The check of the time that was handed over says it already.
+            OriginError::Expired { what, why, is_given: false } => {
+                let todo = match (is_given, &state.file) {
+                    (true, _) => RUN_AGAIN,
+                    (false, Some(_)) => "write new ones to its credentials file, which is read again at once",
+                    (false, None) => {
+                        "give this process new ones, or a credentials file, which is read again when it \
+                         changes"
+                    }
+                };
+                OriginError::Expired { what, why: format!("{why}; {todo}"), is_given }
+            }
             error => error,
         }
     }
@@ -239,11 +283,19 @@ impl Remote {
 
     /// Returns whether the credentials in use are newer than those of generation `used`.
     ///
-    /// Called after a 401 or 403.
-    fn has_newer_credentials(&self, used: u64) -> bool {
+    /// Called after an answer that rejects them. Reads their file again at once. Credentials that a service
+    /// of the machine gives and that have expired are fetched again: the client that keeps them is replaced.
+    fn has_newer_credentials(&self, used: u64, error: &OriginError) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.current.generation == used {
-            self.reread_credentials(&mut state);
+            let is_expired = matches!(error, OriginError::Expired { .. });
+            let has_secrets = state.given.as_ref().is_some_and(|given| given.secrets.is_some());
+            if state.file.is_some() {
+                self.reread_credentials(&mut state);
+            } else if is_expired && !has_secrets && state.checked.elapsed() >= RENEW_EVERY {
+                state.checked = Instant::now();
+                self.renew(&mut state);
+            }
         }
         state.current.generation != used
     }
@@ -255,6 +307,11 @@ impl Remote {
             return;
         }
         state.stamp = Some(stamp);
+        self.renew(state);
+    }
+
+    /// Makes the client again, with the credentials that there are now.
+    fn renew(&self, state: &mut ClientState) {
         let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
         let source = credentials::source(config.credentials.as_ref(), self.scheme);
         let recipe = Recipe {
@@ -311,66 +368,164 @@ impl Remote {
         if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
     }
 
-    /// Waits for the permit of a call: one of this origin, or one of its backend.
-    async fn own_permit(
+    /// Waits for the permits of a call: one of this origin, or one of its backend.
+    ///
+    /// A read of an object whose earlier read stalled first waits for one of the slots of such reads, so that
+    /// it does not stand before other reads.
+    async fn call_permits(
         &self,
         what: &str,
+        is_suspect: bool,
         deadline: Instant,
-    ) -> Result<(Option<SemaphorePermit<'_>>, Option<SharedPermit<Backend>>), OriginError> {
-        match &self.own_permits {
+    ) -> Result<CallPermits<'_>, OriginError> {
+        let slot = match is_suspect {
+            true => Some(self.suspect_slot(what, deadline).await?),
+            false => None,
+        };
+        let waits = WaitsFor::Backend(&self.line);
+        let own = match &self.own_permits {
             Some(own) => {
                 let max = self.config.concurrency.map_or(0, |n| n as usize);
                 let own = (own, max, "concurrency of its [[origin]]");
-                Ok((Some(self.permit(what, own, deadline).await?), None))
+                let permit = self.permits.stalls.waited(waits, self.permit(what, own, deadline));
+                (Some(permit.await?), None)
             }
             None => {
                 let shared = (&self.permits.shared, &self.backend);
-                Ok((None, Some(shared_permit(what, &self.config.prefix, shared, deadline).await?)))
+                let permit = shared_permit(what, &self.config.prefix, shared, deadline);
+                (None, Some(self.permits.stalls.waited(waits, permit).await?))
+            }
+        };
+        Ok(CallPermits { slot, _own: own, _holding: self.permits.stalls.holding(&self.line) })
+    }
+
+    async fn suspect_slot(&self, what: &str, deadline: Instant) -> Result<SuspectSlot, OriginError> {
+        let (begun, origin) = (Instant::now(), &self.config.prefix);
+        let permits = match self.config.concurrency {
+            Some(n) => (n as usize).min(self.limits.requests_max),
+            None => self.limits.requests_per_origin(),
+        };
+        let stalls = &self.permits.stalls;
+        let slot = tokio::select! {
+            biased;
+            slot = timeout_at(deadline, stalls.suspect_slot(&self.line, permits)) => slot,
+            () = stalls.awaited_outside(&self.line) => {
+                let what = what.to_owned();
+                return Err(OriginError::GaveWay { what });
+            }
+        };
+        match slot {
+            Ok(slot) if Instant::now() < deadline => Ok(slot),
+            _ => {
+                let seconds = begun.elapsed().as_secs_f64();
+                let why = format!(
+                    "the call waited {seconds:.1} s for its turn at {origin}: an earlier call for this object \
+                     brought no byte, and other calls for such objects hold the half of the permits that they \
+                     may hold"
+                );
+                Err(unavailable(what, &why))
             }
         }
     }
 
     /// Runs one call: waits for permits and for the pace, retries, and repeats once after new credentials.
     ///
-    /// `bytes` is the expected length of the answer. Every request goes through this function.
+    /// `bytes` is the expected length of the answer. Every request goes through this function or
+    /// [`Remote::read`].
     async fn retried<T, F: Future<Output = Result<T, OriginError>>>(
         &self,
         what: &str,
         bytes: u64,
         once: impl Fn(u32, Arc<Current>) -> F,
     ) -> Result<T, OriginError> {
+        self.call(what, (bytes, false), once).await
+    }
+
+    /// Runs the read of one object as [`Remote::retried`] does. While other calls wait, a read that brings no
+    /// byte may lose its permit: then it waits for another one, until its deadline.
+    async fn read<T, F: Future<Output = Result<T, OriginError>>>(
+        &self,
+        what: &str,
+        bytes: u64,
+        once: impl Fn(u32, Arc<Current>) -> F,
+    ) -> Result<T, OriginError> {
+        self.call(what, (bytes, true), once).await
+    }
+
+    async fn call<T, F: Future<Output = Result<T, OriginError>>>(
+        &self,
+        what: &str,
+        (bytes, is_read): (u64, bool),
+        once: impl Fn(u32, Arc<Current>) -> F,
+    ) -> Result<T, OriginError> {
         let deadline = Instant::now() + self.limits.io_timeout;
-        let _own = self.own_permit(what, deadline).await?;
-        let once = &once;
+        let (once, kept) = (&once, &Mutex::new(None::<CallPermits<'_>>));
+        let keep =
+            |permits| std::mem::replace(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner), permits);
+        let keep = &keep;
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
+            let is_suspect = is_read && self.permits.stalls.is_suspect(&self.line, what);
+            let permits = match keep(None).filter(|permits| permits.slot.is_some() == is_suspect) {
+                Some(permits) => permits,
+                None => self.call_permits(what, is_suspect, deadline).await?,
+            };
             let ticket = self.pace.admit(what, bytes, deadline).await?;
             let all = (&*self.permits.all, self.limits.requests_max, ALL_SETTING);
-            let _permit = self.permit(what, all, deadline).await?;
+            let all = self.permits.stalls.waited(WaitsFor::Any, self.permit(what, all, deadline));
+            let _permit = all.await?;
             self.check_expiry(what)?;
-            let current = self.current();
-            let used = current.generation;
-            let result = match once(attempt, current).await {
-                Err(OriginError::Denied { .. }) if self.has_newer_credentials(used) => {
-                    self.counters.retries.fetch_add(1, Relaxed);
-                    once(attempt, self.current()).await
+            let (result, is_revoked) = match is_read {
+                true => {
+                    let sent = self.sent(attempt, once);
+                    self.permits.stalls.attempt(&self.line, (what, is_suspect), sent).await
                 }
-                other => other,
+                false => (self.sent(attempt, once).await, false),
             };
-            match &result {
-                Err(OriginError::Throttled { retry_after, .. }) => {
-                    if self.pace.refused(ticket, *retry_after, rand::random()) {
-                        self.counters.pauses.fetch_add(1, Relaxed);
-                        let origin = &self.config.prefix;
-                        tracing::debug!(%origin, ?retry_after, "the origin asks clients to slow down");
-                    }
-                }
-                // No answer: it says nothing about the rate that the origin accepts.
-                Err(OriginError::Unavailable { .. }) => {}
-                _ => self.pace.answered(ticket),
+            if is_revoked && self.permits.stalls.is_awaited_outside(&self.line) {
+                return Err(OriginError::GaveWay { what: what.to_owned() });
             }
+            if !is_revoked {
+                keep(Some(permits));
+            }
+            self.paced(ticket, &result);
             result.map_err(|e| self.explained(e))
         })
         .await
+    }
+
+    /// Sends the request of one attempt, and once more if the credentials changed after a rejection.
+    async fn sent<T, F: Future<Output = Result<T, OriginError>>>(
+        &self,
+        attempt: u32,
+        once: &impl Fn(u32, Arc<Current>) -> F,
+    ) -> Result<T, OriginError> {
+        let current = self.current();
+        let used = current.generation;
+        match once(attempt, current).await {
+            Err(e @ (OriginError::Denied { .. } | OriginError::Expired { .. }))
+                if self.has_newer_credentials(used, &e) =>
+            {
+                self.counters.retries.fetch_add(1, Relaxed);
+                once(attempt, self.current()).await
+            }
+            other => other,
+        }
+    }
+
+    /// Tells the pace how the origin answered.
+    fn paced<T>(&self, ticket: Ticket, result: &Result<T, OriginError>) {
+        match result {
+            Err(OriginError::Throttled { retry_after, .. }) => {
+                if self.pace.refused(ticket, *retry_after, rand::random()) {
+                    self.counters.pauses.fetch_add(1, Relaxed);
+                    let origin = &self.config.prefix;
+                    tracing::debug!(%origin, ?retry_after, "the origin asks clients to slow down");
+                }
+            }
+            // No answer: it says nothing about the rate that the origin accepts.
+            Err(OriginError::Unavailable { .. }) => {}
+            _ => self.pace.answered(ticket),
+        }
     }
 
     fn meta_of(&self, path: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
@@ -440,7 +595,7 @@ impl RemotePrefix {
         let range = &range;
         let expected = range.as_ref().map_or(pin.map_or(0, |p| p.size), |r| r.end - r.start);
         self.remote
-            .retried(what, expected, |_, at| async move {
+            .read(what, expected, |_, at| async move {
                 self.get_once(&at, what, path, key, range.clone(), pin).await
             })
             .await
@@ -498,16 +653,11 @@ impl RemotePrefix {
         let result = match answer {
             Ok(result) => result,
             Err(error) => {
-                if let (Some(range), Some(BadAnswer::PastEnd { size })) = (&range, cause(&error)) {
-                    let fitted = pin.is_some_and(|p| range.end <= p.size);
-                    match size {
-                        Some(size) if range.end <= *size => {
-                            let why = format!("status 416 for {range:?} of an object of {size} bytes");
-                            return Err(wrong_answer(what, why));
-                        }
-                        _ if fitted => return Err(changed(what, "the range now begins after its end")),
-                        _ => {}
-                    }
+                if let (Some(range), Some(pin), Some(BadAnswer::PastEnd { .. })) =
+                    (&range, pin, cause(&error))
+                    && range.end <= pin.size
+                {
+                    return Err(self.past_end(at, what, path, key, pin).await);
                 }
                 let error = translate(what, &error);
                 if remote.scheme == Scheme::Azure && matches!(error, OriginError::Changed { .. }) {
@@ -563,6 +713,24 @@ impl RemotePrefix {
         Ok(ObjectBytes { bytes, meta })
     }
 
+    /// Returns the error of a 416 for a range that the pinned object has.
+    ///
+    /// The object itself decides: if it has become shorter, it changed. If it is as it was pinned, the answer
+    /// came from a replica that is behind, and another attempt may reach another one.
+    async fn past_end(&self, at: &Current, what: &str, path: &str, key: &Key, pin: &Pin) -> OriginError {
+        let meta = match self.remote.with_patience(what, at.store.objects().head(key)).await {
+            Ok(meta) => self.remote.meta_of(path, &meta),
+            Err(error) => return error,
+        };
+        match check_pin(what, Some(pin), &meta, None) {
+            Err(error) => error,
+            Ok(()) => unavailable(
+                what,
+                "status 416 for a range that the object has: a replica of the store is behind",
+            ),
+        }
+    }
+
     async fn collect(
         &self,
         what: &str,
@@ -597,6 +765,7 @@ impl RemotePrefix {
                     return Err(unavailable(what, &why));
                 }
             };
+            stalls::heard();
             self.remote.counters.read(piece.len() as u64);
             self.meter.read(piece.len() as u64);
             if piece.len() > length - bytes.len() {
@@ -616,7 +785,7 @@ impl RemotePrefix {
         let key = &self.key(what, path)?;
         let remote = &self.remote;
         remote
-            .retried(what, 0, |_, at| async move {
+            .read(what, 0, |_, at| async move {
                 let meta = remote.with_patience(what, at.store.objects().head(key)).await?;
                 Ok(remote.meta_of(path, &meta))
             })

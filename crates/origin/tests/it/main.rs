@@ -4,6 +4,7 @@ mod answers;
 mod backends;
 mod contract;
 mod faults;
+mod hung;
 mod identity;
 mod local;
 

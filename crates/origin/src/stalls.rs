@@ -1,7 +1,7 @@
 //! Decides which reads of hung objects give their permit back, so that an origin's other objects are read.
 //!
-//! A call is *stalled* when it has brought no byte for the patience of its backend: at least a second, and at
-//! least four times as long as the backend usually takes to the first byte. While callers wait, stalled calls
+//! A call is *stalled* when it has brought no byte for the patience of its backend: four times as long as the
+//! backend usually takes to the first byte, at least 250 ms, and a second while that is unknown. While callers wait, stalled calls
 //! keep at most half of the permits that the backend holds: the newest beyond that are revoked. An object
 //! whose call stalled is a *suspect* for a minute. Calls to suspects and stalled calls share half of the
 //! backend's permits.
@@ -26,7 +26,9 @@ mod watch;
 pub(crate) use watch::{Holding, StallWatch, SuspectSlot, heard};
 
 /// The shortest silence after which a call is stalled.
-const PATIENCE_MIN: Duration = Duration::from_secs(1);
+const PATIENCE_MIN: Duration = Duration::from_millis(250);
+/// The patience with a backend that has not answered yet.
+const PATIENCE_UNKNOWN: Duration = Duration::from_secs(1);
 /// The patience, as a multiple of the smoothed time to the first byte.
 const PATIENCE_TIMES: u32 = 4;
 /// For how long an object whose call stalled is a suspect.
@@ -95,11 +97,15 @@ struct Suspect {
 
 impl Calls {
     fn patience(&self, max: Duration) -> Duration {
-        let usual = self.first_byte.unwrap_or_default().saturating_mul(PATIENCE_TIMES);
-        usual.max(PATIENCE_MIN).min(max)
+        let patience = match self.first_byte {
+            None => PATIENCE_UNKNOWN,
+            Some(usual) => usual.saturating_mul(PATIENCE_TIMES).max(PATIENCE_MIN),
+        };
+        patience.min(max)
     }
 
-    /// Smooths the time to the first byte. It follows a slower origin faster than a faster one.
+    /// Smooths the time to the first byte. It follows slower answers faster than faster ones, so it lies above
+    /// the mean of an origin whose times vary.
     fn answered(&mut self, took: Duration) {
         self.first_byte = Some(match self.first_byte {
             None => took,

@@ -10,7 +10,7 @@ use crate::run::RunContext;
 use crate::run::options::{RunOptions, RunReport};
 use crate::source::walk::Symlinks;
 use crate::tables_location::TablesLocation;
-use crate::target::Select;
+use crate::target::{DatasetArg, Select};
 use fletch_api::Code;
 use fletch_client::server_choice::ServerChoice;
 use fletch_client::{Client, Endpoint};
@@ -162,7 +162,7 @@ pub fn earlier(ctx: &Context, tables: &OriginUri) -> Option<Earlier> {
 /// As `fletch index`.
 pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure> {
     let args = IndexArgs {
-        uri: wanted.uri.to_string(),
+        uri: DatasetArg { text: wanted.uri.to_string(), note: None },
         tables: Some(wanted.to.to_string()),
         list: wanted.list.clone(),
         parent: wanted.earlier.map(|_| "auto".to_owned()),

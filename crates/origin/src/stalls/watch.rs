@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep};
 
 /// How often a caller that waits looks for stalled calls.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often a call tells of bytes that came. Many pieces come in this time.
 const TELL_EVERY: Duration = Duration::from_millis(50);
 

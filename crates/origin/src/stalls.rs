@@ -257,7 +257,9 @@ impl Stalls {
         let mut ids = Vec::new();
         for calls in self.backends.values().filter(|calls| calls.waiting > 0) {
             let wanted = calls.waiting.saturating_sub(calls.revoked());
-            ids.extend(excess(calls.stalled(now, max).collect(), calls.held / 2, wanted));
+            // An origin may have more permits of its own than all have together.
+            let allowed = calls.held.min(self.permits_max) / 2;
+            ids.extend(excess(calls.stalled(now, max).collect(), allowed, wanted));
         }
         if self.waiting > 0 {
             let all = self.backends.values();

@@ -145,7 +145,7 @@ impl OriginError {
         matches!(self, OriginError::Throttled { .. } | OriginError::Unavailable { .. })
     }
 
-    /// Returns whether the error is the whole origin's: every other call to it fails alike, until a person acts.
+    /// Returns whether the error is the whole origin's: every other call to it fails alike.
     ///
     /// False for errors of one object, and for those that can be either. Those are `Denied` by a 403 that
     /// names no fault of the credentials (one object's rules, or the bucket's), `Unavailable` (one object

@@ -259,8 +259,8 @@ impl Origin {
 
     /// Runs `waits`, in which a caller waits for a permit of its own limit on calls to the origin.
     ///
-    /// While such callers wait, reads of hung objects end with [`OriginError::GaveWay`], so that their callers
-    /// give such permits back. A local directory has no such reads.
+    /// While such callers wait, reads of hung objects end with [`OriginError::GaveWay`], so that their
+    /// callers give such permits back. A local directory has no such reads.
     pub async fn awaited<T>(&self, waits: impl Future<Output = T>) -> T {
         match &self.remote {
             Some(remote) => remote.remote.awaited(waits).await,

@@ -1,10 +1,11 @@
 //! Decides which reads of hung objects give their permit back, so that an origin's other objects are read.
 //!
 //! A call is *stalled* when it has brought no byte for the patience of its backend: four times as long as the
-//! backend usually takes to the first byte, at least 250 ms, and a second while that is unknown. While callers wait, stalled calls
-//! keep at most half of the permits that the backend holds: the newest beyond that are revoked. An object
-//! whose call stalled is a *suspect* for a minute. Calls to suspects and stalled calls share half of the
-//! backend's permits.
+//! backend usually takes to the first byte, at least 250 ms, and a second while that is unknown.
+//!
+//! While callers wait, stalled calls keep at most half of the permits that the backend holds: the newest
+//! beyond that are revoked. An object whose call stalled is a *suspect* for a minute. Calls to suspects and
+//! stalled calls share half of the backend's permits.
 //!
 //! This file decides, and takes `now` as a value; `watch.rs` waits. `docs/adr/0074-hung-objects-hold-half.md`
 //! has the reasons.
@@ -104,8 +105,8 @@ impl Calls {
         patience.min(max)
     }
 
-    /// Smooths the time to the first byte. It follows slower answers faster than faster ones, so it lies above
-    /// the mean of an origin whose times vary.
+    /// Smooths the time to the first byte. It follows slower answers faster than faster ones, so it lies
+    /// above the mean of an origin whose times vary.
     fn answered(&mut self, took: Duration) {
         self.first_byte = Some(match self.first_byte {
             None => took,
@@ -228,8 +229,8 @@ impl Stalls {
         is_suspect
     }
 
-    /// Takes a slot for a call to a suspect: one of half of `permits`, at least one, less the stalled calls that
-    /// have no slot. Returns whether there was one.
+    /// Takes a slot for a call to a suspect: one of half of `permits`, at least one, less the stalled calls
+    /// that have no slot. Returns whether there was one.
     pub fn take_slot(&mut self, backend: &Backend, permits: usize, now: Instant) -> bool {
         let max = self.patience_max;
         let calls = self.of(backend);

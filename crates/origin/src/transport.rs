@@ -199,7 +199,7 @@ async fn code(body: Body) -> ErrorCode {
     body.map(|b| ErrorCode::in_document(&b.to_bytes())).unwrap_or_default()
 }
 
-/// Returns the error of an answer with a status of 400 or more. `None` for a status that `object_store` knows.
+/// Returns the error of an answer with a status of 400 or more. `None` if `object_store` knows the status.
 ///
 /// The code decides before the status: stores and gateways send the same code with other statuses.
 async fn failure(

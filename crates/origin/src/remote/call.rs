@@ -89,9 +89,9 @@ impl Remote {
             _ => {
                 let seconds = begun.elapsed().as_secs_f64();
                 let why = format!(
-                    "the call waited {seconds:.1} s for its turn at {origin}: an earlier call for this object \
-                     brought no byte, and other calls for such objects hold the half of the permits that they \
-                     may hold"
+                    "the call waited {seconds:.1} s for its turn at {origin}: an earlier call for this \
+                     object brought no byte, and other calls for such objects hold the half of the permits \
+                     that they may hold"
                 );
                 Err(unavailable(what, &why))
             }

@@ -21,10 +21,10 @@ export FLETCH_TEST_REQUIRE
     test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
     accept-allocator accept-attacks accept-buckets accept-check-time accept-clusters accept-code-size \
     accept-comments accept-contributing accept-dashboards accept-data-plane accept-datasets-mount \
-    accept-dist accept-domains accept-estimator accept-formats accept-fuzz accept-help accept-images \
-    accept-lines accept-lost-tests accept-mistakes accept-mount accept-neighbour accept-old-names \
-    accept-outside accept-page accept-paragraphs accept-queries accept-questions accept-readme \
-    accept-sentences accept-servers accept-structure accept-test-time
+    accept-dist accept-domains accept-estimator accept-formats accept-fuzz accept-help \
+    accept-hung-objects accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
+    accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs accept-queries \
+    accept-questions accept-readme accept-sentences accept-servers accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -249,6 +249,10 @@ accept-datasets-mount: programs ## 200 datasets of 10,000 files in one process: 
 accept-data-plane: programs ## system calls a file; hits beside hanging origins, dying servers, wrong bytes
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast --no-capture \
 	    -E 'binary(mount_hits) or package(fletch-window) or test(/^(hits|windows|leases)::/)'
+
+accept-hung-objects: ## healthy reads beside 500 that hang at one origin: within twice their time alone
+	FLETCH_HUNG_OBJECTS=full $(CARGO) nextest run --release -p fletch-origin --no-capture \
+	    -E 'test(/^hung::/)'
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture

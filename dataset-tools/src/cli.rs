@@ -4,7 +4,7 @@ use crate::cmd::doctor::args::DoctorArgs;
 use crate::progress::Mode;
 use crate::run::loss::Share;
 use crate::source::walk::Symlinks;
-use crate::target::{Select, Target};
+use crate::target::{DatasetArg, Select, Target};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use fletch_client::TlsOptions;
 use fletch_core::{DatasetName, TagName};
@@ -128,7 +128,7 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
 --json prints what `fletch index --json` prints.")]
     Refresh {
         /// The name that `fletch mount` printed, or the source.
-        source: String,
+        source: DatasetArg,
         /// Leave out what cannot be read, list it, and exit with 3.
         #[arg(long)]
         skip_failed: bool,
@@ -226,7 +226,7 @@ a: {kind, size, blake3, target}, b: {…}}], summary: {added, removed, changed}}
 --json prints {uri, tags: [{tag, root, layout, created}]}. After a change it prints only the changed tag.")]
     Tag {
         /// The place of the tables: the dataset, or the URI that --tables named.
-        uri: String,
+        uri: DatasetArg,
         /// The tag to show, move or delete. Without a tag, list all tags.
         tag: Option<TagName>,
         /// The version that the tag will name: a root, or another tag.
@@ -269,7 +269,7 @@ packed layout of the same version wins. Registering again with other tables repl
         name: DatasetName,
         /// The dataset: a directory or a URI.
         #[arg(value_name = "SOURCE")]
-        uri: String,
+        uri: DatasetArg,
         /// The place of its tables.
         #[arg(long, value_name = "URI")]
         tables: Option<String>,
@@ -398,6 +398,30 @@ Needs no server and no data. docs/SIMULATE.md describes cases, output, and compa
     },
 }
 
+impl Command {
+    /// Returns the notes about arguments that can be read in two ways.
+    #[must_use]
+    pub fn notes(&self) -> Vec<&str> {
+        let notes: Vec<&Option<String>> = match self {
+            Command::Mount(args) => vec![&args.source.note],
+            Command::Refresh { source, .. } => vec![&source.note],
+            Command::Index(args) => vec![&args.uri.note],
+            Command::Pack(args) => vec![&args.index.uri.note],
+            Command::Ls { target, .. } | Command::Show { target, .. } | Command::Verify { target, .. } => {
+                vec![&target.note]
+            }
+            Command::Diff { a, b } => vec![&a.note, &b.note],
+            Command::Tag { uri, .. } | Command::Register { uri, .. } => vec![&uri.note],
+            Command::Warmup(args) => vec![&args.target.note],
+            Command::Receipt { what: ReceiptCommand::Verify { proof, .. } } => {
+                proof.dataset.iter().map(|target| &target.note).collect()
+            }
+            _ => Vec::new(),
+        };
+        notes.into_iter().flatten().map(String::as_str).collect()
+    }
+}
+
 /// `fletch receipt`.
 #[derive(Debug, Subcommand)]
 pub enum ReceiptCommand {
@@ -457,7 +481,7 @@ pub struct Proof {
 #[derive(Debug, Args)]
 pub struct MountArgs {
     /// A folder, s3://…, az://…, gs://…, https://… (with --list), or a registered name.
-    pub source: String,
+    pub source: Target,
     /// The directory where the files appear. It is created if it does not exist.
     pub dir: PathBuf,
     /// First read what is new or changed.
@@ -507,7 +531,7 @@ pub struct WarmupArgs {
 pub struct IndexArgs {
     /// The dataset: a directory, a URI, or a name that the server knows.
     #[arg(value_name = "SOURCE")]
-    pub uri: String,
+    pub uri: DatasetArg,
     /// The place of the tables [default: where the server says].
     #[arg(long, visible_alias = "to", value_name = "URI")]
     pub tables: Option<String>,

@@ -3,6 +3,9 @@
 //! The backends of a tenant's origins share what the tenant may read at once ([`SharedPermits`]). So the
 //! calls that wait for a backend that hangs leave room for those to other ones. At one backend, the datasets
 //! that the tenant reads take turns by the weights of their jobs ([`StreamTurns`]).
+//!
+//! While a caller waits here, reads of hung objects of the same backend end and give their permits back
+//! ([`Origin::awaited`]); their readers ask again.
 
 use super::{
     FairPermit, HeldMemory, NoChunkMemory, Stream, TenantLimit, Tenants, stream_turns::StreamTurns, to_usize,
@@ -280,14 +283,15 @@ impl Tenants {
             let permit = permits.acquire(origin.backend()).await;
             OriginPermit { _line: Arc::clone(&line), _room: room, _permit: permit }
         };
-        let Ok(own) = timeout(waited, acquire).await else {
+        let Ok(own) = timeout(waited, origin.awaited(acquire)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
             let (origin, share) = (origin.uri().clone(), permits.held(origin.backend()));
             return Err(NoOriginPermit::Share { origin, share, waited });
         };
         // Then the memory: who has a permit of all origins waits for nothing else here.
-        let memory = memory.await?;
-        let Ok(permit) = timeout(waited, self.origin_requests.acquire(tenant, 1)).await else {
+        let memory = origin.awaited(memory).await?;
+        let all = origin.awaited(self.origin_requests.acquire(tenant, 1));
+        let Ok(permit) = timeout(waited, all).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
             let used = self.origin_requests.of(tenant).used;
             return Err(NoOriginPermit::Requests { origin: origin.uri().clone(), used, waited });

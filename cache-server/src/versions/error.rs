@@ -71,8 +71,10 @@ impl VersionError {
                 // Also a rejected request, and an address that the `[[origin]]` does not allow.
                 OriginError::WrongAnswer { .. }
                 | OriginError::NoBucket { .. }
+                | OriginError::OtherRegion { .. }
                 | OriginError::Invalid { .. } => Code::OriginInvalid,
                 OriginError::Throttled { .. } | OriginError::Unavailable { .. } => Code::OriginUnavailable,
+                OriginError::GaveWay { .. } => Code::Overloaded,
                 OriginError::AlreadyExists { .. } => Code::Internal,
             },
             VersionError::Tables(e) => match e {
@@ -90,7 +92,7 @@ impl VersionError {
     #[must_use]
     pub fn is_outage(&self) -> bool {
         match self {
-            VersionError::Origin(e) => e.transient(),
+            VersionError::Origin(e) => e.transient() || matches!(e, OriginError::GaveWay { .. }),
             VersionError::Tables(TableError::Source(s)) => {
                 matches!(s.kind, Kind::Unavailable | Kind::Overloaded)
             }
@@ -142,8 +144,14 @@ impl VersionError {
     pub fn hint(&self) -> &'static str {
         match self {
             VersionError::UriNotAllowed(UriNotAllowed::NoCredentials(_)) => return UriNotAllowed::HAND_OVER,
-            VersionError::Origin(OriginError::Expired { .. }) => {
-                return "run `fletch mount` again to hand over new credentials; open mounts then go on";
+            VersionError::Origin(OriginError::Expired { is_given, .. }) => {
+                return match is_given {
+                    true => "run `fletch mount` again to hand over new credentials; open mounts then go on",
+                    false => {
+                        "renew the credentials of the origin: its [[origin]] table says where they are; open \
+                         mounts then go on"
+                    }
+                };
             }
             _ => {}
         }

@@ -358,6 +358,10 @@ impl HomeOrigin {
         lock(&self.home.health).patience.earn();
         let running = RunningCall::begin(&self.home, at, begun);
         let result = call.await;
+        if let Err(OriginError::GaveWay { .. }) = &result {
+            // One object hangs. That counts like a caller who gave up, and is no outcome of the home.
+            return result;
+        }
         running.end(result.as_ref().err());
         self.home.observe(begun, &result);
         result

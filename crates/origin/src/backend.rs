@@ -22,6 +22,11 @@ impl Backend {
         }
     }
 
+    /// Returns the name of an `[[origin]]` that has permits of its own.
+    pub(crate) fn of_table(prefix: &str) -> Self {
+        Backend(format!("[[origin]] {prefix}").into())
+    }
+
     /// Returns the backend of a directory: its file system, and whether that is one of this machine's disks
     /// or memory. Asks the mount table, never the file system.
     pub(crate) fn of_dir(dir: &Path) -> (Self, bool) {

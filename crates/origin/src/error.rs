@@ -33,17 +33,26 @@ pub enum OriginError {
         what: String,
         /// The origin's reason.
         why: String,
+        /// Whether every object of the origin is denied: the origin does not accept the credentials at all.
+        is_of_origin: bool,
     },
-    /// The credentials that a user handed over have expired. No request was sent.
-    #[error(
-        "{what}: the credentials for this origin expired {ago:?} ago; run `fletch mount` again with new \
-         ones, which hands them to the running server"
-    )]
+    /// The credentials have expired: by the time that was handed over with them, or by the origin's code.
+    #[error("{what}: the credentials for this origin expired {why}")]
     Expired {
         /// The object.
         what: String,
-        /// How long ago they expired.
-        ago: Duration,
+        /// When they expired, or the origin's status and code; then what to do.
+        why: String,
+        /// Whether a user handed them over with `fletch mount`.
+        is_given: bool,
+    },
+    /// The bucket is in another region than the one that was asked.
+    #[error("{what}: {why}")]
+    OtherRegion {
+        /// The object or the listing.
+        what: String,
+        /// The status, the code and the region.
+        why: String,
     },
     /// The store has no such bucket or container.
     #[error(
@@ -83,6 +92,14 @@ pub enum OriginError {
         /// How the call failed.
         why: String,
     },
+    /// The object brought no byte while callers waited for permits that this read held ([`Origin::awaited`]).
+    ///
+    /// [`Origin::awaited`]: crate::Origin::awaited
+    #[error("{what}: no byte came, and the read gave way to others that wait for the origin; retry later")]
+    GaveWay {
+        /// The object.
+        what: String,
+    },
     /// The origin sent an answer that does not fit the request: a redirect, another range, other lengths.
     ///
     /// The fault is the origin's, or of a proxy before it. It says nothing about the object.
@@ -92,6 +109,8 @@ pub enum OriginError {
         what: String,
         /// How the answer differs from the request.
         why: String,
+        /// Whether every request gets such an answer: a store redirects them all.
+        is_of_origin: bool,
     },
 }
 
@@ -104,21 +123,51 @@ impl OriginError {
     pub fn kind(&self) -> Kind {
         match self {
             OriginError::NotFound { .. } => Kind::NotFound,
-            OriginError::AlreadyExists { .. } | OriginError::Invalid { .. } => Kind::Invalid,
+            OriginError::AlreadyExists { .. }
+            | OriginError::OtherRegion { .. }
+            | OriginError::Invalid { .. } => Kind::Invalid,
             OriginError::Changed { .. } => Kind::Corrupt,
             OriginError::Denied { .. }
             | OriginError::Expired { .. }
             | OriginError::NoBucket { .. }
             | OriginError::Unavailable { .. }
             | OriginError::WrongAnswer { .. } => Kind::Unavailable,
-            OriginError::Throttled { .. } => Kind::Overloaded,
+            OriginError::Throttled { .. } | OriginError::GaveWay { .. } => Kind::Overloaded,
         }
     }
 
     /// Returns whether the same call may succeed a moment later.
+    ///
+    /// Not for `GaveWay`: the caller is to give its permits back before it asks again.
     #[must_use]
     pub fn transient(&self) -> bool {
         matches!(self, OriginError::Throttled { .. } | OriginError::Unavailable { .. })
+    }
+
+    /// Returns whether the error is the whole origin's: every other call to it fails alike.
+    ///
+    /// False for errors of one object, and for those that can be either. Those are `Denied` by a 403 that
+    /// names no fault of the credentials (one object's rules, or the bucket's), `Unavailable` (one object
+    /// that hangs, or an origin that is down) and `NotFound` (one object, or a place that was moved). The
+    /// caller knows more: whether calls to other objects succeed.
+    #[must_use]
+    pub fn is_of_origin(&self) -> bool {
+        match self {
+            OriginError::Expired { .. } | OriginError::NoBucket { .. } | OriginError::OtherRegion { .. } => {
+                true
+            }
+            // An origin slows down a client, not an object.
+            OriginError::Throttled { .. } => true,
+            OriginError::Denied { is_of_origin, .. } | OriginError::WrongAnswer { is_of_origin, .. } => {
+                *is_of_origin
+            }
+            OriginError::NotFound { .. }
+            | OriginError::AlreadyExists { .. }
+            | OriginError::Changed { .. }
+            | OriginError::Invalid { .. }
+            | OriginError::GaveWay { .. }
+            | OriginError::Unavailable { .. } => false,
+        }
     }
 
     pub(crate) fn invalid(what: impl ToString, why: impl ToString) -> Self {
@@ -135,14 +184,46 @@ impl OriginError {
             // `a/b` where `a` is a file, and `a` where it is a directory, name no object.
             E::NotADirectory => OriginError::NotFound { what },
             E::AlreadyExists => OriginError::AlreadyExists { what },
-            E::PermissionDenied => {
-                OriginError::Denied { what, why: format!("{why}; check the permissions of the file") }
-            }
+            E::PermissionDenied => OriginError::Denied {
+                what,
+                why: format!("{why}; check the permissions of the file"),
+                is_of_origin: false,
+            },
             E::InvalidInput | E::InvalidFilename | E::IsADirectory | E::ReadOnlyFilesystem => {
                 OriginError::Invalid { what, why }
             }
             _ if error.raw_os_error() == Some(libc::ELOOP) => OriginError::Invalid { what, why },
             _ => OriginError::Unavailable { what, why },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_whole_origin_are_told_from_errors_of_an_object() {
+        let (what, why) = (|| "s3://b/x".to_owned(), || "why".to_owned());
+        let of_origin = [
+            OriginError::Denied { what: what(), why: why(), is_of_origin: true },
+            OriginError::Expired { what: what(), why: why(), is_given: false },
+            OriginError::NoBucket { what: what(), why: why() },
+            OriginError::OtherRegion { what: what(), why: why() },
+            OriginError::WrongAnswer { what: what(), why: why(), is_of_origin: true },
+            OriginError::Throttled { what: what(), retry_after: None },
+        ];
+        let of_object = [
+            OriginError::Denied { what: what(), why: why(), is_of_origin: false },
+            OriginError::WrongAnswer { what: what(), why: why(), is_of_origin: false },
+            OriginError::NotFound { what: what() },
+            OriginError::AlreadyExists { what: what() },
+            OriginError::Changed { what: what(), why: why() },
+            OriginError::Invalid { what: what(), why: why() },
+            OriginError::Unavailable { what: what(), why: why() },
+            OriginError::GaveWay { what: what() },
+        ];
+        assert!(of_origin.iter().all(OriginError::is_of_origin));
+        assert!(!of_object.iter().any(OriginError::is_of_origin));
     }
 }

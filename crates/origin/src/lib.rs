@@ -30,6 +30,7 @@ mod regular_file;
 mod remote;
 mod retry;
 mod shared_permits;
+mod stalls;
 mod stats;
 mod transport;
 mod uri;

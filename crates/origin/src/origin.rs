@@ -7,6 +7,7 @@ use crate::meter::Meter;
 use crate::object::PinCheck;
 use crate::remote::{Permits, Remote, RemotePrefix, shared_permit};
 use crate::shared_permits::SharedPermits;
+use crate::stalls::StallWatch;
 use crate::stats::Counters;
 use crate::uri::{Address, Scheme, check_path};
 use crate::{
@@ -80,6 +81,7 @@ impl Origins {
             remote_permits: Permits {
                 all: Arc::new(Semaphore::new(limits.requests_max)),
                 shared: SharedPermits::new(limits.requests_max, limits.requests_per_origin()),
+                stalls: StallWatch::new(limits.requests_max, limits.io_timeout / 3),
             },
             remotes: Mutex::default(),
             given: Mutex::default(),
@@ -257,6 +259,17 @@ impl Origin {
     #[must_use]
     pub fn local_dir(&self) -> Option<&Path> {
         self.uri.as_local()
+    }
+
+    /// Runs `waits`, in which a caller waits for a permit of its own limit on calls to the origin.
+    ///
+    /// While such callers wait, reads of hung objects end with [`OriginError::GaveWay`], so that their
+    /// callers give such permits back. A local directory has no such reads.
+    pub async fn awaited<T>(&self, waits: impl Future<Output = T>) -> T {
+        match &self.remote {
+            Some(remote) => remote.remote.awaited(waits).await,
+            None => waits.await,
+        }
     }
 
     /// Returns whether the origin is a directory on a disk, or in the memory, of this machine.

@@ -2,9 +2,9 @@
 //!
 //! Checks that each answer is the one that was requested, and decides when credentials are read again.
 //!
-//! A credentials file is checked once a second while its origin is used, and at once after a 401 or 403. If
-//! it changed, the call is retried once with the new credentials. If it cannot be read, the old credentials
-//! stay in use.
+//! A credentials file is checked once a second while its origin is used, and at once after an answer that
+//! rejects or ends the credentials. If it changed, the call is retried once with the new credentials. If it
+//! cannot be read, the old credentials stay in use.
 
 use crate::backend::Backend;
 use crate::credentials::{self, FileStamp, Source};
@@ -12,8 +12,8 @@ use crate::given::Given;
 use crate::meter::Meter;
 use crate::object::ObjectMeta;
 use crate::pace::Pace;
-use crate::retry::retrying;
 use crate::shared_permits::{SharedPermit, SharedPermits};
+use crate::stalls::{StallWatch, WaitsFor};
 use crate::stats::Counters;
 use crate::transport::{PLACEHOLDER, Rewrite, warn_of_ignored_proxy};
 use crate::uri::{Scheme, check_plain_path};
@@ -28,10 +28,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 pub(crate) use store::azure_key;
 use store::{Recipe, Store};
-use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use translate::{translate, unavailable};
 
+mod call;
 mod get;
 mod listing;
 mod multipart;
@@ -41,6 +42,12 @@ mod write;
 
 /// How often a credentials file is checked for changes.
 const CREDENTIALS_CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a client without a credentials file is made again, because the store says that they expired.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+
+/// What a user does whose credentials the server holds.
+const RUN_AGAIN: &str = "run `fletch mount` again with new ones, which hands them to the running server";
 
 /// The setting of a server that limits the calls to all origins.
 pub(crate) const ALL_SETTING: &str = "limits.origin_requests";
@@ -54,6 +61,8 @@ pub(crate) struct Permits {
     pub all: Arc<Semaphore>,
     /// One for each call, divided among the backends.
     pub shared: Arc<SharedPermits<Backend>>,
+    /// Takes permits from calls to hung objects.
+    pub stalls: Arc<StallWatch>,
 }
 
 /// Returns the error of a call that got no permit until its deadline.
@@ -98,6 +107,8 @@ pub(crate) struct Remote {
     limits: OriginLimits,
     counters: Arc<Counters>,
     backend: Backend,
+    /// Whose permits the calls take: the backend's, or those of this `[[origin]]` alone.
+    line: Backend,
     /// Permits of the whole process.
     permits: Permits,
     /// Permits of this origin, one for each call, in place of those that backends share.
@@ -182,6 +193,10 @@ impl Remote {
             host: host.to_owned(),
             limits,
             counters: Arc::clone(counters),
+            line: match config.concurrency {
+                Some(_) => Backend::of_table(&config.prefix),
+                None => Backend::of_store(config, scheme, host),
+            },
             backend: Backend::of_store(config, scheme, host),
             permits: permits.clone(),
             own_permits: config.concurrency.map(|n| Semaphore::new(n as usize)),
@@ -200,6 +215,12 @@ impl Remote {
     /// Returns what serves the origin.
     pub fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    /// Runs `waits`, in which a caller waits for a permit of its own limit on calls to this origin. Calls to
+    /// hung objects give way to it.
+    pub async fn awaited<T>(&self, waits: impl Future<Output = T>) -> T {
+        self.permits.stalls.waited(WaitsFor::Outside(&self.line), waits).await
     }
 
     /// Uses other credentials from now on, also for calls that wait or are repeated.
@@ -222,18 +243,34 @@ impl Remote {
             None => Ok(()),
             Some(ago) => {
                 let ago = Duration::from_secs(ago.as_secs());
-                Err(OriginError::Expired { what: what.to_owned(), ago })
+                let why = format!("{ago:?} ago; {RUN_AGAIN}");
+                Err(OriginError::Expired { what: what.to_owned(), why, is_given: true })
             }
         }
     }
 
-    /// Adds to a rejection what its user has to check.
+    /// Adds to a rejection what its user has to check, or who has to act.
     fn explained(&self, error: OriginError) -> OriginError {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
+        let is_given = state.given.is_some();
         match error {
-            OriginError::Denied { what, why } => {
-                OriginError::Denied { what, why: format!("{why}; {}", config.what_to_check(self.scheme)) }
+            OriginError::Denied { what, why, is_of_origin } => OriginError::Denied {
+                what,
+                why: format!("{why}; {}", config.what_to_check(self.scheme)),
+                is_of_origin,
+            },
+            // The check of the time that was handed over says it already.
+            OriginError::Expired { what, why, is_given: false } => {
+                let todo = match (is_given, &state.file) {
+                    (true, _) => RUN_AGAIN,
+                    (false, Some(_)) => "write new ones to its credentials file, which is read again at once",
+                    (false, None) => {
+                        "give this process new ones, or a credentials file, which is read again when it \
+                         changes"
+                    }
+                };
+                OriginError::Expired { what, why: format!("{why}; {todo}"), is_given }
             }
             error => error,
         }
@@ -250,11 +287,19 @@ impl Remote {
 
     /// Returns whether the credentials in use are newer than those of generation `used`.
     ///
-    /// Called after a 401 or 403.
-    fn has_newer_credentials(&self, used: u64) -> bool {
+    /// Called after an answer that rejects them. Reads their file again at once. Credentials that a service
+    /// of the machine gives and that have expired are fetched again: the client that keeps them is replaced.
+    fn has_newer_credentials(&self, used: u64, error: &OriginError) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.current.generation == used {
-            self.reread_credentials(&mut state);
+            let is_expired = matches!(error, OriginError::Expired { .. });
+            let has_secrets = state.given.as_ref().is_some_and(|given| given.secrets.is_some());
+            if state.file.is_some() {
+                self.reread_credentials(&mut state);
+            } else if is_expired && !has_secrets && state.checked.elapsed() >= RENEW_EVERY {
+                state.checked = Instant::now();
+                self.renew(&mut state);
+            }
         }
         state.current.generation != used
     }
@@ -266,6 +311,11 @@ impl Remote {
             return;
         }
         state.stamp = Some(stamp);
+        self.renew(state);
+    }
+
+    /// Makes the client again, with the credentials that there are now.
+    fn renew(&self, state: &mut ClientState) {
         let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
         let source = credentials::source(config.credentials.as_ref(), self.scheme, config.configured_by);
         let recipe = Recipe {
@@ -305,83 +355,6 @@ impl Remote {
             Ok(result) => result.map_err(|e| translate(what, &e)),
             Err(_) => Err(unavailable(what, "no answer within a third of io_timeout")),
         }
-    }
-
-    /// Waits for a permit. `max` is the number of all permits, and `setting` what limits it.
-    async fn permit<'a>(
-        &self,
-        what: &str,
-        (permits, max, setting): (&'a Semaphore, usize, &str),
-        deadline: Instant,
-    ) -> Result<SemaphorePermit<'a>, OriginError> {
-        let begun = Instant::now();
-        let waited = || waited_in_vain(what, &self.config.prefix, (begun, max), setting);
-        let permit = timeout_at(deadline, permits.acquire()).await;
-        let permit = permit.map_err(|_| waited())?.map_err(|_| waited())?;
-        // A permit that comes at the last moment is of no use.
-        if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
-    }
-
-    /// Waits for the permit of a call: one of this origin, or one of its backend.
-    async fn own_permit(
-        &self,
-        what: &str,
-        deadline: Instant,
-    ) -> Result<(Option<SemaphorePermit<'_>>, Option<SharedPermit<Backend>>), OriginError> {
-        match &self.own_permits {
-            Some(own) => {
-                let max = self.config.concurrency.map_or(0, |n| n as usize);
-                let own = (own, max, "concurrency of its [[origin]]");
-                Ok((Some(self.permit(what, own, deadline).await?), None))
-            }
-            None => {
-                let shared = (&self.permits.shared, &self.backend);
-                Ok((None, Some(shared_permit(what, &self.config.prefix, shared, deadline).await?)))
-            }
-        }
-    }
-
-    /// Runs one call: waits for permits and for the pace, retries, and repeats once after new credentials.
-    ///
-    /// `bytes` is the expected length of the answer. Every request goes through this function.
-    async fn retried<T, F: Future<Output = Result<T, OriginError>>>(
-        &self,
-        what: &str,
-        bytes: u64,
-        once: impl Fn(u32, Arc<Current>) -> F,
-    ) -> Result<T, OriginError> {
-        let deadline = Instant::now() + self.limits.io_timeout;
-        let _own = self.own_permit(what, deadline).await?;
-        let once = &once;
-        retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
-            let ticket = self.pace.admit(what, bytes, deadline).await?;
-            let all = (&*self.permits.all, self.limits.requests_max, ALL_SETTING);
-            let _permit = self.permit(what, all, deadline).await?;
-            self.check_expiry(what)?;
-            let current = self.current();
-            let used = current.generation;
-            let result = match once(attempt, current).await {
-                Err(OriginError::Denied { .. }) if self.has_newer_credentials(used) => {
-                    self.counters.retries.fetch_add(1, Relaxed);
-                    once(attempt, self.current()).await
-                }
-                other => other,
-            };
-            match &result {
-                Err(OriginError::Throttled { retry_after, .. }) => {
-                    if self.pace.refused(ticket, *retry_after, rand::random()) {
-                        self.counters.pauses.fetch_add(1, Relaxed);
-                        let origin = &self.config.prefix;
-                        tracing::debug!(%origin, ?retry_after, "the origin asks clients to slow down");
-                    }
-                }
-                // No answer: it says nothing about the rate that the origin accepts.
-                Err(OriginError::Unavailable { .. }) => {}
-                _ => self.pace.answered(ticket),
-            }
-            result.map_err(|e| self.explained(e))
-        })
-        .await
     }
 }
 
@@ -442,6 +415,6 @@ impl RemotePrefix {
     pub async fn head(&self, what: &str, path: &str) -> Result<ObjectMeta, OriginError> {
         let key = &self.read_key(what, path)?;
         let remote = &self.remote;
-        remote.retried(what, 0, |_, at| async move { self.head_once(&at, what, path, key).await }).await
+        remote.read(what, 0, |_, at| async move { self.head_once(&at, what, path, key).await }).await
     }
 }

@@ -84,9 +84,9 @@ impl Counters {
             OriginError::AlreadyExists { .. } => 1,
             OriginError::Changed { .. } => 2,
             OriginError::Denied { .. } | OriginError::Expired { .. } => 3,
-            OriginError::Invalid { .. } => 4,
+            OriginError::Invalid { .. } | OriginError::OtherRegion { .. } => 4,
             OriginError::Throttled { .. } => 5,
-            OriginError::Unavailable { .. } => 6,
+            OriginError::Unavailable { .. } | OriginError::GaveWay { .. } => 6,
             OriginError::WrongAnswer { .. } => 7,
         };
         self.errors[i].fetch_add(1, Relaxed);

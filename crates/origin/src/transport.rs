@@ -20,6 +20,7 @@ pub(crate) use page::{CarriedPage, Page};
 pub(crate) use rewrite::{PLACEHOLDER, Rewrite, Signer};
 
 use crate::address::{AddressRule, CheckedResolver, SystemResolver};
+use crate::stalls;
 use crate::stats::Counters;
 use answer::{Asked, ErrorCode, Region};
 use http::header::{ACCEPT_ENCODING, DATE, ETAG, HeaderValue, LAST_MODIFIED, LOCATION, RETRY_AFTER};
@@ -147,12 +148,11 @@ impl HttpConnector for Connector {
         if let Some(proxy) = &self.settings.proxy {
             builder = builder.proxy(reqwest::Proxy::all(proxy.as_str()).map_err(unusable)?);
         }
-        if let Some(headers) = &self.plain {
-            let mut headers = headers.clone();
-            // A plain server may compress what it sends. The stored bytes are wanted.
-            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-            builder = builder.default_headers(headers);
-        }
+        let mut headers = self.plain.clone().unwrap_or_default();
+        // A plain server may compress what it sends, and GCS may decompress it. The stored bytes are wanted.
+        // Signatures do not cover this header.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        builder = builder.default_headers(headers);
         Ok(HttpClient::new(CheckedService {
             client: HttpClient::new(builder.build().map_err(unusable)?),
             counters: Arc::clone(&self.counters),
@@ -185,6 +185,7 @@ impl HttpService for CheckedService {
         let asked = Asked::of(request.method(), request.uri().query(), request.headers(), self.plain);
         let path = request.uri().path().to_owned();
         let (mut parts, body) = self.client.execute(request).await?.into_parts();
+        stalls::heard();
         let date = parts.headers.get(DATE).and_then(|v| v.to_str().ok());
         if let Some(date) = date.and_then(|text| httpdate::parse_http_date(text).ok()) {
             self.counters.dated(date, SystemTime::now());
@@ -200,33 +201,19 @@ impl HttpService for CheckedService {
                     parts.status = StatusCode::NOT_FOUND;
                     return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
                 }
+                let (code, is_plain) = (code(body).await, self.plain);
                 match Region::of(&parts.headers) {
-                    Some(region) => BadAnswer::OtherRegion { status, code: code(body).await, region },
-                    None => BadAnswer::Redirected { answered, code: code(body).await },
+                    Some(region) => BadAnswer::OtherRegion { status, code, region },
+                    None => BadAnswer::Redirected { answered, code, is_plain },
                 }
             }
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                let asked = parts.headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
-                BadAnswer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
-            }
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                BadAnswer::Denied { status, code: code(body).await }
-            }
-            StatusCode::REQUEST_TIMEOUT => BadAnswer::Failed { status, code: code(body).await },
-            // Azure answers a read of an archived blob with 409.
-            StatusCode::CONFLICT if asked.is_read() => refusal(&parts, body).await,
-            // `object_store` has a variant for each of these, by the status alone.
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
-                let is_missing = parts.status == StatusCode::NOT_FOUND && !self.plain;
-                match if is_missing { code(body).await } else { ErrorCode::default() } {
-                    code if code.is_missing_bucket() => BadAnswer::NoBucket { status, code },
-                    _ => return Ok(HttpResponse::from_parts(parts, Vec::new().into())),
+            s if s.is_client_error() || s.is_server_error() => {
+                match failure(&asked, &parts, body, self.plain).await {
+                    Some(bad) => bad,
+                    // `object_store` has a variant for each of these, by the status alone.
+                    None => return Ok(HttpResponse::from_parts(parts, Vec::new().into())),
                 }
             }
-            // A retry would not help: the server does not know the method.
-            StatusCode::NOT_IMPLEMENTED => refusal(&parts, body).await,
-            s if s.is_server_error() => BadAnswer::Failed { status, code: code(body).await },
-            s if s.is_client_error() => refusal(&parts, body).await,
             _ if asked.is_listing => return listing(parts, body, asked.is_azure_listing).await,
             _ => {
                 readable(&mut parts.headers);
@@ -282,10 +269,43 @@ async fn code(body: Body) -> ErrorCode {
     body.map(|b| ErrorCode::in_document(&b.to_bytes())).unwrap_or_default()
 }
 
+/// Returns the error of an answer with a status of 400 or more. `None` if `object_store` knows the status.
+///
+/// The code decides before the status: stores and gateways send the same code with other statuses.
+async fn failure(
+    asked: &Asked,
+    parts: &http::response::Parts,
+    body: Body,
+    is_plain: bool,
+) -> Option<BadAnswer> {
+    let status = parts.status.as_u16();
+    let code = if is_plain && status == 404 { ErrorCode::default() } else { code(body).await };
+    Some(match status {
+        _ if code.is_slow_down() || matches!(status, 429 | 503) => {
+            let asked = parts.headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
+            BadAnswer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
+        }
+        _ if code.is_expired() => BadAnswer::Expired { status, code },
+        // 499: a gateway says that the client went away, which it did not.
+        _ if code.is_passing() || matches!(status, 408 | 499) => BadAnswer::Failed { status, code },
+        401 | 403 | 407 => BadAnswer::Denied { status, code },
+        // The answer of a HEAD has no code. A store sends 400 for an expired token.
+        400 if asked.is_head() && !is_plain => BadAnswer::Denied { status, code },
+        404 if code.is_missing_bucket() => BadAnswer::NoBucket { status, code },
+        // Azure answers a read of an archived blob with 409.
+        404 | 412 => return None,
+        409 if !asked.is_read() => return None,
+        // A retry would not help: the server does not know the method.
+        501 => refusal(parts, code),
+        500.. => BadAnswer::Failed { status, code },
+        _ => refusal(parts, code),
+    })
+}
+
 /// Returns the error of a request that the store rejects. S3 rejects a signature for another region in this
 /// way, and names the region.
-async fn refusal(parts: &http::response::Parts, body: Body) -> BadAnswer {
-    let (status, code) = (parts.status.as_u16(), code(body).await);
+fn refusal(parts: &http::response::Parts, code: ErrorCode) -> BadAnswer {
+    let status = parts.status.as_u16();
     match Region::of(&parts.headers) {
         Some(region) if code.is_wrong_region() => BadAnswer::OtherRegion { status, code, region },
         _ => BadAnswer::Refused { status, code },

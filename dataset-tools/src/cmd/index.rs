@@ -96,7 +96,7 @@ fn reads(report: &RunReport) -> String {
 }
 
 pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
-    let source::Source { uri, tables } = source::find(ctx, &args.uri)?;
+    let source::Source { uri, tables } = source::find(ctx, &args.uri.text)?;
     let to = match args.tables.as_deref() {
         Some(to) => ctx.uri(to)?,
         None => tables.map_or_else(|| source::default_tables(ctx, &uri), Ok)?,

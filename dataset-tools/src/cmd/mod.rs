@@ -143,6 +143,9 @@ pub fn run(cli: Cli) -> Exit {
         Ok(ctx) => ctx,
         Err(e) => return fail(out, &e, &[]),
     };
+    for note in cli.command.notes() {
+        out.note(note);
+    }
     let done = match cli.command {
         Command::Index(args) => return index::index(&ctx, args),
         Command::Pack(args) => return index::pack(&ctx, args),
@@ -156,13 +159,15 @@ pub fn run(cli: Cli) -> Exit {
             list::show(&ctx, &target.at(tables), path.as_deref()).map(|()| Exit::Ok)
         }
         Command::Diff { a, b } => diff::run(&ctx, &a, &b).map(|()| Exit::Ok),
-        Command::Tag { uri, tag, to, delete } => tag::run(&ctx, &uri, tag, to, delete).map(|()| Exit::Ok),
+        Command::Tag { uri, tag, to, delete } => {
+            tag::run(&ctx, &uri.text, tag, to, delete).map(|()| Exit::Ok)
+        }
         Command::Register { name, uri, tables, replace } => {
-            server::register(&ctx, name, &uri, tables, replace).map(|()| Exit::Ok)
+            server::register(&ctx, name, &uri.text, tables, replace).map(|()| Exit::Ok)
         }
         Command::Mount(args) => mount::run(&ctx, &args),
         Command::Refresh { source, skip_failed, allow_loss } => {
-            refresh::run(&ctx, &source, Missing { skip_failed, allow_loss })
+            refresh::run(&ctx, &source.text, Missing { skip_failed, allow_loss })
         }
         Command::Down => down::run(&ctx),
         Command::Jobs { what } => jobs::run(&ctx, what),
@@ -270,12 +275,20 @@ impl Context {
         Ok((client, address))
     }
 
-    /// Returns the registered name of a target. With `--server`, a target without a slash is a registered
-    /// name. With a server that was only found, a directory of that name comes first.
+    /// Returns the registered name of a target: one without a slash, if a server is asked. An existing path
+    /// of that name comes first, and a note says so if a server was named.
     fn name(&self, target: &Target) -> Option<DatasetName> {
         let chosen = self.chosen().ok()??;
-        let is_dir = !chosen.is_named() && Path::new(&target.base).exists();
-        DatasetName::new(&target.base).ok().filter(|_| !is_dir)
+        let name = DatasetName::new(&target.base).ok()?;
+        if !Path::new(&target.base).exists() {
+            return Some(name);
+        }
+        if chosen.is_named() {
+            self.out.note(format_args!(
+                "{name} is the path of that name here, and not the dataset {name} of the server"
+            ));
+        }
+        None
     }
 
     /// Opens the version that a target names.

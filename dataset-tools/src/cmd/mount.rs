@@ -57,15 +57,15 @@ struct OwnPlaces {
 }
 
 pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
-    let target: Target = args.source.parse()?;
-    check_source(ctx, args, &target)?;
+    let target = &args.source;
+    check_source(ctx, args, target)?;
     let mount = program("fletch-mount").ok_or_else(|| {
         Failure::new("there is no program fletch-mount beside fletch or on the PATH")
             .hint("install it beside fletch")
     })?;
     check_directory(&args.dir)?;
     let connected = connect(ctx)?;
-    let dataset = dataset(ctx, args, &target, &connected)?;
+    let dataset = dataset(ctx, args, target, &connected)?;
     let dir = directory(ctx, &args.dir)?;
     let (uri, tables) = (ctx.uri(&dataset.uri)?, ctx.uri(&dataset.tables)?);
     connected.give_credentials(ctx, &[&uri, &tables])?;

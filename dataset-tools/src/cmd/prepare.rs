@@ -13,7 +13,7 @@ use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::run::renewed::RenewedPins;
 use crate::source::walk::Symlinks;
 use crate::tables_location::TablesLocation;
-use crate::target::Select;
+use crate::target::{DatasetArg, Select};
 use fletch_api::Code;
 use fletch_client::server_choice::ServerChoice;
 use fletch_client::{Client, Endpoint};
@@ -211,7 +211,7 @@ pub fn earlier(ctx: &Context, tables: &OriginUri) -> Option<Earlier> {
 /// As `fletch index`.
 pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure> {
     let args = IndexArgs {
-        uri: wanted.uri.to_string(),
+        uri: DatasetArg { text: wanted.uri.to_string(), note: None },
         tables: Some(wanted.to.to_string()),
         list: wanted.list.clone(),
         parent: wanted.earlier.map(|_| "auto".to_owned()),

@@ -31,7 +31,8 @@ pub fn run(ctx: &Context, args: &WarmupArgs) -> Result<Exit, Failure> {
         None => {
             let datasets = ctx.rt.block_on(client.datasets())?;
             let named = datasets.iter().find(|d| d.name.as_str() == target.base).map(|d| d.name.clone());
-            named.map_or_else(|| source::registered(ctx, &target.base, &datasets), Ok)?
+            // An existing path comes first.
+            source::registered(ctx, &target.base, &datasets).or_else(|e| named.ok_or(e))?
         }
     };
     let ask = StartWarmup {

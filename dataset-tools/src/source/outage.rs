@@ -89,7 +89,9 @@ impl<'a> OutageJudge<'a> {
                     "it changed during the run; stop the program that writes to it and run again".into()
                 );
             }
-            OriginError::Expired { .. } | OriginError::NoBucket { .. } => return Err(outage(error)),
+            // An origin that asks to slow down answers, so the witness decides.
+            OriginError::Throttled { .. } => {}
+            of_origin if of_origin.is_of_origin() => return Err(outage(error)),
             _ => {}
         }
         if let Some(base) = self.base {
@@ -278,7 +280,8 @@ mod tests {
     async fn without_a_witness_a_few_faults_are_believed_until_the_end() {
         let origins = Origins::new(Vec::new(), OriginLimits::default()).expect("right");
         let origin = origins.open(&OriginUri::parse("/none").expect("uri")).expect("open");
-        let denied = || OriginError::Denied { what: "x".into(), why: "status 403".into() };
+        let denied =
+            || OriginError::Denied { what: "x".into(), why: "status 403".into(), is_of_origin: false };
         let judge = OutageJudge::new(&origin, None);
         for _ in 0..UNPROVEN_MAX {
             assert!(judge.judge(denied()).await.is_ok());

@@ -215,3 +215,63 @@ fn servers_that_are_away_or_refuse() {
     let uri = format!("file://{}", w.data().display());
     assert!(request.starts_with("POST /v1/datasets") && request.contains(&uri), "{request}");
 }
+
+/// A directory with an `@` in its name, in every command that takes a dataset or a version.
+#[test]
+fn an_existing_path_wins_in_every_command_and_a_note_says_so() {
+    let w = Fixture::new();
+    w.write("a", "a");
+    fs::rename(w.data(), w.path("me@host")).expect("renamed");
+    fs::create_dir(w.path("me")).expect("mkdir");
+    let note = "me@host is the path of that name here, and not version host of me";
+    let runs: [&[&str]; 9] = [
+        &["index", "me@host"],
+        &["pack", "me@host"],
+        &["ls", "me@host"],
+        &["show", "me@host"],
+        &["verify", "me@host"],
+        &["diff", "me@host", "me@host/"],
+        &["tag", "me@host"],
+        &["tag", "me@host", "other", "latest"],
+        &["index", "me@host", "--parent", "auto"],
+    ];
+    for words in runs {
+        let ran = w.run(words);
+        assert_eq!(ran.code, 0, "{words:?}: {}", ran.stderr);
+        assert_eq!(ran.stderr.matches(note).count(), 1, "{words:?}: {}", ran.stderr);
+    }
+    // A slash at the end, or a version of it, can be read in one way only.
+    for words in [&["ls", "me@host/"], &["ls", "me@host@latest"], &["ls", "./me@host@other"]] {
+        let ran = w.run(words);
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, "a\n"), "{words:?}: {}", ran.stderr);
+        assert!(!ran.stderr.contains("is the path"), "{words:?}: {}", ran.stderr);
+    }
+    // These need a server, which is not there. They read the text before they ask.
+    let server = ["--server", "http://127.0.0.1:1"];
+    let at = w.path("at");
+    let at = at.to_str().expect("text");
+    let asked: [&[&str]; 4] = [
+        &["register", "n", "me@host"],
+        &["refresh", "me@host"],
+        &["warmup", "me@host"],
+        &["mount", "me@host", at],
+    ];
+    for words in asked {
+        let ran = w.run(&[words, server.as_slice()].concat());
+        assert!(ran.code != 0 && ran.stderr.contains(note), "{words:?}: {}", ran.stderr);
+    }
+    // Without such a path the text is a version, which these commands do not take.
+    for words in [
+        &["index", "me@v1"][..],
+        &["pack", "me@v1"],
+        &["tag", "me@v1"],
+        &["refresh", "me@v1"],
+        &["register", "n", "me@v1"],
+    ] {
+        let ran = w.command_as_written(words).output().map(crate::common::Ran::from).expect("run");
+        assert_eq!(ran.code, 2, "{words:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains("there is no path me@v1"), "{words:?}: {}", ran.stderr);
+    }
+    let ran = w.run(&["ls", "me@v1"]);
+    assert!(ran.code == 1 && !ran.stderr.contains("is the path"), "{}", ran.stderr);
+}

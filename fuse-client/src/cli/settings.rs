@@ -22,6 +22,12 @@ impl FromStr for Target {
     type Err = anyhow::Error;
 
     fn from_str(s: &str) -> Result<Self> {
+        // A dataset's name has neither `/` nor `@`. Directories and URIs are for `fletch mount`.
+        if s.contains('/') {
+            anyhow::bail!(
+                "{s:?} is no NAME[@TAG|@ROOT]; for a directory or a URI run `fletch mount {s} DIR`"
+            );
+        }
         let (name, version) = s.rsplit_once('@').unwrap_or((s, "latest"));
         if version.parse::<Root>().is_err() {
             TagName::new(version)?;

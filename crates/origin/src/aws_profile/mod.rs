@@ -294,7 +294,7 @@ pub fn aws_keys(config: &OriginConfig, var: Variables<'_>) -> Result<Option<AwsK
         AwsChain::Login(login) => {
             let provider = LoginProvider::shared(&login, &config.client_settings()?);
             let what = format!("the credentials of {}", config.prefix);
-            let failed = |why: String| OriginError::Denied { what: what.clone(), why };
+            let failed = |why: String| OriginError::Denied { what: what.clone(), why, is_of_origin: true };
             let runtime = tokio::runtime::Handle::try_current().map_err(|e| failed(e.to_string()))?;
             let got = runtime.block_on(provider.get()).map_err(|e| failed(e.why))?;
             let values = [Some(&got.keys.key_id), Some(&got.keys.secret_key), got.keys.token.as_ref()];

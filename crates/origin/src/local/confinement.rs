@@ -60,7 +60,7 @@ impl Confinement {
 /// Returns the error without the real path: the owner of the link must not learn what exists there.
 fn leads_out(what: &str) -> OriginError {
     let why = "a symbolic link leads out of the directories that may be read (local.dirs)".to_owned();
-    OriginError::Denied { what: what.to_owned(), why }
+    OriginError::Denied { what: what.to_owned(), why, is_of_origin: false }
 }
 
 #[cfg(test)]

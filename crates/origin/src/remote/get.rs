@@ -5,6 +5,7 @@ use super::{Current, ReadKey, Remote, RemotePrefix};
 use crate::OriginError;
 use crate::entity_tag::{EntityTag, TagMatch};
 use crate::object::{ObjectBytes, ObjectMeta, Pin, PinCheck};
+use crate::stalls;
 use crate::transport::{Answered, BadAnswer};
 use crate::uri::Scheme;
 use bytes::{Bytes, BytesMut};
@@ -49,7 +50,7 @@ impl RemotePrefix {
         let range = &range;
         let expected = range.as_ref().map_or(pin.map_or(0, |(pin, _)| pin.size), |r| r.end - r.start);
         self.remote
-            .retried(what, expected, |_, at| async move {
+            .read(what, expected, |_, at| async move {
                 self.get_once(&at, what, path, key, range.clone(), pin).await
             })
             .await
@@ -131,16 +132,11 @@ impl RemotePrefix {
         let result = match answer {
             Ok(result) => result,
             Err(error) => {
-                if let (Some(range), Some(BadAnswer::PastEnd { size })) = (&range, cause(&error)) {
-                    let fitted = pin.is_some_and(|p| range.end <= p.size);
-                    match size {
-                        Some(size) if range.end <= *size => {
-                            let why = format!("status 416 for {range:?} of an object of {size} bytes");
-                            return Err(wrong_answer(what, why));
-                        }
-                        _ if fitted => return Err(changed(what, "the range now begins after its end")),
-                        _ => {}
-                    }
+                if let (Some(range), Some(checked), Some(BadAnswer::PastEnd { .. })) =
+                    (&range, checked, cause(&error))
+                    && range.end <= checked.0.size
+                {
+                    return Err(self.past_end(at, what, path, key, checked).await);
                 }
                 return Err(translate(what, &error));
             }
@@ -191,6 +187,31 @@ impl RemotePrefix {
         Ok(ObjectBytes { bytes, meta })
     }
 
+    /// Returns the error of a 416 for a range that the pinned object has.
+    ///
+    /// The object itself decides: if it has become shorter, it changed. If it is as it was pinned, the answer
+    /// came from a replica that is behind, and another attempt may reach another one.
+    async fn past_end(
+        &self,
+        at: &Current,
+        what: &str,
+        path: &str,
+        key: &ReadKey,
+        checked: (&Pin, PinCheck),
+    ) -> OriginError {
+        let meta = match self.head_once(at, what, path, key).await {
+            Ok(meta) => meta,
+            Err(error) => return error,
+        };
+        match check_pin(what, Some(checked), &meta.pin(), None) {
+            Err(error) => error,
+            Ok(()) => unavailable(
+                what,
+                "status 416 for a range that the object has: a replica of the store is behind",
+            ),
+        }
+    }
+
     async fn collect(
         &self,
         what: &str,
@@ -225,6 +246,7 @@ impl RemotePrefix {
                     return Err(unavailable(what, &why));
                 }
             };
+            stalls::heard();
             self.remote.counters.read(piece.len() as u64);
             self.meter.read(piece.len() as u64);
             if piece.len() > length - bytes.len() {

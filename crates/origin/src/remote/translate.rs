@@ -14,7 +14,7 @@ pub(super) fn changed(what: &str, why: &str) -> OriginError {
 }
 
 pub(super) fn wrong_answer(what: &str, why: impl ToString) -> OriginError {
-    OriginError::WrongAnswer { what: what.to_owned(), why: why.to_string() }
+    OriginError::WrongAnswer { what: what.to_owned(), why: why.to_string(), is_of_origin: false }
 }
 
 pub(super) fn unavailable(what: &str, why: &str) -> OriginError {
@@ -42,16 +42,25 @@ pub(super) fn translate(what: &str, error: &Error) -> OriginError {
                 OriginError::Throttled { what: owned, retry_after: *retry_after }
             }
             BadAnswer::Failed { .. } => OriginError::Unavailable { what: owned, why },
-            BadAnswer::Denied { .. } => OriginError::Denied { what: owned, why },
+            BadAnswer::Denied { status, code } => {
+                // 407 is a proxy's answer, and 401 is about credentials, whatever is asked with them.
+                let is_of_origin = matches!(status, 401 | 407) || code.is_of_credentials();
+                OriginError::Denied { what: owned, why, is_of_origin }
+            }
+            BadAnswer::Expired { .. } => OriginError::Expired { what: owned, why, is_given: false },
+            BadAnswer::OtherRegion { .. } => OriginError::OtherRegion { what: owned, why },
             BadAnswer::NoBucket { .. } => OriginError::NoBucket { what: owned, why },
-            BadAnswer::Refused { .. } | BadAnswer::OtherRegion { .. } | BadAnswer::PastEnd { .. } => {
+            BadAnswer::Refused { .. } | BadAnswer::PastEnd { .. } => {
                 OriginError::Invalid { what: owned, why }
             }
+            BadAnswer::Redirected { is_plain, .. } => {
+                // A plain server may move one file.
+                OriginError::WrongAnswer { what: owned, why, is_of_origin: !is_plain }
+            }
             BadAnswer::RangeIgnored(_)
-            | BadAnswer::Redirected { .. }
             | BadAnswer::Unexpected { .. }
             | BadAnswer::TooLong
-            | BadAnswer::NoListing => OriginError::WrongAnswer { what: owned, why },
+            | BadAnswer::NoListing => wrong_answer(what, why),
         };
     }
     if let Some(refused) = cause::<RefusedAddress>(error) {
@@ -61,13 +70,14 @@ pub(super) fn translate(what: &str, error: &Error) -> OriginError {
         let why = why.clone();
         return match transient {
             true => OriginError::Unavailable { what: owned, why },
-            false => OriginError::Denied { what: owned, why },
+            false => OriginError::Denied { what: owned, why, is_of_origin: true },
         };
     }
     match (cause::<HttpError>(error), error) {
         (Some(http), _) if http.kind() != HttpErrorKind::Decode => unavailable(what, &deepest(http)),
         (None, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => {
-            OriginError::Denied { what: owned, why: "the store rejected the credentials".to_owned() }
+            let why = "the store rejected the credentials".to_owned();
+            OriginError::Denied { what: owned, why, is_of_origin: false }
         }
         // The error of a parser quotes what it parsed.
         _ => wrong_answer(what, "its headers or its body have another form than this kind of store sends"),

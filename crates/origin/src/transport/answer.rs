@@ -22,6 +22,9 @@ pub(crate) enum BadAnswer {
     Failed { status: u16, code: ErrorCode },
     #[error("status {status}{code}")]
     Denied { status: u16, code: ErrorCode },
+    /// The credentials have expired, or are to be fetched again.
+    #[error("(status {status}{code})")]
+    Expired { status: u16, code: ErrorCode },
     #[error("the server rejected the request with status {status}{code}")]
     Refused { status: u16, code: ErrorCode },
     /// The range begins after the end of the object, whose size the answer may give.
@@ -32,7 +35,7 @@ pub(crate) enum BadAnswer {
     #[error(
         "{answered}{code}; Fletch follows no redirects: set the store's own URL or region for this origin"
     )]
-    Redirected { answered: Answered, code: ErrorCode },
+    Redirected { answered: Answered, code: ErrorCode, is_plain: bool },
     #[error(
         "status {status}{code}; the bucket is in region {region}: set AWS_REGION, or `region` \
          in the settings of this origin"
@@ -176,6 +179,11 @@ impl Asked {
         matches!(self.method, Method::GET | Method::HEAD)
     }
 
+    /// Whether the answer has no body.
+    pub fn is_head(&self) -> bool {
+        self.method == Method::HEAD
+    }
+
     /// Judges a success or a status that a read never gets. Changes headers that `object_store` cannot read.
     ///
     /// Other statuses depend on the body, and are judged where the body is read.
@@ -275,7 +283,65 @@ impl fmt::Display for Region {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ErrorCode(Option<&'static str>);
 
-const CODES: [&str; 45] = [
+/// The codes with which stores ask clients to slow down, whatever the status.
+const SLOW_DOWN: [&str; 21] = [
+    "BandwidthLimitExceeded",
+    "EC2ThrottledException",
+    "LimitExceededException",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "ServerBusy",
+    "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "TransactionInProgressException",
+    "XMinioServerBusy",
+    "rateLimitExceeded",
+    "userRateLimitExceeded",
+];
+
+/// The codes of failures that pass by themselves, whatever the status.
+const PASSING: [&str; 12] = [
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "InternalError",
+    "InternalFailure",
+    "OperationAborted",
+    "OperationTimedOut",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ServiceUnavailable",
+    "XMinioServerNotInitialized",
+    "backendError",
+    "internalError",
+];
+
+/// The codes of credentials that have expired, or that must be fetched again, whatever the status.
+const EXPIRED: [&str; 7] = [
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidToken",
+    "RequestExpired",
+    "TokenRefreshRequired",
+    EXPIRED_SIGNATURE,
+    EXPIRED_BEARER,
+];
+
+/// Azure has one code for every fault of a signature. The rest of its answer tells a time that is over.
+const EXPIRED_SIGNATURE: &str = "AuthenticationFailed, out of its time";
+/// As [`EXPIRED_SIGNATURE`], for a token.
+const EXPIRED_BEARER: &str = "InvalidAuthenticationInfo, expired";
+
+/// The other codes that an error may name.
+const CODES: [&str; 38] = [
     "AccessDenied",
     "AccountIsDisabled",
     "AllAccessDisabled",
@@ -289,10 +355,8 @@ const CODES: [&str; 45] = [
     "BadRequest",
     "BlobArchived",
     "ContainerNotFound",
-    "ExpiredToken",
     "Forbidden",
     "InsufficientAccountPermissions",
-    "InternalError",
     "InvalidAccessKeyId",
     "InvalidAuthenticationInfo",
     "InvalidArgument",
@@ -303,21 +367,16 @@ const CODES: [&str; 45] = [
     "InvalidRange",
     "InvalidRequest",
     "InvalidSecurity",
-    "InvalidToken",
     "KeyBasedAuthenticationNotPermitted",
     "MethodNotAllowed",
     "NoAuthenticationInformation",
     "NoSuchBucket",
     "NoSuchKey",
     "NotImplemented",
-    "OperationTimedOut",
     "PermanentRedirect",
     "PreconditionFailed",
     "PublicAccessNotPermitted",
     "RequestTimeTooSkewed",
-    "RequestTimeout",
-    "ServerBusy",
-    "ServiceUnavailable",
     "SignatureDoesNotMatch",
     "TemporaryRedirect",
     "UserProjectMissing",
@@ -328,11 +387,58 @@ impl ErrorCode {
     pub fn in_document(body: &[u8]) -> Self {
         let text = String::from_utf8_lossy(body);
         let word = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
-        ErrorCode(word.and_then(|(word, _)| CODES.into_iter().find(|known| *known == word)))
+        let Some((word, _)) = word else { return ErrorCode(None) };
+        let mut known = CODES.iter().chain(&SLOW_DOWN).chain(&PASSING).chain(&EXPIRED);
+        ErrorCode(match known.find(|known| **known == word) {
+            Some(&"AuthenticationFailed") if text.contains("not valid in the specified time frame") => {
+                Some(EXPIRED_SIGNATURE)
+            }
+            Some(&"InvalidAuthenticationInfo") if text.contains("expired") => Some(EXPIRED_BEARER),
+            found => found.copied(),
+        })
     }
 }
 
 impl ErrorCode {
+    fn is_one_of(self, codes: &[&str]) -> bool {
+        matches!(self.0, Some(code) if codes.contains(&code))
+    }
+
+    /// Whether the store asks clients to slow down.
+    pub fn is_slow_down(self) -> bool {
+        self.is_one_of(&SLOW_DOWN)
+    }
+
+    /// Whether the failure passes by itself, so that the same request may succeed a moment later.
+    pub fn is_passing(self) -> bool {
+        self.is_one_of(&PASSING)
+    }
+
+    /// Whether the credentials have expired, or must be fetched again.
+    pub fn is_expired(self) -> bool {
+        self.is_one_of(&EXPIRED)
+    }
+
+    /// Whether the store does not accept the credentials at all, whatever is asked with them.
+    pub fn is_of_credentials(self) -> bool {
+        self.is_expired()
+            || self.is_one_of(&[
+                "AccountIsDisabled",
+                "AllAccessDisabled",
+                "AuthenticationFailed",
+                "AuthenticationRequired",
+                "InvalidAccessKeyId",
+                "InvalidAuthenticationInfo",
+                "InvalidSecurity",
+                "KeyBasedAuthenticationNotPermitted",
+                "NoAuthenticationInformation",
+                "PublicAccessNotPermitted",
+                "RequestTimeTooSkewed",
+                "SignatureDoesNotMatch",
+                "UserProjectMissing",
+            ])
+    }
+
     /// Whether the store says that the bucket or container does not exist.
     pub fn is_missing_bucket(self) -> bool {
         matches!(self.0, Some("NoSuchBucket" | "ContainerNotFound"))
@@ -366,7 +472,12 @@ impl ErrorCode {
                 "another region was asked: set AWS_REGION, or `region` in the settings of this origin"
             }
             "BlobArchived" | "InvalidObjectState" => "the object is archived: restore it first",
-            "ExpiredToken" => "the credentials have expired: get new ones",
+            "ExpiredToken"
+            | "ExpiredTokenException"
+            | "RequestExpired"
+            | "TokenRefreshRequired"
+            | EXPIRED_BEARER => "the credentials have expired: get new ones",
+            EXPIRED_SIGNATURE => "the SAS token or the clock is out of its time: get a new token",
             "InvalidAccessKeyId" => "the store does not know the access key",
             "InvalidToken" => "the session token is not valid: get new credentials",
             "RequestTimeTooSkewed" => "the clock of this machine is wrong: set it",

@@ -416,3 +416,185 @@ async fn no_name_leads_out_of_the_prefix_of_a_plain_server() {
     let outside = asked.iter().find(|head| !head.split(' ').nth(1).is_some_and(|at| at.starts_with("/pub/")));
     assert_eq!(outside, None, "{asked:#?}");
 }
+
+/// Every status and code of the class must be tried again, on reads and on writes.
+#[tokio::test]
+async fn answers_that_pass_are_tried_again_whatever_their_status() {
+    let document = |code: &str| format!("<Error><Code>{code}</Code></Error>");
+    let cases = [
+        ("400 Bad", "RequestTimeout", false),
+        ("409 Conflict", "OperationAborted", false),
+        ("499 Gone", "", false),
+        ("408 Late", "", false),
+        ("500 Error", "InternalError", false),
+        ("400 Bad", "SlowDown", true),
+        ("403 Forbidden", "RequestLimitExceeded", true),
+        ("400 Bad", "Throttling", true),
+        ("400 Bad", "ThrottlingException", true),
+        ("409 Conflict", "TooManyRequests", true),
+        ("500 Error", "ServerBusy", true),
+        ("503 Slow", "", true),
+        ("429 Many", "", true),
+    ];
+    for (status, code, slows) in cases {
+        let (body, asked) = (document(code), AtomicUsize::new(0));
+        let server = ScriptedServer::start(move |head| {
+            // The first answer to each call is the fault.
+            if asked.fetch_add(1, SeqCst) % 2 == 0 {
+                return answer(status, &[], body.as_bytes());
+            }
+            match head.starts_with("GET") {
+                true if head.contains("list-type=2") => {
+                    answer("200 OK", &[], b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>")
+                }
+                true => {
+                    let date = ("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT");
+                    answer("200 OK", &[("ETag", "\"e\""), date], BODY)
+                }
+                false => answer("200 OK", &[("ETag", "\"e\"")], b""),
+            }
+        });
+        let origin = open(store(&server));
+        origin.get("x", None, None).await.unwrap_or_else(|e| panic!("{status} {code}: {e}"));
+        origin
+            .put("x", "1".into(), fletch_origin::PutMode::Overwrite)
+            .await
+            .unwrap_or_else(|e| panic!("{status} {code}, a write: {e}"));
+        let listed: Vec<_> = origin.list("").try_collect().await.expect("a listing");
+        assert_eq!((listed.len(), server.heads().len()), (0, 6), "{status} {code}");
+
+        let body = document(code);
+        let server = ScriptedServer::start(move |_| answer(status, &[], body.as_bytes()));
+        let error = open(store(&server)).get("x", None, None).await.expect_err("for ever");
+        assert_eq!(matches!(error, OriginError::Throttled { .. }), slows, "{status} {code}: {error:?}");
+        assert!(error.transient() && server.heads().len() > 1, "{status} {code}: {error:?}");
+    }
+}
+
+/// The object decides what a 416 means: another attempt helps against a replica that is behind.
+#[tokio::test]
+async fn a_range_that_a_replica_does_not_have_is_tried_again() {
+    let date = ("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT");
+    let head_of = move |length: &str, tag: &str| {
+        answer("200 OK", &[("ETag", tag), ("Content-Length", length), date], b"")
+    };
+    let asked = AtomicUsize::new(0);
+    let server = ScriptedServer::start(move |head| match asked.fetch_add(1, SeqCst) {
+        _ if head.starts_with("HEAD") => head_of("20", "\"e\""),
+        0 => answer("416 Range", &[("Content-Range", "bytes */5")], b""),
+        _ => {
+            let range = ("Content-Range", "bytes 10-19/20");
+            answer("206 Partial Content", &[("ETag", "\"e\""), range, date], &BODY[10..])
+        }
+    });
+    let got = open(store(&server)).get("x", Some(10..20), Some(&pin())).await.expect("the second attempt");
+    assert_eq!((&*got.bytes, server.heads().len()), (&BODY[10..], 3));
+
+    let server = ScriptedServer::start(move |head| match head.starts_with("HEAD") {
+        true => head_of("5", "\"f\""),
+        false => answer("416 Range", &[], b""),
+    });
+    let error = open(store(&server)).get("x", Some(10..20), Some(&pin())).await.expect_err("shorter");
+    assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
+    assert_eq!(server.heads().len(), 2, "one more request tells");
+
+    let server = ScriptedServer::start(move |head| match head.starts_with("HEAD") {
+        true => head_of("20", "\"e\""),
+        false => answer("416 Range", &[], b""),
+    });
+    let error = open(store(&server)).get("x", Some(10..20), Some(&pin())).await.expect_err("for ever");
+    assert!(matches!(error, OriginError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("416") && server.heads().len() <= 16, "attempts are bounded");
+}
+
+/// By code, whatever the status; and what is of the origin is told from what is of an object.
+#[tokio::test]
+async fn expired_credentials_are_known_by_their_code() {
+    let sas = "<Error><Code>AuthenticationFailed</Code><AuthenticationErrorDetail>Signature not valid in the \
+               specified time frame: Start [a] - Expiry [b]</AuthenticationErrorDetail></Error>";
+    let cases = [
+        ("400 Bad", "<Error><Code>ExpiredToken</Code></Error>"),
+        ("403 Forbidden", "<Error><Code>ExpiredTokenException</Code></Error>"),
+        ("400 Bad", "<Error><Code>TokenRefreshRequired</Code></Error>"),
+        ("400 Bad", "<Error><Code>InvalidToken</Code></Error>"),
+        ("403 Forbidden", "<Error><Code>RequestExpired</Code></Error>"),
+        ("403 Forbidden", sas),
+    ];
+    for (status, body) in cases {
+        let server = ScriptedServer::start(move |_| answer(status, &[], body.as_bytes()));
+        let error = open(store(&server)).get("x", None, None).await.expect_err("expired");
+        assert!(matches!(error, OriginError::Expired { is_given: false, .. }), "{body}: {error:?}");
+        assert!(error.is_of_origin() && !error.transient(), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("expired") && text.contains("new ones") && !text.contains("region"), "{text}");
+        assert_eq!(server.heads().len(), 1, "{body}");
+
+        // What a user handed over is handed over again.
+        let origins = Origins::new(vec![], limits(2_000)).expect("right");
+        let keys = [("aws_access_key_id", "AKIA"), ("aws_secret_access_key", SECRET)];
+        let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let config = OriginConfig { credentials: None, ..store(&server) };
+        let given = fletch_origin::Given::new(config, keys, None).expect("right");
+        origins.give(given, 8).expect("taken");
+        let origin = origins.open(&uri("s3://bucket")).expect("open");
+        let error = origin.get("x", None, None).await.expect_err("expired");
+        assert!(matches!(error, OriginError::Expired { is_given: true, .. }), "{error:?}");
+        assert!(error.to_string().contains("run `fletch mount` again"), "{error}");
+    }
+    for (status, body, is_of_origin) in [
+        ("403 Forbidden", "<Error><Code>AccessDenied</Code></Error>", false),
+        ("403 Forbidden", "<Error><Code>InvalidAccessKeyId</Code></Error>", true),
+        ("401 Unauthorized", "", true),
+        ("407 Proxy", "", true),
+        ("404 Not Found", "<Error><Code>NoSuchBucket</Code></Error>", true),
+        ("404 Not Found", "<Error><Code>NoSuchKey</Code></Error>", false),
+        ("301 Moved", "", true),
+        ("409 Conflict", "<Error><Code>BlobArchived</Code></Error>", false),
+        ("403 Forbidden", "<Error><Code>InvalidObjectState</Code></Error>", false),
+    ] {
+        let server = ScriptedServer::start(move |_| answer(status, &[], body.as_bytes()));
+        let error = open(store(&server)).get("x", None, None).await.expect_err("a fault");
+        assert_eq!(error.is_of_origin(), is_of_origin, "{status} {body}: {error:?}");
+    }
+}
+
+/// A file whose credentials expired is read again at once, even when it was looked at a moment ago.
+#[tokio::test]
+async fn credentials_of_a_file_are_read_again_when_the_store_says_that_they_expired() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("credentials");
+    let text =
+        |n: u32| format!("[default]\naws_access_key_id = AKIA{n}\naws_secret_access_key = hunter{n}\n");
+    std::fs::write(&file, text(1)).expect("written");
+    let server = ScriptedServer::start(move |head| {
+        match header(head, "authorization").is_some_and(|value| value.contains("AKIA2/")) {
+            true => {
+                let date = ("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT");
+                answer("200 OK", &[("ETag", "\"e\""), date], BODY)
+            }
+            false => answer("400 Bad", &[], b"<Error><Code>ExpiredToken</Code></Error>"),
+        }
+    });
+    let origin = open(OriginConfig { credentials: Some(Credentials::File(file.clone())), ..store(&server) });
+    origin.get("x", None, None).await.expect_err("the first key has expired");
+    std::fs::write(dir.path().join("new"), text(2)).expect("written");
+    std::fs::rename(dir.path().join("new"), &file).expect("swapped");
+    origin.get("x", None, None).await.expect("read with the new key");
+    // Both checks of the file came within the second of its interval.
+    assert!(server.heads().len() <= 3, "{:#?}", server.heads());
+}
+
+#[tokio::test]
+async fn every_store_is_asked_for_the_stored_bytes() {
+    let date = ("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT");
+    let server = ScriptedServer::start(move |_| answer("200 OK", &[("ETag", "\"e\""), date], BODY));
+    for (_, origin) in every_kind(&server) {
+        origin.get("x", None, None).await.expect("read");
+        origin.head("x").await.expect("head");
+    }
+    let heads = server.heads();
+    assert_eq!(heads.len(), 8);
+    for head in heads {
+        assert_eq!(header(&head, "accept-encoding"), Some("identity"), "{head}");
+    }
+}

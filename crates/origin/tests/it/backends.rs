@@ -2,7 +2,7 @@
 //!
 //! Asserts how many cases ran over each kind, so that no case is skipped unnoticed.
 
-use crate::{config, contract, limits, origins, uri};
+use crate::{contract, limits, origins, uri};
 use bytes::Bytes;
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginUri, Origins, PutMode};
 use fletch_testkit::{Api, Backing, EmulatorConfig, Manners, OriginEmulator, dataset, servers};

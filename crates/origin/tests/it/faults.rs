@@ -415,7 +415,12 @@ async fn origins_that_hang_leave_calls_for_others_and_the_error_names_them_and_t
     too.set_fault("", Fault::Stall, None);
     let (hanging, second, working) = (open(&hangs), open(&too), open(&works));
     let all = (0..24).map(|n| if n < 16 { &hanging } else { &second });
-    let stuck = futures::future::join_all(all.map(|origin| origin.get("x", None, None)));
+    // A read that brings no byte would lose its permit to one that waits.
+    let write = |origin: &Origin| {
+        let origin = origin.clone();
+        async move { origin.put("x", Bytes::new(), PutMode::Overwrite).await }
+    };
+    let stuck = futures::future::join_all(all.map(write));
     let other = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         for _ in 0..10 {

@@ -6,6 +6,7 @@ mod backends;
 mod contract;
 mod etag_forms;
 mod faults;
+mod hung;
 mod identity;
 mod listings;
 mod local;

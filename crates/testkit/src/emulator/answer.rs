@@ -331,6 +331,7 @@ fn fault_error(shared: &Shared, faults: &[Fault]) -> Option<Response<Body>> {
         Fault::Error { rate, status } if shared.throttle.happens(*rate) => {
             let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             let code = match status.as_u16() {
+                400 => "InvalidRequest",
                 401 | 403 => "AccessDenied",
                 404 => "NoSuchKey",
                 412 => "PreconditionFailed",

@@ -2,8 +2,8 @@
 //!
 //! It serves one bucket: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with `If-None-Match: *`),
 //! `DELETE`, listings of both versions, and multipart uploads. It does not check signatures. The time to
-//! first byte is log-normal around a median. Bandwidth is limited for each response and for all together. Requests
-//! above a rate get `503 SlowDown`.
+//! first byte is log-normal around a median. Bandwidth is limited for each response and for all together.
+//! Requests above a rate get `503 SlowDown`.
 //!
 //! It speaks as AWS does, or with the [`Manners`] of another store.
 

@@ -1,4 +1,4 @@
-//! Google Cloud Storage: tables and packs are written there, and compressed objects are what they are stored as.
+//! Google Cloud Storage: tables and packs are written there, and compressed objects are read as stored.
 //!
 //! The emulator speaks the XML API as the client library uses it, with generations as conditions.
 

@@ -34,9 +34,9 @@ impl Generated {
         assert_ne!(self.keys % STRIDE, 0, "{} objects are no multiple of {STRIDE}", self.keys);
         let at = move |position: u64| position * STRIDE % self.keys;
         let number = after.and_then(|key| key.rsplit('/').next()?.parse().ok());
-        // The position of a number is the one whose stride leads to it: `position * STRIDE = number + n * keys`.
+        // The position of a number: `position * STRIDE = number + n * keys` for one `n`.
         let begin = number.map_or(0, |number: u64| {
-            let found = (0..STRIDE).find(|n| (number + n * self.keys) % STRIDE == 0);
+            let found = (0..STRIDE).find(|n| (number + n * self.keys).is_multiple_of(STRIDE));
             (number + found.unwrap_or(0) * self.keys) / STRIDE + 1
         });
         (begin..self.keys).map(move |position| Self::key(at(position)))

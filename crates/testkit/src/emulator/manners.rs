@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// How the emulator speaks. The default is S3 as AWS has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Manners {
-    /// The API, which decides about headers of conditions and about the scheme of [`super::OriginEmulator::uri`].
+    /// The API. It decides about headers of conditions, and the scheme of [`super::OriginEmulator::uri`].
     pub api: Api,
     /// How a listing goes on after a page.
     pub paging: Paging,

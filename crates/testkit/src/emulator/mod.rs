@@ -1,9 +1,9 @@
 //! An S3-style origin on a loopback port, whose latency, bandwidth and faults a test sets.
 //!
 //! It serves one bucket: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with `If-None-Match: *`),
-//! `DELETE`, listings of both versions, and multipart uploads. It does not check signatures. The time to first
-//! byte is log-normal around a median. Bandwidth is limited for each response and for all together. Requests
-//! above a rate get `503 SlowDown`.
+//! `DELETE`, listings of both versions, and multipart uploads. It does not check signatures. The time to
+//! first byte is log-normal around a median. Bandwidth is limited for each response and for all together.
+//! Requests above a rate get `503 SlowDown`.
 //!
 //! It speaks as AWS does, or with the [`Manners`] of another store.
 

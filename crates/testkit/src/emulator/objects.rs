@@ -232,8 +232,8 @@ impl Objects {
         (found, more)
     }
 
-    /// Returns the first `max` generated objects after a key in an order that is not theirs, and whether there
-    /// are more. `None` if the objects are not generated.
+    /// Returns the first `max` generated objects after a key, in an order that is not theirs, and whether
+    /// there are more. `None` if the objects are not generated.
     pub fn list_generated(&self, after: Option<&str>, max: usize) -> Option<(Vec<ListedObject>, bool)> {
         let Storage::Generated(all) = &self.storage else { return None };
         let keys = all.shuffled(after).take(max.saturating_add(1));

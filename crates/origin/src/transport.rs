@@ -129,6 +129,8 @@ pub(crate) struct Connector {
     pub plain: Option<HeaderMap>,
     /// Signs requests that are rewritten here.
     pub signer: Option<Signer>,
+    /// The content codings to ask for, so that the answer has the stored bytes.
+    pub codings: &'static str,
 }
 
 #[derive(Debug)]
@@ -149,9 +151,9 @@ impl HttpConnector for Connector {
             builder = builder.proxy(reqwest::Proxy::all(proxy.as_str()).map_err(unusable)?);
         }
         let mut headers = self.plain.clone().unwrap_or_default();
-        // A plain server may compress what it sends, and GCS may decompress it. The stored bytes are wanted.
-        // Signatures do not cover this header.
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        // A plain server may compress what it sends. The stored bytes are wanted. Signatures do not cover this
+        // header.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(self.codings));
         builder = builder.default_headers(headers);
         Ok(HttpClient::new(CheckedService {
             client: HttpClient::new(builder.build().map_err(unusable)?),

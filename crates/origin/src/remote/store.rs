@@ -133,6 +133,8 @@ impl Recipe<'_> {
             rule: AddressRule { allow_link_local: self.config.allow_link_local },
             plain,
             signer,
+            // GCS decompresses objects with the coding gzip for a client that does not name it.
+            codings: if self.scheme == Scheme::Gcs { "gzip, identity" } else { "identity" },
         })
     }
 

@@ -2,11 +2,12 @@
 
 use crate::{
     auth::{Auth, Peer, SocketAdmins},
-    http::range,
+    http::{credentials, range},
     jobs::Record,
     state,
 };
 use axum::http::HeaderMap;
+use fletch_origin::Given;
 use std::{ops::Range, path::Path};
 
 /// Replays the log of registrations. Returns each registration as text, and the length of the valid prefix.
@@ -16,6 +17,14 @@ use std::{ops::Range, path::Path};
 pub fn registrations(log: &[u8]) -> Result<(Vec<String>, usize), String> {
     let (table, len) = state::replay(Path::new("registrations.log"), log).map_err(|e| e.to_string())?;
     Ok((table.values().map(|r| format!("{:?}", **r)).collect(), len))
+}
+
+/// Returns the origin that a user hands over with this body of `PUT /v1/origins/credentials`.
+///
+/// # Errors
+/// The text of the fault.
+pub fn given_credentials(body: &[u8]) -> Result<Given, String> {
+    credentials::Asked::read(body)?.given().map_err(|e| e.to_string())
 }
 
 /// Reads the record of a declared job. Returns the record as the server writes it.

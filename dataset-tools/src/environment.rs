@@ -3,15 +3,87 @@
 //!
 //! 1. A value of a secret goes only into [`Secrets`], and into no message.
 //! 2. Pure but for the files that the environment names: variables come through [`Variables`].
+//! 3. Every variable of [`VARIABLES`] that changes how the command reads is handed over, so that the server
+//!    reads in the same way. `fletch-origin` takes no other variable for a store without an `[[origin]]`.
 
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use fletch_api::credentials::{GiveCredentials, OriginOptions, Secrets};
-use fletch_origin::{Credentials, OriginConfig, OriginUri};
+use fletch_origin::{AwsProfile, ConfiguredBy, Credentials, OriginConfig, OriginError, OriginUri};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+pub use fletch_origin::Variables;
 
 /// The longest file with credentials, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The variables that say how a store is reached, by the scheme of its URI.
+///
+/// A test sets each of them, and compares what the command uses with what the server gets.
+pub const VARIABLES: [(&str, &[&str]); 3] = [
+    (
+        "s3",
+        &[
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AWS_CREDENTIAL_EXPIRATION",
+            "AWS_SESSION_EXPIRATION",
+            "AWS_PROFILE",
+            "AWS_DEFAULT_PROFILE",
+            "AWS_CONFIG_FILE",
+            "AWS_SHARED_CREDENTIALS_FILE",
+            "AWS_REGION",
+            "AWS_DEFAULT_REGION",
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_URL_S3",
+            "AWS_ENDPOINT",
+            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+            "AWS_NO_SIGN_REQUEST",
+            "AWS_SKIP_SIGNATURE",
+            "AWS_REQUEST_PAYER",
+            "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+            "AWS_CA_BUNDLE",
+            "SSL_CERT_FILE",
+        ],
+    ),
+    (
+        "az",
+        &[
+            "AZURE_STORAGE_ACCOUNT",
+            "AZURE_STORAGE_ACCOUNT_NAME",
+            "AZURE_STORAGE_ACCOUNT_KEY",
+            "AZURE_STORAGE_ACCESS_KEY",
+            "AZURE_STORAGE_KEY",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "AZURE_STORAGE_SAS_KEY",
+            "AZURE_STORAGE_TOKEN",
+            "AZURE_CLIENT_ID",
+            "AZURE_CLIENT_SECRET",
+            "AZURE_TENANT_ID",
+            "AZURE_AUTHORITY_ID",
+            "AZURE_AUTHORITY_HOST",
+            "AZURE_FEDERATED_TOKEN_FILE",
+            "AZURE_STORAGE_ENDPOINT",
+            "AZURE_ENDPOINT",
+            "AZURE_SKIP_SIGNATURE",
+            "SSL_CERT_FILE",
+        ],
+    ),
+    (
+        "gs",
+        &[
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "GOOGLE_SERVICE_ACCOUNT",
+            "GOOGLE_SERVICE_ACCOUNT_PATH",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_ENDPOINT_URL",
+            "GOOGLE_BASE_URL",
+            "GOOGLE_SKIP_SIGNATURE",
+            "SSL_CERT_FILE",
+        ],
+    ),
+];
 /// The variables of Azure that hold or name credentials, by the names that a server takes.
 const AZURE: [&str; 12] = [
     "azure_storage_account_name",
@@ -28,11 +100,12 @@ const AZURE: [&str; 12] = [
     "azure_federated_token_file",
 ];
 /// The variables with secrets, which no background process inherits.
-pub const SECRET_VARIABLES: [&str; 13] = [
+pub const SECRET_VARIABLES: [&str; 14] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
     "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCESS_KEY",
     "AZURE_STORAGE_KEY",
@@ -43,9 +116,6 @@ pub const SECRET_VARIABLES: [&str; 13] = [
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "AZURE_STORAGE_CONNECTION_STRING",
 ];
-
-/// Reads a variable of the environment.
-pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Reads a variable of this process. An empty one counts as absent.
 #[must_use]
@@ -74,32 +144,41 @@ fn knows(scheme: &str, var: Variables<'_>) -> bool {
         "s3" => &[
             "AWS_ACCESS_KEY_ID",
             "AWS_PROFILE",
+            "AWS_DEFAULT_PROFILE",
+            "AWS_CONFIG_FILE",
             "AWS_SHARED_CREDENTIALS_FILE",
             "AWS_WEB_IDENTITY_TOKEN_FILE",
             "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
             "AWS_CONTAINER_CREDENTIALS_FULL_URI",
             "AWS_ENDPOINT_URL",
             "AWS_ENDPOINT_URL_S3",
+            "AWS_ENDPOINT",
             "AWS_REGION",
             "AWS_DEFAULT_REGION",
             "AWS_NO_SIGN_REQUEST",
             "AWS_SKIP_SIGNATURE",
         ],
-        "az" => {
-            &["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_KEY", "AZURE_CLIENT_ID"]
-        }
+        "az" => &[
+            "AZURE_STORAGE_ACCOUNT",
+            "AZURE_STORAGE_ACCOUNT_NAME",
+            "AZURE_STORAGE_KEY",
+            "AZURE_CLIENT_ID",
+            "AZURE_SKIP_SIGNATURE",
+        ],
         "gs" => &[
             "GOOGLE_APPLICATION_CREDENTIALS",
             "GOOGLE_SERVICE_ACCOUNT",
             "GOOGLE_SERVICE_ACCOUNT_PATH",
             "GOOGLE_SERVICE_ACCOUNT_KEY",
             "GOOGLE_ENDPOINT_URL",
+            "GOOGLE_BASE_URL",
+            "GOOGLE_SKIP_SIGNATURE",
         ],
         _ => return true,
     };
     let home = |path: &str| var("HOME").is_some_and(|home| Path::new(&home).join(path).is_file());
     let file = match scheme {
-        "s3" => home(".aws/credentials"),
+        "s3" => home(".aws/credentials") || home(".aws/config"),
         "gs" => home(".config/gcloud/application_default_credentials.json"),
         _ => false,
     };
@@ -112,7 +191,8 @@ pub fn what_to_set(uri: &OriginUri) -> &'static str {
     match parts(&uri.to_string()).map(|(scheme, _)| scheme) {
         Some("s3") => {
             "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION (and AWS_ENDPOINT_URL for another \
-             store), or AWS_NO_SIGN_REQUEST=true for a public bucket"
+             store), or AWS_PROFILE, or AWS_NO_SIGN_REQUEST=true for a public bucket; fletch looked at these \
+             variables, ~/.aws/credentials and ~/.aws/config"
         }
         Some("az") => "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
         Some("gs") => "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
@@ -125,51 +205,83 @@ fn is_yes(value: &str) -> bool {
 }
 
 /// Returns how the environment says that the store of a URI is reached; `None` for a directory.
-#[must_use]
-pub fn config_of(uri: &OriginUri, var: Variables<'_>) -> Option<OriginConfig> {
-    let prefix = origin_of(uri)?;
-    let (scheme, host) = parts(&prefix)?;
+///
+/// # Errors
+/// A file of AWS's tools cannot be read. The message names it.
+pub fn config_of(uri: &OriginUri, var: Variables<'_>) -> Result<Option<OriginConfig>, Failure> {
+    let Some(prefix) = origin_of(uri) else { return Ok(None) };
+    let Some((scheme, host)) = parts(&prefix).filter(|(scheme, _)| knows(scheme, var)) else {
+        return Ok(None);
+    };
     let first = |names: &[&str]| names.iter().find_map(|name| var(name));
-    if !knows(scheme, var) {
-        return None;
-    }
-    let mut config = OriginConfig { prefix: prefix.clone(), ..OriginConfig::default() };
+    let is_set = |names: &[&str]| first(names).is_some_and(|value| is_yes(&value));
+    let mut config = OriginConfig {
+        prefix: prefix.clone(),
+        configured_by: ConfiguredBy::Environment,
+        ..OriginConfig::default()
+    };
     match scheme {
         "s3" => {
-            config.endpoint = first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]);
-            config.region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"]);
-            let is_unsigned = first(&["AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE"]);
-            let is_unsigned = is_unsigned.is_some_and(|value| is_yes(&value));
+            let profile = AwsProfile::load(var).map_err(of_origin)?;
+            let ignores = is_set(&["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"]) || profile.ignores_endpoints();
+            let endpoints = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+            let endpoint = first(&endpoints).or_else(|| profile.endpoint());
+            config.endpoint = endpoint.filter(|_| !ignores);
+            config.region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"]).or_else(|| profile.region());
+            config.virtual_hosted = match first(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) {
+                Some(value) => Some(is_yes(&value)),
+                None => profile.virtual_hosted(),
+            };
+            let payer = first(&["AWS_REQUEST_PAYER"]);
+            config.request_payer =
+                payer.is_some_and(|value| value.eq_ignore_ascii_case("requester") || is_yes(&value));
+            config.ca_file = first(&["AWS_CA_BUNDLE"]).map(PathBuf::from).or_else(|| profile.ca_bundle());
+            let is_unsigned = is_set(&["AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE"]);
             config.credentials = Some(if is_unsigned { Credentials::Anonymous } else { Credentials::Chain });
         }
         "az" => {
             config.account = first(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]);
             config.endpoint = first(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]);
-            config.credentials = Some(Credentials::Env);
+            let is_unsigned = is_set(&["AZURE_SKIP_SIGNATURE"]);
+            config.credentials = Some(if is_unsigned { Credentials::Anonymous } else { Credentials::Env });
         }
         "gs" => {
-            config.endpoint = first(&["GOOGLE_ENDPOINT_URL"]);
-            config.credentials = Some(Credentials::Chain);
+            config.endpoint = first(&["GOOGLE_ENDPOINT_URL", "GOOGLE_BASE_URL"]);
+            let is_unsigned = is_set(&["GOOGLE_SKIP_SIGNATURE"]);
+            config.credentials = Some(if is_unsigned { Credentials::Anonymous } else { Credentials::Chain });
         }
         "http" => {
             let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
             let is_near = matches!(name, "localhost" | "[::1]") || name.starts_with("127.");
             // Other plain http:// sends data unencrypted over a network: that needs an [[origin]].
             if !is_near {
-                return None;
+                return Ok(None);
             }
             config.allow_http = true;
         }
         _ => {}
     }
+    // The system's store of this process: the server may have been started with another one.
+    let system = var("SSL_CERT_FILE").map(PathBuf::from).filter(|file| file.is_file());
+    config.ca_file = config.ca_file.or(system);
     config.allow_http |= config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
-    Some(config)
+    Ok(Some(config))
+}
+
+fn of_origin(error: OriginError) -> Failure {
+    match error {
+        OriginError::Denied { .. } => Failure::new(error.to_string()).exit(Exit::Denied),
+        error => Failure::new(error.to_string()),
+    }
 }
 
 /// Returns what a user's own server is given for the store of a URI; `None` for a directory.
 ///
+/// May run the program of a profile's `credential_process`, or ask a service of logins. For these it must be
+/// called within a runtime, but not by one of its tasks.
+///
 /// # Errors
-/// A file with credentials cannot be read. The message names it.
+/// A file with credentials or authorities cannot be read, or a login failed. The message names it.
 pub fn to_give(
     config: &OriginConfig,
     uri: &OriginUri,
@@ -177,21 +289,51 @@ pub fn to_give(
 ) -> Result<Option<GiveCredentials>, Failure> {
     let Some(origin) = origin_of(uri) else { return Ok(None) };
     let scheme = parts(&origin).map_or("", |(scheme, _)| scheme);
+    // Every key of an origin is handed over, or named here with the reason why it is not.
+    let OriginConfig {
+        prefix: _,
+        endpoint,
+        region,
+        virtual_hosted,
+        request_payer,
+        ca_file,
+        ca_certificates,
+        account,
+        credentials,
+        // The server is one user's own, and has no domains.
+        domains: _,
+        allow_http,
+        allow_link_local,
+        proxy,
+        // What this process may send at once, and in a second. The server has limits of its own.
+        concurrency: _,
+        requests_per_second: _,
+        bytes_per_second: _,
+        configured_by: _,
+    } = config;
     let mut secrets = BTreeMap::new();
-    let mut source = None;
-    match &config.credentials {
+    let (mut source, mut expires_ns) = (None, None);
+    match credentials {
         Some(Credentials::Anonymous) => source = Some("anonymous"),
         Some(Credentials::File(path)) if scheme == "gs" => {
             secrets.insert("google_service_account_key".to_owned(), read(path)?);
         }
-        Some(Credentials::File(path)) => secrets = profile(path, "default")?,
+        Some(Credentials::File(path)) => {
+            secrets = fletch_origin::keys_of_file(path, "default").map_err(of_origin)?;
+        }
         None | Some(Credentials::Env | Credentials::Chain) => {
-            secrets = match scheme {
-                "s3" => aws(var)?,
-                "az" => azure(var),
-                "gs" => google(var)?,
-                _ => BTreeMap::new(),
-            };
+            match scheme {
+                "s3" => {
+                    if let Some(keys) = fletch_origin::aws_keys(config, var).map_err(of_origin)? {
+                        secrets = keys.secrets;
+                        let since = keys.expires.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+                        expires_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
+                    }
+                }
+                "az" => secrets = azure(var),
+                "gs" => secrets = google(var)?,
+                _ => {}
+            }
             let of_machine = match scheme {
                 "http" | "https" => "anonymous",
                 "gs" => "chain",
@@ -200,34 +342,20 @@ pub fn to_give(
             source = secrets.is_empty().then_some(of_machine);
         }
     }
-    let expires = ["AWS_CREDENTIAL_EXPIRATION", "AWS_SESSION_EXPIRATION"].iter().find_map(|name| var(name));
-    let is_of_session = scheme == "s3" && secrets.contains_key("aws_session_token");
-    let expires_ns = expires.filter(|_| is_of_session).and_then(|at| fletch_tables::documents::unix_ns(&at));
+    let of_file = ca_file.as_deref().map(fletch_origin::read_authorities).transpose().map_err(of_origin)?;
     let options = OriginOptions {
-        endpoint: config.endpoint.clone(),
-        region: config.region.clone(),
-        account: config.account.clone(),
+        endpoint: endpoint.clone(),
+        region: region.clone(),
+        virtual_hosted: *virtual_hosted,
+        request_payer: *request_payer,
+        ca_certificates: of_file.or_else(|| ca_certificates.clone()),
+        account: account.clone(),
         credentials: source.map(str::to_owned),
-        allow_http: config.allow_http,
-        allow_link_local: config.allow_link_local,
-        proxy: config.proxy.clone(),
+        allow_http: *allow_http,
+        allow_link_local: *allow_link_local,
+        proxy: proxy.clone(),
     };
     Ok(Some(GiveCredentials { origin, options, secrets: Secrets(secrets), expires_ns }))
-}
-
-fn aws(var: Variables<'_>) -> Result<BTreeMap<String, String>, Failure> {
-    let keys = ["aws_access_key_id", "aws_secret_access_key", "aws_session_token"];
-    if var("AWS_ACCESS_KEY_ID").is_some() {
-        let found = keys.iter().filter_map(|key| Some(((*key).to_owned(), var(&key.to_ascii_uppercase())?)));
-        return Ok(found.collect());
-    }
-    let shared = var("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
-    let shared = shared.or_else(|| Some(PathBuf::from(var("HOME")?).join(".aws/credentials")));
-    let Some(shared) = shared.filter(|path| path.is_file()) else { return Ok(BTreeMap::new()) };
-    let name = var("AWS_PROFILE").unwrap_or_else(|| "default".to_owned());
-    let mut found = profile(&shared, &name)?;
-    found.retain(|key, _| keys.contains(&key.as_str()));
-    Ok(found)
 }
 
 fn azure(var: Variables<'_>) -> BTreeMap<String, String> {
@@ -270,89 +398,5 @@ fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|e| cannot(&e))
 }
 
-/// Reads the `key = value` lines of one profile. Lines before any profile belong to `default`.
-fn profile(path: &Path, wanted: &str) -> Result<BTreeMap<String, String>, Failure> {
-    let text = read(path)?;
-    let mut found = BTreeMap::new();
-    let mut name = "default".to_owned();
-    for line in text.lines().map(str::trim) {
-        if let Some(inner) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            name = inner.trim().strip_prefix("profile ").unwrap_or(inner.trim()).trim().to_owned();
-        } else if name == wanted
-            && !line.starts_with(['#', ';'])
-            && let Some((key, value)) = line.split_once('=')
-            && !value.trim().is_empty()
-        {
-            found.insert(key.trim().to_ascii_lowercase(), value.trim().to_owned());
-        }
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn given(uri: &str, vars: &[(&str, &str)]) -> GiveCredentials {
-        let uri = OriginUri::parse(uri).expect("uri");
-        let var =
-            |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        let config = config_of(&uri, &var).expect("a store");
-        to_give(&config, &uri, &var).expect("readable").expect("a store")
-    }
-
-    #[test]
-    fn variables_become_what_the_own_server_gets() {
-        let g = given(
-            "s3://photos/set",
-            &[
-                ("AWS_ACCESS_KEY_ID", "id"),
-                ("AWS_SECRET_ACCESS_KEY", "secret"),
-                ("AWS_SESSION_TOKEN", "session"),
-                ("AWS_CREDENTIAL_EXPIRATION", "1970-01-01T00:00:07Z"),
-                ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000"),
-                ("AWS_REGION", "eu"),
-            ],
-        );
-        assert_eq!((g.origin.as_str(), g.secrets.0.len(), g.options.credentials), ("s3://photos", 3, None));
-        assert_eq!(
-            (g.options.endpoint.as_deref(), g.options.allow_http),
-            (Some("http://127.0.0.1:9000"), true)
-        );
-        assert_eq!((g.options.region.as_deref(), g.expires_ns), (Some("eu"), Some(7_000_000_000)));
-        let g = given("az://container/set", &[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_KEY", "k")]);
-        assert_eq!(g.options.account.as_deref(), Some("a"));
-        assert_eq!(g.secrets.0["azure_storage_account_key"], "k");
-        let g = given("s3://bucket", &[("AWS_NO_SIGN_REQUEST", "true")]);
-        assert_eq!(g.options.credentials.as_deref(), Some("anonymous"));
-        let g = given("https://host/data", &[]);
-        assert_eq!(
-            (g.origin.as_str(), g.options.credentials.as_deref()),
-            ("https://host", Some("anonymous"))
-        );
-        let g = given("http://127.0.0.1:80/data", &[]);
-        assert!(g.options.allow_http);
-        let far = OriginUri::parse("http://far/data").expect("uri");
-        assert_eq!(config_of(&far, &|_| None), None, "unencrypted, over a network");
-    }
-
-    #[test]
-    fn a_profile_of_the_shared_file_is_handed_over() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let file = dir.path().join("credentials");
-        let text = "[default]\naws_access_key_id = a\naws_secret_access_key = b\n\
-                    [work]\naws_access_key_id = c\naws_secret_access_key = d\nother = e\n";
-        std::fs::write(&file, text).expect("write");
-        let path = file.display().to_string();
-        let g = given("s3://bucket", &[("AWS_SHARED_CREDENTIALS_FILE", &path), ("AWS_PROFILE", "work")]);
-        assert_eq!((g.secrets.0["aws_access_key_id"].as_str(), g.secrets.0.len()), ("c", 2));
-        let g = given("s3://bucket", &[("AWS_SHARED_CREDENTIALS_FILE", "/none")]);
-        let unknown = OriginUri::parse("s3://bucket").expect("uri");
-        assert_eq!(config_of(&unknown, &|_| None), None, "nothing is known of that cloud");
-        assert_eq!(g.options.credentials.as_deref(), Some("env"), "the identity of the machine");
-        let key = dir.path().join("key.json");
-        std::fs::write(&key, r#"{"type": "service_account"}"#).expect("write");
-        let g = given("gs://bucket", &[("GOOGLE_APPLICATION_CREDENTIALS", &key.display().to_string())]);
-        assert!(g.secrets.0.contains_key("google_service_account_key"));
-    }
-}
+mod tests;

@@ -104,7 +104,7 @@ pub async fn list(State(server): State<Arc<Server>>, peer: Peer) -> ApiResult<Js
 
 /// The body of [`give`], read key by key.
 #[derive(Debug)]
-struct Asked {
+pub(crate) struct Asked {
     origin: String,
     options: OriginOptions,
     secrets: Secrets,
@@ -113,7 +113,7 @@ struct Asked {
 
 impl Asked {
     /// Reads the body. The error names the wrong key and repeats no value.
-    fn read(body: &[u8]) -> Result<Self, String> {
+    pub(crate) fn read(body: &[u8]) -> Result<Self, String> {
         let body: Value = serde_json::from_slice(body)
             .map_err(|e| format!("the body is not valid JSON (line {}, column {})", e.line(), e.column()))?;
         let Value::Object(mut body) = body else { return Err("the body is not a JSON object".to_owned()) };
@@ -137,6 +137,9 @@ impl Asked {
             let at = "options.";
             options.endpoint = take(&mut given, at, "endpoint", "a text")?;
             options.region = take(&mut given, at, "region", "a text")?;
+            options.virtual_hosted = take(&mut given, at, "virtual_hosted", "true or false")?;
+            options.request_payer = take(&mut given, at, "request_payer", "true or false")?.unwrap_or(false);
+            options.ca_certificates = take(&mut given, at, "ca_certificates", "a text")?;
             options.account = take(&mut given, at, "account", "a text")?;
             options.credentials = take(&mut given, at, "credentials", "a text")?;
             options.proxy = take(&mut given, at, "proxy", "a text")?;
@@ -149,9 +152,19 @@ impl Asked {
         Ok(Asked { origin, options, secrets, expires_ns: expires_ns.flatten() })
     }
 
-    fn given(self) -> Result<Given, OriginError> {
-        let OriginOptions { endpoint, region, account, credentials, allow_http, allow_link_local, proxy } =
-            self.options;
+    pub(crate) fn given(self) -> Result<Given, OriginError> {
+        let OriginOptions {
+            endpoint,
+            region,
+            virtual_hosted,
+            request_payer,
+            ca_certificates,
+            account,
+            credentials,
+            allow_http,
+            allow_link_local,
+            proxy,
+        } = self.options;
         let credentials = match credentials.as_deref() {
             None => None,
             Some("env") => Some(Credentials::Env),
@@ -166,6 +179,9 @@ impl Asked {
             prefix: self.origin,
             endpoint,
             region,
+            virtual_hosted,
+            request_payer,
+            ca_certificates,
             account,
             credentials,
             allow_http,
@@ -244,6 +260,10 @@ mod tests {
         let asked = Asked::read(body).expect("readable");
         assert!(!format!("{asked:?}").contains("hunter2"));
         assert_eq!((asked.options.region.as_deref(), asked.expires_ns), (Some("eu"), None));
+        let styles =
+            br#"{"origin": "s3://bkt", "options": {"virtual_hosted": false, "request_payer": true}}"#;
+        let styles = Asked::read(styles).expect("readable").given().expect("right");
+        assert_eq!((styles.config().virtual_hosted, styles.config().request_payer), (Some(false), true));
         assert_eq!(asked.given().expect("right").identity(), "AKIA…MPLE");
     }
 }

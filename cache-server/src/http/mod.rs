@@ -11,7 +11,7 @@ mod browser;
 mod chunk_read;
 mod chunks;
 mod cluster;
-mod credentials;
+pub(crate) mod credentials;
 mod dashboard;
 mod datasets;
 mod entry_read;

@@ -163,7 +163,7 @@ impl VersionError {
             Code::UriNotAllowed => {
                 "the server's settings no longer allow the dataset's URI; ask the administrator"
             }
-            Code::OriginDenied => "check the credentials of its [[origin]] or the permissions of the files",
+            Code::OriginDenied => "check the credentials of the origin, or the permissions of the files",
             Code::OriginUnavailable => {
                 "check that the origin can be reached; sending the request again is safe"
             }

@@ -7,7 +7,9 @@ use utoipa::ToSchema;
 /// The most origins for which a server holds credentials.
 pub const ORIGINS_MAX: usize = 64;
 /// The most bytes of the body of `PUT /v1/origins/credentials`.
-pub const BODY_BYTES_MAX: usize = 64 << 10;
+///
+/// 1 MiB of certificate authorities with their line ends escaped, and the rest.
+pub const BODY_BYTES_MAX: usize = (1 << 20) + (128 << 10);
 
 /// Body of `PUT /v1/origins/credentials`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -37,6 +39,15 @@ pub struct OriginOptions {
     /// The region of an S3 bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
+    /// Whether requests to S3 name the bucket in the host. `null`: in the path at an endpoint, in the host at
+    /// AWS itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_hosted: Option<bool>,
+    /// Whether the server pays for requests to an S3 bucket whose owner does not.
+    pub request_payer: bool,
+    /// Certificate authorities that the origin may have besides those of the system: PEM text, at most 1 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_certificates: Option<String>,
     /// The storage account at Azure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,

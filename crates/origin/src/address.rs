@@ -188,7 +188,9 @@ impl Resolve for CheckedResolver {
 
 /// A name without an address. Travels as the source of a client's error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the name {host} of the server does not resolve: {why}; check the endpoint, the region and the network")]
+#[error(
+    "the name {host} of the server does not resolve: {why}; check the endpoint, the region and the network"
+)]
 struct UnresolvedName {
     host: String,
     why: String,
@@ -202,7 +204,8 @@ impl Resolve for SystemResolver {
         Box::pin(async move {
             // Port 0: the client puts the port of the URL in its place.
             let found = tokio::net::lookup_host((name.as_str(), 0)).await;
-            let found = found.map_err(|e| UnresolvedName { host: name.as_str().to_owned(), why: e.to_string() });
+            let found =
+                found.map_err(|e| UnresolvedName { host: name.as_str().to_owned(), why: e.to_string() });
             let found: Vec<SocketAddr> = found?.collect();
             Ok(Box::new(found.into_iter()) as Addrs)
         })

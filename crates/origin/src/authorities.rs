@@ -14,7 +14,8 @@ pub(crate) fn of(config: &OriginConfig) -> Result<Option<Arc<str>>, OriginError>
         all += &read_authorities(path)?;
     }
     if let Some(pem) = &config.ca_certificates {
-        check(pem).map_err(|why| OriginError::invalid(format!("ca_certificates of {}", config.prefix), why))?;
+        check(pem)
+            .map_err(|why| OriginError::invalid(format!("ca_certificates of {}", config.prefix), why))?;
         all += pem;
     }
     Ok((!all.is_empty()).then(|| all.into()))
@@ -75,7 +76,10 @@ mod tests {
         for (bad, why) in [
             ("", "no certificate"),
             ("hunter2", "no certificate"),
-            ("-----BEGIN CERTIFICATE-----\naHVudGVyMg==\n-----END CERTIFICATE-----\n", "certificate 1 is not"),
+            (
+                "-----BEGIN CERTIFICATE-----\naHVudGVyMg==\n-----END CERTIFICATE-----\n",
+                "certificate 1 is not",
+            ),
             (&"x".repeat(AUTHORITIES_BYTES_MAX + 1), "at most 1048576"),
         ] {
             let error = check(bad).expect_err(why);

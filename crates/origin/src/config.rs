@@ -1,8 +1,8 @@
 //! The `[[origin]]` table of the configuration, and the limits that all origins share.
 
 use crate::address::AddressRule;
-use crate::uri::Scheme;
 use crate::transport::ClientSettings;
+use crate::uri::Scheme;
 use crate::{OriginError, OriginUri, authorities};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
@@ -206,7 +206,8 @@ impl OriginConfig {
                 }
             }
             if self.virtual_hosted == Some(true) && url.domain().is_none() {
-                let why = "virtual_hosted needs an endpoint with a name: no bucket can stand before an address";
+                let why =
+                    "virtual_hosted needs an endpoint with a name: no bucket can stand before an address";
                 return Err(OriginError::invalid(what, why));
             }
         }
@@ -217,10 +218,12 @@ impl OriginConfig {
 impl OriginConfig {
     /// Returns the name of this table in errors.
     pub(crate) fn what(&self) -> String {
+        let prefix =
+            OriginUri::parse(&self.prefix).map_or_else(|_| self.prefix.clone(), |uri| uri.to_string());
         match self.configured_by {
-            ConfiguredBy::Settings => format!("[[origin]] {}", self.prefix),
-            ConfiguredBy::Environment => format!("{}, as the environment describes it", self.prefix),
-            ConfiguredBy::Given => format!("what was handed over for {}", self.prefix),
+            ConfiguredBy::Settings => format!("[[origin]] {prefix}"),
+            ConfiguredBy::Environment => format!("{prefix}, as the environment describes it"),
+            ConfiguredBy::Given => format!("what was handed over for {prefix}"),
         }
     }
 

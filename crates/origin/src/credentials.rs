@@ -172,6 +172,14 @@ impl Profile {
     }
 }
 
+/// Returns the keys and values of one profile of a credentials file, for whoever hands them over.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn keys_of_file(path: &Path, profile: &str) -> Result<BTreeMap<String, String>, OriginError> {
+    Ok(Profile::load(path, profile)?.values)
+}
+
 /// Reads a credentials file. Errors name the file and never its content.
 pub(crate) fn text(path: &Path) -> Result<String, OriginError> {
     let cannot =
@@ -222,7 +230,10 @@ mod tests {
         assert_eq!(at(Scheme::S3, &["AWS_SHARED_CREDENTIALS_FILE"]), file);
         let Source::Env { looked_at: Some(looked_at) } = at(Scheme::S3, &[]) else { panic!("the machine") };
         for place in ["AWS_ACCESS_KEY_ID", "~/.aws/credentials profile default", "~/.aws/config"] {
-            assert!(looked_at.starts_with("no AWS credentials found") && looked_at.contains(place), "{looked_at}");
+            assert!(
+                looked_at.starts_with("no AWS credentials found") && looked_at.contains(place),
+                "{looked_at}"
+            );
         }
         assert_eq!(at(Scheme::Gcs, &["GOOGLE_APPLICATION_CREDENTIALS"]), file);
         assert_eq!(source_by((None, by), Scheme::Https, &|_| None), Source::Anonymous);

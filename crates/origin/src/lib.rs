@@ -37,6 +37,7 @@ pub use authorities::{AUTHORITIES_BYTES_MAX, read_authorities};
 pub use aws_profile::{AwsKeys, AwsProfile, Variables, aws_keys};
 pub use backend::Backend;
 pub use config::{ConfiguredBy, Credentials, KEYS, OriginConfig, OriginLimits, OriginPace};
+pub use credentials::keys_of_file;
 pub use error::OriginError;
 pub use given::{GiveError, Given};
 pub use meter::Meter;

@@ -9,8 +9,8 @@ use crate::shared_permits::SharedPermits;
 use crate::stats::Counters;
 use crate::uri::{Address, Scheme, check_path};
 use crate::{
-    ObjectBytes, ObjectMeta, OriginConfig, OriginError, OriginLimits, OriginPace, OriginStats, OriginUri,
-    Pin, PutMode, local,
+    ConfiguredBy, ObjectBytes, ObjectMeta, OriginConfig, OriginError, OriginLimits, OriginPace, OriginStats,
+    OriginUri, Pin, PutMode, local,
 };
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -63,6 +63,8 @@ impl Origins {
                     faults.push(format!("{prefix} is configured twice; remove one table"));
                 }
                 Ok(prefix) => read.push((prefix, config)),
+                // Its user may have no settings, so the error speaks of no table.
+                Err(error) if config.configured_by == ConfiguredBy::Environment => return Err(error),
                 Err(error) => faults.push(error.to_string()),
             }
         }
@@ -171,7 +173,8 @@ impl Origins {
     fn remote(&self, uri: &OriginUri, (scheme, host): (Scheme, &str)) -> Result<Arc<Remote>, OriginError> {
         let Some(index) = self.find(uri) else {
             return self.given_remote(uri).ok_or_else(|| {
-                let why = "no [[origin]] has a prefix of this URI; add one to the configuration";
+                let why = "nothing says how to reach this store; set the variables of its cloud, or add an \
+                           [[origin]] with a prefix of this URI to the settings";
                 OriginError::invalid(uri, why)
             });
         };

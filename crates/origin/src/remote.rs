@@ -253,8 +253,7 @@ impl Remote {
         }
         state.stamp = Some(stamp);
         let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
-        let source =
-            credentials::source(config.credentials.as_ref(), self.scheme, config.configured_by);
+        let source = credentials::source(config.credentials.as_ref(), self.scheme, config.configured_by);
         let recipe = Recipe {
             config,
             scheme: self.scheme,

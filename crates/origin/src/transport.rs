@@ -79,7 +79,9 @@ impl ClientSettings {
             None => false,
         };
         if url.scheme() != "https" && !is_near {
-            return Err("the service must have an https:// URL: a token must not travel unencrypted".to_owned());
+            return Err(
+                "the service must have an https:// URL: a token must not travel unencrypted".to_owned()
+            );
         }
         let cannot = |_| "cannot make an HTTP client".to_owned();
         let mut builder = self.builder().map_err(|_| "cannot make an HTTP client".to_owned())?;

@@ -200,7 +200,7 @@ impl Context {
         let uri = OriginUri::from_arg(text).map_err(|e| Failure::usage(e.to_string()))?;
         let mut reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
         if !reach.origins.is_configured(&uri)
-            && let Some(config) = environment::config_of(&uri, &environment::of_process)
+            && let Some(config) = environment::config_of(&uri, &environment::of_process)?
         {
             let mut configs = reach.configs.clone();
             configs.push(config);

@@ -130,6 +130,8 @@ impl Connected {
             }
             return Ok(());
         }
+        // A login of a profile needs it.
+        let _runtime = ctx.rt.enter();
         for uri in stores.into_values() {
             let Some(config) = ctx.origin_config(uri) else { continue };
             let Some(given) = environment::to_give(&config, uri, &environment::of_process)? else { continue };

@@ -45,7 +45,8 @@ mod tests {
 
     #[test]
     fn sections_keys_and_keys_below_keys_are_read() {
-        let text = "k = before\n# [work]\n[profile  work ] ; mine\nRegion=eu\n s3 = x\ns3 =\n  addressing_style = virtual\n\
+        let text = "k = before\n# [work]\n[profile  work ] ; mine\nRegion=eu\n s3 = x\ns3 =\n \
+                    addressing_style = virtual\n\
                     \n  max = 2\noutput = json\n[sso-session work]\nregion = us\n[empty]\n";
         let work = section(text, &["work", "profile work"]).expect("a section");
         let get = |key: &str| work.get(key).map(String::as_str);

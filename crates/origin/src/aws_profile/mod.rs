@@ -109,7 +109,8 @@ impl AwsProfile {
             let name = in_config.as_ref()?.value(&[key])?;
             of_config(&[&format!("{kind} {name}")])
         };
-        let (service, session) = (section_of("services", "services"), section_of("sso_session", "sso-session"));
+        let (service, session) =
+            (section_of("services", "services"), section_of("sso_session", "sso-session"));
         let in_shared = shared.map(|(path, text)| (path, ini::section(&text, &[&name]).map(Profile::of)));
         let config = config.as_ref().map(|(path, _)| (path.clone(), in_config));
         Ok(AwsProfile { name, is_named: named.is_some(), shared: in_shared, config, service, session })
@@ -235,9 +236,8 @@ fn file(var: Variables<'_>, name: &str, below: &str) -> Result<Option<(PathBuf, 
         None => home().map(|home| home.join(below)),
     };
     // A file that cannot be looked at is read, and the error says why.
-    let is_absent = |path: &Path| {
-        matches!(std::fs::metadata(path), Err(e) if e.kind() == std::io::ErrorKind::NotFound)
-    };
+    let is_absent =
+        |path: &Path| matches!(std::fs::metadata(path), Err(e) if e.kind() == std::io::ErrorKind::NotFound);
     match path.filter(|path| !is_absent(path)) {
         Some(path) => {
             let text = text(&path)?;
@@ -261,9 +261,8 @@ pub(crate) fn chain(var: Variables<'_>) -> Result<AwsChain, OriginError> {
     }
     let profile = AwsProfile::load(var)?;
     let found = profile.source(var)?;
-    let looked_at = || {
-        format!("AWS_ACCESS_KEY_ID, AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, {}", profile.places())
-    };
+    let looked_at =
+        || format!("AWS_ACCESS_KEY_ID, AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, {}", profile.places());
     Ok(found.unwrap_or_else(|| AwsChain::Machine { looked_at: looked_at() }))
 }
 
@@ -299,7 +298,8 @@ pub fn aws_keys(config: &OriginConfig, var: Variables<'_>) -> Result<Option<AwsK
             let runtime = tokio::runtime::Handle::try_current().map_err(|e| failed(e.to_string()))?;
             let got = runtime.block_on(provider.get()).map_err(|e| failed(e.why))?;
             let values = [Some(&got.keys.key_id), Some(&got.keys.secret_key), got.keys.token.as_ref()];
-            let some = KEYS.iter().zip(values).filter_map(|(key, value)| Some(((*key).to_owned(), value?.clone())));
+            let some =
+                KEYS.iter().zip(values).filter_map(|(key, value)| Some(((*key).to_owned(), value?.clone())));
             Ok(Some(AwsKeys { secrets: some.collect(), expires: got.expires }))
         }
     }

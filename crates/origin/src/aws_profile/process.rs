@@ -139,7 +139,8 @@ mod tests {
             (r#"echo '{"Version": 2}'"#, "another Version"),
             (r#"echo '{"Version": 1, "AccessKeyId": "hunter2"}'"#, "no AccessKeyId and"),
             (
-                r#"echo '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "hunter2"}'"#,
+                r#"echo '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b",
+                    "Expiration": "hunter2"}'"#,
                 "no time",
             ),
             ("yes hunter2", "more than 65536 bytes"),

@@ -58,7 +58,8 @@ pub(crate) struct LoginProvider {
 impl LoginProvider {
     /// Returns the provider of a login. All callers of the process with these arguments get the same one.
     pub fn shared(login: &Login, settings: &ClientSettings) -> Arc<LoginProvider> {
-        static ALL: Mutex<BTreeMap<(Login, ClientSettings), Arc<LoginProvider>>> = Mutex::new(BTreeMap::new());
+        static ALL: Mutex<BTreeMap<(Login, ClientSettings), Arc<LoginProvider>>> =
+            Mutex::new(BTreeMap::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (login.clone(), settings.clone());
         if !all.contains_key(&key) && all.len() >= LOGINS_MAX {

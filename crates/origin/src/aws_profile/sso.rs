@@ -66,7 +66,8 @@ impl SsoLogin {
         let needed = |key: &str| {
             value(key).ok_or_else(|| {
                 let what = format!("the AWS profile {}", profile.name);
-                let within = names_session.map_or_else(String::new, |name| format!(" and sso-session {name}"));
+                let within =
+                    names_session.map_or_else(String::new, |name| format!(" and sso-session {name}"));
                 let why = format!("has no {key}{within}; run `aws configure sso --profile {}`", profile.name);
                 OriginError::invalid(what, why.replace(&within, ""))
             })
@@ -110,7 +111,8 @@ impl SsoLogin {
             else {
                 continue;
             };
-            let same = |url: String| url.trim_end_matches(['/', '#']) == self.start_url.trim_end_matches(['/', '#']);
+            let same =
+                |url: String| url.trim_end_matches(['/', '#']) == self.start_url.trim_end_matches(['/', '#']);
             if !cached.start_url.is_some_and(same) {
                 continue;
             }
@@ -164,8 +166,12 @@ impl SsoLogin {
         // The text of the parser's error would quote the answer.
         let got: Answer = serde_json::from_slice(&body)
             .map_err(|_| failed("the portal's answer has another form than expected", false))?;
-        let RoleCredentials { access_key_id: key_id, secret_access_key: secret_key, session_token: token, expiration } =
-            got.role_credentials;
+        let RoleCredentials {
+            access_key_id: key_id,
+            secret_access_key: secret_key,
+            session_token: token,
+            expiration,
+        } = got.role_credentials;
         let expires = expiration.and_then(|ms| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
         Ok(Fetched { keys: Arc::new(AwsCredential { key_id, secret_key, token }), expires })
     }

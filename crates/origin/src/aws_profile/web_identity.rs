@@ -64,13 +64,13 @@ impl WebIdentityLogin {
         form.append_pair("RoleArn", &self.role).append_pair("RoleSessionName", &self.session);
         form.append_pair("WebIdentityToken", token.trim());
         let request = client.post(url).header("content-type", "application/x-www-form-urlencoded");
-        let (status, body) =
-            answer(request.body(form.finish())).await.map_err(|why| failed(why, true))?;
+        let (status, body) = answer(request.body(form.finish())).await.map_err(|why| failed(why, true))?;
         if status != 200 {
             let transient = status >= 500 || status == 429;
             return Err(failed(format!("the token service answered with status {status}"), transient));
         }
-        let other_form = || failed("the token service's answer has another form than expected".to_owned(), false);
+        let other_form =
+            || failed("the token service's answer has another form than expected".to_owned(), false);
         let body = std::str::from_utf8(&body).map_err(|_| other_form())?;
         // The text of the parser's error would quote the answer.
         let got: Answer = quick_xml::de::from_str(body).map_err(|_| other_form())?;

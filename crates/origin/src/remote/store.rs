@@ -8,9 +8,9 @@
 //! calls even if it signs nothing.
 
 use crate::address::AddressRule;
+use crate::aws_profile::provider::{LoginCredentials, LoginProvider};
 use crate::credentials::{self, Profile, Source};
 use crate::stats::Counters;
-use crate::aws_profile::provider::{LoginCredentials, LoginProvider};
 use crate::transport::credentials_client::{CredentialsConnector, Named};
 use crate::transport::{ClientSettings, Connector};
 use crate::uri::Scheme;
@@ -208,7 +208,8 @@ impl Recipe<'_> {
             .with_retry(Self::no_retry());
         let of_environment = |key| builder.get_config_value(&key);
         let endpoint = self.endpoint().map(str::to_owned).or_else(|| {
-            of_environment(AmazonS3ConfigKey::S3Endpoint).or_else(|| of_environment(AmazonS3ConfigKey::Endpoint))
+            of_environment(AmazonS3ConfigKey::S3Endpoint)
+                .or_else(|| of_environment(AmazonS3ConfigKey::Endpoint))
         });
         // `from_env` of the library has `false` where the environment says nothing.
         let hosted = of_environment(AmazonS3ConfigKey::VirtualHostedStyleRequest);
@@ -462,17 +463,17 @@ fn azure_of_environment(by: ConfiguredBy) -> MicrosoftAzureBuilder {
 /// Returns the client of Google Cloud Storage with the variables that count for this origin.
 fn gcs_of_environment(by: ConfiguredBy) -> GoogleCloudStorageBuilder {
     use GoogleConfigKey as K;
-    let counts = |key: &K| matches!(key, K::ServiceAccount | K::ServiceAccountKey | K::ApplicationCredentials);
+    let counts =
+        |key: &K| matches!(key, K::ServiceAccount | K::ServiceAccountKey | K::ApplicationCredentials);
     match by {
         ConfiguredBy::Settings => GoogleCloudStorageBuilder::from_env(),
-        ConfiguredBy::Environment | ConfiguredBy::Given => {
-            of_variables("GOOGLE_").fold(GoogleCloudStorageBuilder::new(), |builder, (name, value)| {
-                match name.parse::<K>() {
-                    Ok(key) if counts(&key) => builder.with_config(key, value),
-                    _ => builder,
-                }
-            })
-        }
+        ConfiguredBy::Environment | ConfiguredBy::Given => of_variables("GOOGLE_").fold(
+            GoogleCloudStorageBuilder::new(),
+            |builder, (name, value)| match name.parse::<K>() {
+                Ok(key) if counts(&key) => builder.with_config(key, value),
+                _ => builder,
+            },
+        ),
     }
 }
 

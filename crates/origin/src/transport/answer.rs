@@ -358,7 +358,7 @@ impl ErrorCode {
                 "the store gives nothing without credentials"
             }
             "AuthorizationHeaderMalformed" => {
-                "the request is for another region: set AWS_REGION, or `region` in the settings of this origin"
+                "another region was asked: set AWS_REGION, or `region` in the settings of this origin"
             }
             "BlobArchived" | "InvalidObjectState" => "the object is archived: restore it first",
             "ExpiredToken" => "the credentials have expired: get new ones",

@@ -52,6 +52,9 @@ impl HttpConnector for CredentialsConnector {
 impl HttpService for CredentialsService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let is_put = request.method() == Method::PUT;
+        let path = request.uri().path();
+        // `object_store` puts these answers into the next request as they are, and panics if they do not fit.
+        let is_word = path.ends_with("/latest/api/token") || path.ends_with("/iam/security-credentials/");
         let (parts, body) = self.0.execute(request).await?.into_parts();
         match parts.status {
             // `object_store` takes it as the answer of an older instance metadata service.
@@ -59,12 +62,30 @@ impl HttpService for CredentialsService {
             s if s.is_success() => {
                 let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
                 let body = body.map_err(|e| HttpError::new_boxed(HttpErrorKind::Unknown, e))?;
-                Ok(HttpResponse::from_parts(parts, body.to_bytes().into()))
+                let body = body.to_bytes();
+                if is_word {
+                    let word = body.trim_ascii();
+                    if word.is_empty() || !word.iter().all(|c| is_of_word(*c)) {
+                        return Err(HttpError::new(HttpErrorKind::Decode, NoWord));
+                    }
+                    return Ok(HttpResponse::from_parts(parts, word.to_vec().into()));
+                }
+                Ok(HttpResponse::from_parts(parts, body.into()))
             }
             s => Err(refused(RejectedStatus(s.as_u16()))),
         }
     }
 }
+
+/// Returns whether a token of a session, or the name of a role, can have a character.
+fn is_of_word(c: u8) -> bool {
+    c.is_ascii_alphanumeric() || b"+=,.@-_/~".contains(&c)
+}
+
+/// An answer that is no token of a session and no name of a role.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("no token and no name of a role")]
+struct NoWord;
 
 /// The status by which a credential service rejected a request.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
@@ -120,7 +141,8 @@ impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Named<C>
 /// Returns the error of a machine that has no credentials at all, as far as anybody can see.
 fn not_found(looked_at: &str, of_machine: NoCredentials) -> NoCredentials {
     let NoCredentials { why, transient } = of_machine;
-    let why = if why == OTHER_FORM { "no credentials in its answer".to_owned() } else { why };
+    let why =
+        if why == OTHER_FORM { "the credential service's answer has no credentials".to_owned() } else { why };
     // A service that is busy exists.
     let transient = transient && why.contains("with status");
     NoCredentials { why: format!("{looked_at}, this machine's identity: {why})"), transient }

@@ -12,7 +12,7 @@ use fletch_testkit::scripted::{ScriptedServer, answer, header};
 use fletch_testkit::tls::authority;
 use std::process::Command;
 
-const CHILD: &str = "FLETCH_TEST_ORIGIN_CHILD";
+pub const CHILD: &str = "FLETCH_TEST_ORIGIN_CHILD";
 
 /// Returns the configuration that the parent gave this process, if it is the child.
 fn child() -> Option<OriginConfig> {
@@ -40,10 +40,11 @@ async fn read(config: OriginConfig) {
     }
 }
 
-/// Runs the named test of this file again, with these variables. Returns its output.
-fn again(test: &str, prefix: &str, endpoint: &str, vars: &[(&str, String)]) -> String {
+/// Runs the named test of this file, or `MODULE::TEST`, again with these variables. Returns its output.
+pub fn again(test: &str, prefix: &str, endpoint: &str, vars: &[(&str, String)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args([&format!("identity::{test}"), "--exact", "--nocapture"]);
+    let test = if test.contains("::") { test.to_owned() } else { format!("identity::{test}") };
+    command.args([&test, "--exact", "--nocapture"]);
     for (name, _) in std::env::vars() {
         if ["AWS_", "AZURE_", "GOOGLE_", "GCE_", "IDENTITY_", "MSI_", "HTTP"]
             .iter()
@@ -61,7 +62,7 @@ fn again(test: &str, prefix: &str, endpoint: &str, vars: &[(&str, String)]) -> S
 }
 
 /// A store that returns `the bytes` to signed requests, and 403 to others.
-fn store() -> ScriptedServer {
+pub fn store() -> ScriptedServer {
     ScriptedServer::start(|head| match header(head, "authorization") {
         Some(_) => answer(
             "200 OK",
@@ -214,7 +215,7 @@ async fn a_credential_service_follows_no_redirect_and_is_not_quoted() {
 
 const ROLE: &str = "arn:aws:iam::123456789012:role/reader";
 const WEB_TOKEN: &str = "web-t0ken";
-const ASSUMED: &str = "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+pub const ASSUMED: &str = "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
     <SessionToken>t0ken</SessionToken><SecretAccessKey>s3cret</SecretAccessKey>\
     <AccessKeyId>AKIAFAKE</AccessKeyId><Expiration>2100-01-01T00:00:00Z</Expiration></Credentials>\
     </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";

@@ -1,6 +1,7 @@
 //! Tests the promises of origins over a directory, an emulator and real servers.
 
 mod answers;
+mod aws;
 mod backends;
 mod contract;
 mod faults;

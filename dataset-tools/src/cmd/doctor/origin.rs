@@ -2,8 +2,9 @@
 
 use super::args::DoctorArgs;
 use super::finding::Finding;
+use crate::environment;
 use crate::failure::Failure;
-use fletch_origin::{OriginConfig, OriginError, OriginLimits, OriginUri, Origins};
+use fletch_origin::{ConfiguredBy, OriginConfig, OriginError, OriginLimits, OriginUri, Origins};
 use futures::StreamExt as _;
 use std::time::{Duration, Instant};
 
@@ -53,7 +54,7 @@ impl Facts {
             };
             let mut origins = Origins::new(configs.clone(), limits)?;
             if !origins.is_configured(&uri)
-                && let Some(config) = from_environment(&uri, |name| std::env::var(name).ok())
+                && let Some(config) = from_environment(&uri, &environment::of_process)?
             {
                 origins = Origins::new(vec![config], limits)?;
             }
@@ -178,7 +179,7 @@ fn explain(uri: &str, error: &OriginError) -> (String, String) {
             "set the clock of this machine: timedatectl set-ntp true".to_owned()
         }
         _ if has("AuthorizationHeaderMalformed") || has("PermanentRedirect") || has("is in region") => {
-            "the region is wrong: set `region` in its [[origin]], or AWS_REGION, to that of the bucket"
+            "the region is wrong: set AWS_REGION, or `region` in its [[origin]], to that of the bucket"
                 .to_owned()
         }
         _ if has("NoSuchBucket") || has("ContainerNotFound") || has("no such bucket") => no_bucket(),
@@ -208,30 +209,16 @@ fn no_bucket() -> String {
     "correct the name of the bucket, its account, or the endpoint that has it".to_owned()
 }
 
-/// Returns the `[[origin]]` table that the environment describes for a store without one.
-fn from_environment(uri: &OriginUri, variable: impl Fn(&str) -> Option<String>) -> Option<OriginConfig> {
-    if uri.as_local().is_some() {
-        return None;
-    }
-    let text = uri.to_string();
-    let (scheme, rest) = text.split_once("://")?;
-    let get = |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|v| !v.is_empty()));
-    let (endpoint, region) = match scheme {
-        "s3" => (
-            get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]),
-            get(&["AWS_REGION", "AWS_DEFAULT_REGION"]),
-        ),
-        _ => (None, None),
-    };
-    let plain = scheme == "http" || endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
-    let host = rest.split('/').next()?;
-    Some(OriginConfig {
-        prefix: format!("{scheme}://{host}"),
-        endpoint,
-        region,
-        allow_http: plain,
-        ..OriginConfig::default()
-    })
+/// Returns how the environment says that a store without an `[[origin]]` is reached. A cloud that the
+/// environment says nothing of is tried, too: this machine may have an identity there.
+fn from_environment(
+    uri: &OriginUri,
+    var: environment::Variables<'_>,
+) -> Result<Option<OriginConfig>, Failure> {
+    let Some(prefix) = environment::origin_of(uri) else { return Ok(None) };
+    let (configured_by, allow_http) = (ConfiguredBy::Environment, prefix.starts_with("http://"));
+    let unknown = OriginConfig { prefix, configured_by, allow_http, ..OriginConfig::default() };
+    Ok(Some(environment::config_of(uri, var)?.unwrap_or(unknown)))
 }
 
 #[cfg(test)]

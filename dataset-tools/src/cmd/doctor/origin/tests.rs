@@ -115,7 +115,7 @@ fn the_environment_describes_a_store() {
         "AWS_REGION" => Some("eu-west-1".to_owned()),
         _ => None,
     };
-    let at = |uri: &str| from_environment(&OriginUri::parse(uri).expect("uri"), variable);
+    let at = |uri: &str| from_environment(&OriginUri::parse(uri).expect("uri"), &variable).expect("readable");
     let s3 = at("s3://bucket/a/b").expect("a store");
     assert_eq!((s3.prefix.as_str(), s3.region.as_deref()), ("s3://bucket", Some("eu-west-1")));
     assert!(s3.allow_http && s3.endpoint.is_some());

@@ -25,7 +25,7 @@ impl FromStr for Target {
         // A dataset's name has neither `/` nor `@`. Directories and URIs are for `fletch mount`.
         if s.contains('/') {
             anyhow::bail!(
-                "{s:?} is no NAME[@TAG|@ROOT]; for a directory or a URI run `fletch mount {s} DIR`"
+                "{s:?} is no dataset name (NAME[@TAG|@ROOT]); run `fletch mount {s} DIR` for a path"
             );
         }
         let (name, version) = s.rsplit_once('@').unwrap_or((s, "latest"));

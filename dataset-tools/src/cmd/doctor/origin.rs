@@ -189,7 +189,7 @@ fn explain(uri: &str, error: &OriginError) -> (String, String) {
         _ if has("NoSuchBucket") || has("ContainerNotFound") || has("no such bucket") => no_bucket(),
         // A prefix that does not exist lists as empty. Only a bucket can be missing.
         OriginError::NotFound { .. } => no_bucket(),
-        OriginError::Denied { .. } => {
+        OriginError::Denied { .. } | OriginError::Expired { .. } => {
             "give credentials that may list and read it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
              `credentials` in its [[origin]]), or ask its owner for the permission"
                 .to_owned()

@@ -29,7 +29,7 @@ use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
-use fletch_core::manifest::{Entry, EntryKind, LayoutKind, LayoutParams};
+use fletch_core::manifest::{BadEntry, Entry, EntryKind, LayoutKind, LayoutParams};
 use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
 use std::path::Path;
 use std::sync::Arc;
@@ -112,6 +112,10 @@ impl EntryWriter<'_> {
                 self.last = path;
                 self.counters.entries.fetch_add(1, Relaxed);
                 Ok(())
+            }
+            // The entry is there, and one of the two has no place in a tree.
+            Err(e @ TableError::Entry(BadEntry::FileAndDirectory(_))) => {
+                self.faults.lose(Fault { path: path.escape_debug().to_string(), why: e.to_string() })
             }
             Err(e @ (TableError::Entry(_) | TableError::Row { .. })) => {
                 self.faults.push(Fault { path: path.escape_debug().to_string(), why: e.to_string() })

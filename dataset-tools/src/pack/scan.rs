@@ -22,7 +22,7 @@ use crate::source::walk::{Step, Walk, WalkOptions};
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentLocation, Placing};
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard, is_shard};
-use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
+use fletch_core::manifest::{BadEntry, Entry, EntryKind, LayoutParams, PartCutter};
 use fletch_tables::{Fault, PinRow};
 use std::fs;
 use std::io;
@@ -129,7 +129,12 @@ impl<'a> Scanner<'a> {
                 Ok(true)
             }
             Err(e) => {
-                self.fault(&entry.path.escape_debug().to_string(), e.to_string())?;
+                let path = entry.path.escape_debug().to_string();
+                match e {
+                    // The entry is there, and one of the two has no place in a tree.
+                    BadEntry::FileAndDirectory(_) => self.lose(&path, e.to_string())?,
+                    _ => self.fault(&path, e.to_string())?,
+                }
                 Ok(false)
             }
         }

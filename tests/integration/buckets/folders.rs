@@ -41,7 +41,7 @@ fn markers_of_folders() {
             &["full/in", "x"],
             &["full/"],
         ),
-        Form::faults("an object with bytes beside its folder", &["a", "a.x", "a/b"], &["a.x", "a/b"], &["a"]),
+        Form::faults("an object with bytes beside its folder", &["a", "a.x", "a/b"], &["a", "a.x"], &["a/b"]),
     ]);
 }
 

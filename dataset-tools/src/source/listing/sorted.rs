@@ -162,12 +162,14 @@ struct Run {
     at: usize,
 }
 
+/// The next record of a run: its key, the number of the run, and the record.
+type Waiting = Reverse<(Vec<u8>, usize, Vec<u8>)>;
+
 /// Merges sorted runs. Of several records of one key it returns the first.
 #[derive(Debug)]
 struct Merge {
     runs: Vec<Run>,
-    /// The next record of each run, by key and number of the run.
-    heap: BinaryHeap<Reverse<(Vec<u8>, usize, Vec<u8>)>>,
+    heap: BinaryHeap<Waiting>,
     is_primed: bool,
     last: Option<Vec<u8>>,
 }

@@ -249,6 +249,7 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         let mut options =
             index::pack_options(ctx, PackArgs { index: args, compact: false, chunk_size: None })?;
         as_before(&mut options.run);
+        options.run.renewed = wanted.renewed.clone();
         if let Some(earlier) = wanted.earlier.filter(|earlier| earlier.params.kind == LayoutKind::Pack) {
             options.params = earlier.params;
         }

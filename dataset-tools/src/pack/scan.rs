@@ -147,7 +147,7 @@ impl<'a> Scanner<'a> {
     /// Adds a file, and the members of a shard.
     fn file(&mut self, path: String, pin: PinRow) -> Result<(), Failure> {
         let found = match &mut self.parent {
-            Some(parent) => parent.find(&path)?.filter(|r| r.file.pin == pin),
+            Some(parent) => parent.find(&path)?.filter(|r| r.file.proves(&pin)),
             None => None,
         };
         // The hash is not known yet, and the checks here do not depend on it.

@@ -6,6 +6,7 @@
 
 use super::Run;
 use super::file_record::{Earlier, FileRecord};
+use super::renewed::RenewedPins;
 use crate::failure::{Exit, Failure};
 use crate::source::content::Content;
 use crate::source::pin::proves_unchanged;
@@ -240,6 +241,7 @@ pub struct PackParent {
     rows: ParentRows,
     chunks: Arc<ParentChunks>,
     local: bool,
+    renewed: RenewedPins,
 }
 
 impl PackParent {
@@ -268,7 +270,8 @@ impl PackParent {
                 None => (None, ParentChunks::default()),
             };
             let rows = ParentRows::new(run.ctx.rt, index, packed);
-            Ok(Some(PackParent { rows, chunks: Arc::new(chunks), local: run.is_local() }))
+            let (local, renewed) = (run.is_local(), run.options.renewed.clone());
+            Ok(Some(PackParent { rows, chunks: Arc::new(chunks), local, renewed }))
         })
     }
 
@@ -291,7 +294,10 @@ impl Earlier for PackParent {
                     let pin = PinRow { size: entry.size, mtime_ns: None, etag: None };
                     Some(FileRecord::new(pin, Content::whole(hash, 0)))
                 }
-                _ => part.file(at_ns, local),
+                _ => part.file(at_ns, local).map(|mut file| {
+                    self.renewed.renew(entry.path, &mut file);
+                    file
+                }),
             };
             let found = file.map(|file| {
                 let place = match part.packed.as_ref().map_or(&[][..], |p| p.placed.slices(part.row)) {

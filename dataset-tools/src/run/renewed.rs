@@ -19,7 +19,7 @@ impl RenewedPins {
     }
 
     /// Adds the renewed pin to the record of a path, if the record has the pin that was renewed.
-    fn renew(&self, path: &str, record: &mut FileRecord) {
+    pub fn renew(&self, path: &str, record: &mut FileRecord) {
         if let Some((old, new)) = self.0.get(path)
             && record.pin == *old
             && record.pin.size == new.size

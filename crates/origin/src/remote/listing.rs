@@ -140,6 +140,8 @@ impl Pages {
         let page = self.location.page_at(what, &self.prefix, &start, PAGE_KEYS).await?;
         let below = if self.location.prefix.is_empty() { 0 } else { self.location.prefix.len() + 1 };
         let last = page.objects.last().map(|object| object.path.clone());
+        // The greatest key, whatever the order: so each page that follows a key brings a greater one.
+        let greatest = page.objects.iter().map(|object| &object.path).max().cloned();
         let is_last_again = page.is_truncated != Some(true) && page.objects.len() == 1;
         if let Start::After(key) = &start
             && page.objects.iter().all(|object| object.path <= *key)
@@ -170,7 +172,7 @@ impl Pages {
             // A token of a complete listing means nothing.
             (Some(false), _) | (None, None) => None,
             (_, Some(token)) => Some(Start::Token(token)),
-            (Some(true), None) => match last.clone().or(page.next_marker) {
+            (Some(true), None) => match greatest.or(page.next_marker) {
                 Some(key) => Some(Start::After(key)),
                 None => {
                     let why = "an empty page says that more keys follow, and has no token for the next one";

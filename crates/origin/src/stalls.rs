@@ -4,8 +4,8 @@
 //! backend usually takes to the first byte, at least 250 ms, and a second while that is unknown.
 //!
 //! While callers wait, stalled calls keep at most half of the permits that the backend holds: the newest
-//! beyond that are revoked. An object whose call stalled is a *suspect* for a minute. Calls to suspects and
-//! stalled calls share half of the backend's permits.
+//! beyond that are revoked. An object whose call stalled is a *suspect* for a minute. A call to a suspect
+//! begins only while such calls and stalled calls together hold less than a quarter of the permits.
 //!
 //! This file decides, and takes `now` as a value; `watch.rs` waits. `docs/adr/0074-hung-objects-hold-half.md`
 //! has the reasons.
@@ -32,6 +32,8 @@ const PATIENCE_MIN: Duration = Duration::from_millis(250);
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(1);
 /// The patience, as a multiple of the smoothed time to the first byte.
 const PATIENCE_TIMES: u32 = 4;
+/// The part of a backend's permits that calls to suspects may hold, as a divisor.
+const SLOTS_PART: usize = 4;
 /// For how long an object whose call stalled is a suspect.
 const SUSPECT_FOR: Duration = Duration::from_secs(60);
 /// The most suspects of one backend.
@@ -229,14 +231,14 @@ impl Stalls {
         is_suspect
     }
 
-    /// Takes a slot for a call to a suspect: one of half of `permits`, at least one, less the stalled calls
-    /// that have no slot. Returns whether there was one.
+    /// Takes a slot for a call to a suspect: one of a quarter of `permits`, at least one, less the stalled
+    /// calls that have no slot. Returns whether there was one.
     pub fn take_slot(&mut self, backend: &Backend, permits: usize, now: Instant) -> bool {
         let max = self.patience_max;
         let calls = self.of(backend);
         let has_slot = |id: &CallId| calls.attempts.get(id).is_some_and(|a| a.has_slot);
         let stalled = calls.stalled(now, max).filter(|(_, id)| !has_slot(id)).count();
-        let is_free = calls.slots_used + stalled < (permits / 2).max(1);
+        let is_free = calls.slots_used + stalled < (permits / SLOTS_PART).max(1);
         calls.slots_used += usize::from(is_free);
         is_free
     }

@@ -49,7 +49,7 @@ impl Remote {
         deadline: Instant,
     ) -> Result<CallPermits<'_>, OriginError> {
         let slot = match is_suspect {
-            true => Some(self.suspect_slot(what, deadline).await?),
+            true => self.suspect_slot(what, deadline).await?,
             false => None,
         };
         let waits = WaitsFor::Backend(&self.line);
@@ -69,7 +69,7 @@ impl Remote {
         Ok(CallPermits { slot, _own: own, _holding: self.permits.stalls.holding(&self.line) })
     }
 
-    async fn suspect_slot(&self, what: &str, deadline: Instant) -> Result<SuspectSlot, OriginError> {
+    async fn suspect_slot(&self, what: &str, deadline: Instant) -> Result<Option<SuspectSlot>, OriginError> {
         let (begun, origin) = (Instant::now(), &self.config.prefix);
         let permits = match self.config.concurrency {
             Some(n) => (n as usize).min(self.limits.requests_max),
@@ -78,7 +78,7 @@ impl Remote {
         let stalls = &self.permits.stalls;
         let slot = tokio::select! {
             biased;
-            slot = timeout_at(deadline, stalls.suspect_slot(&self.line, permits)) => slot,
+            slot = timeout_at(deadline, stalls.suspect_slot((&self.line, permits), what)) => slot,
             () = stalls.awaited_outside(&self.line) => {
                 let what = what.to_owned();
                 return Err(OriginError::GaveWay { what });
@@ -90,8 +90,8 @@ impl Remote {
                 let seconds = begun.elapsed().as_secs_f64();
                 let why = format!(
                     "the call waited {seconds:.1} s for its turn at {origin}: an earlier call for this \
-                     object brought no byte, and other calls for such objects hold the half of the permits \
-                     that they may hold"
+                     object brought no byte, and other calls for such objects hold the permits that they \
+                     may hold"
                 );
                 Err(unavailable(what, &why))
             }
@@ -146,8 +146,9 @@ impl Remote {
             self.check_expiry(what)?;
             let (result, is_revoked) = match is_read {
                 true => {
+                    let has_slot = permits.slot.is_some();
                     let sent = self.sent(attempt, once);
-                    self.permits.stalls.attempt(&self.line, (what, is_suspect), sent).await
+                    self.permits.stalls.attempt(&self.line, (what, has_slot), sent).await
                 }
                 false => (self.sent(attempt, once).await, false),
             };

@@ -47,9 +47,9 @@ fn the_newest_stalled_calls_beyond_half_are_revoked_while_others_wait() {
 }
 
 #[test]
-fn suspects_and_stalled_calls_share_half_of_the_permits() {
+fn suspects_and_stalled_calls_share_a_quarter_of_the_permits() {
     let (mut stalls, b, start, ids) = table(3, 0);
-    let take = |stalls: &mut Stalls, at| (0..10).filter(|_| stalls.take_slot(&b, 10, start + ms(at))).count();
+    let take = |stalls: &mut Stalls, at| (0..10).filter(|_| stalls.take_slot(&b, 20, start + ms(at))).count();
     assert_eq!(take(&mut stalls, 500), 5, "no call is stalled yet");
     for _ in 0..5 {
         stalls.give_slot_back(&b);
@@ -57,7 +57,7 @@ fn suspects_and_stalled_calls_share_half_of_the_permits() {
     assert_eq!(take(&mut stalls, 2_000), 2, "three are stalled");
     stalls.ended(&b, ids[0], start + ms(2_000));
     assert_eq!(take(&mut stalls, 2_000), 1);
-    assert!(stalls.take_slot(&backend("one"), 1, start), "half of one is one");
+    assert!(stalls.take_slot(&backend("one"), 1, start), "a quarter of one is one");
     assert!(!stalls.take_slot(&backend("one"), 1, start));
 }
 
@@ -180,8 +180,8 @@ async fn read_all(
         let until = async {
             loop {
                 let is_suspect = watch.is_suspect(&b, &name);
-                let _slot = match is_suspect {
-                    true => Some(watch.suspect_slot(&b, n).await),
+                let slot = match is_suspect {
+                    true => watch.suspect_slot((&b, n), &name).await,
                     false => None,
                 };
                 let permit = watch.waited(WaitsFor::Backend(&b), permits.acquire()).await;
@@ -194,7 +194,7 @@ async fn read_all(
                     heard();
                     Ok::<_, OriginError>(())
                 };
-                if watch.attempt(&b, (&name, is_suspect), answer).await.0.is_ok() {
+                if watch.attempt(&b, (&name, slot.is_some()), answer).await.0.is_ok() {
                     return start.elapsed();
                 }
             }

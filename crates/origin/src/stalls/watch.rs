@@ -146,17 +146,26 @@ impl StallWatch {
     }
 
     /// Waits for a slot for a call to a suspect, of a backend with `permits`. The caller bounds the time.
-    pub async fn suspect_slot(self: &Arc<Self>, backend: &Backend, permits: usize) -> SuspectSlot {
+    ///
+    /// Returns `None` if the object is no suspect any more: the backend turned out to be slow.
+    pub async fn suspect_slot(
+        self: &Arc<Self>,
+        (backend, permits): (&Backend, usize),
+        object: &str,
+    ) -> Option<SuspectSlot> {
         let turns = {
             let mut watched = self.lock();
             Arc::clone(watched.turns.entry(backend.clone()).or_insert_with(|| Arc::new(Semaphore::new(1))))
         };
         // The semaphore is never closed. The caller with the turn looks, and the others wait in their order.
         let _turn = turns.acquire().await;
-        while !self.lock().stalls.take_slot(backend, permits, Instant::now()) {
+        while self.is_suspect(backend, object) {
+            if self.lock().stalls.take_slot(backend, permits, Instant::now()) {
+                return Some(SuspectSlot { watch: Arc::clone(self), backend: backend.clone() });
+            }
             sleep(LOOK_EVERY).await;
         }
-        SuspectSlot { watch: Arc::clone(self), backend: backend.clone() }
+        None
     }
 
     /// Waits for a permit. Until it comes, stalled calls that hold more than their half are revoked.

@@ -90,8 +90,8 @@ async fn healthy_reads_keep_half_of_their_pace() {
         let origin = open(&emulator, concurrency);
         let (_, alone) = read(&origin, n, 64).await;
         let healthy = async {
-            // Until each hung object was tried once.
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            // Until each hung object was tried once, and the first attempts ended.
+            tokio::time::sleep(Duration::from_secs(10)).await;
             read(&origin, 64, 64).await;
             read(&origin, n, 64).await
         };
@@ -103,6 +103,6 @@ async fn healthy_reads_keep_half_of_their_pace() {
              {HUNG} hung ones: {ratio:.2} times; the slowest takes {slowest:.2?}"
         );
         assert!(slowest < Duration::from_secs(10), "{slowest:?}");
-        assert!(!is_measured || ratio <= 2.2, "{ratio}: a tenth for the measurement");
+        assert!(!is_measured || ratio <= 2.0, "{ratio}");
     }
 }

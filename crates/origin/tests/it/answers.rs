@@ -589,12 +589,16 @@ async fn every_store_is_asked_for_the_stored_bytes() {
     let date = ("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT");
     let server = ScriptedServer::start(move |_| answer("200 OK", &[("ETag", "\"e\""), date], BODY));
     for (_, origin) in every_kind(&server) {
+        let before = server.heads().len();
         origin.get("x", None, None).await.expect("read");
         origin.head("x").await.expect("head");
-    }
-    let heads = server.heads();
-    assert_eq!(heads.len(), 8);
-    for head in heads {
-        assert_eq!(header(&head, "accept-encoding"), Some("identity"), "{head}");
+        // GCS decompresses for a client that does not name gzip.
+        let is_gcs = origin.uri().to_string().starts_with("gs:");
+        let codings = if is_gcs { "gzip, identity" } else { "identity" };
+        let heads = server.heads().split_off(before);
+        assert_eq!(heads.len(), 2);
+        for head in heads {
+            assert_eq!(header(&head, "accept-encoding"), Some(codings), "{head}");
+        }
     }
 }

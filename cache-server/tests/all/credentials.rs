@@ -1,6 +1,7 @@
 //! Tests credentials that a user hands to the server: they are used at once, replaced, and never kept.
 
 use crate::common::{Node, Tree, body, content, index_bucket, problem, settings};
+use fletch_api::credentials::BODY_BYTES_MAX;
 use fletch_api::{Code, GiveCredentials, OriginOptions, RegisterDataset, Secrets, routes};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
 use fletch_core::{Hash, Root};
@@ -220,7 +221,7 @@ async fn errors_name_the_wrong_key_and_no_secret() {
         assert!(!format!("{told:?}").contains("hunter2"), "{told:?}");
     }
     // The server may close the connection before the client has sent all of a long body.
-    if let Ok(answer) = put(give("s3://bkt", &" ".repeat(64 << 10))).await {
+    if let Ok(answer) = put(give("s3://bkt", &" ".repeat(BODY_BYTES_MAX))).await {
         problem(answer, Code::BodyTooLarge).await;
     }
     body(put(give("s3://bkt", "")).await.expect("answer"), StatusCode::OK).await;

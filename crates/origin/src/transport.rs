@@ -294,6 +294,8 @@ async fn failure(
         // The answer of a HEAD has no code. A store sends 400 for an expired token.
         400 if asked.is_head() && !is_plain => BadAnswer::Denied { status, code },
         404 if code.is_missing_bucket() => BadAnswer::NoBucket { status, code },
+        // The request has no range: the answer is for another request, or of a replica that is behind.
+        416 if asked.is_read() => BadAnswer::Failed { status, code },
         // Azure answers a read of an archived blob with 409.
         404 | 412 => return None,
         409 if !asked.is_read() => return None,

@@ -199,7 +199,7 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
             found = _SHARDERS.intersection(base.__name__ for base in kind.__mro__)
             if found:
                 raise Invalid(
-                    f"{found.pop()} shards an EvalDataset that is rank {self.rank} of {self.ranks}, so a part of "
+                    f"{min(found)} shards an EvalDataset that is rank {self.rank} of {self.ranks}, so a part of "
                     "the samples would be evaluated: give the wrapper a MapDataset, or do not wrap the loader"
                 )
             frame = frame.f_back

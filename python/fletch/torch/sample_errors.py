@@ -61,8 +61,9 @@ def add_note(error: BaseException, note: str) -> None:
     Tracebacks, also those that torch sends from its workers, show notes since Python 3.11. Before that the
     note becomes a part of the error's message.
     """
-    if sys.version_info >= (3, 11) or isinstance(error, FletchError):
-        error.add_note(note)
+    if isinstance(error, FletchError) or sys.version_info >= (3, 11):
+        add: Callable[[str], None] = error.add_note  # type: ignore[attr-defined]
+        add(note)
         return
     # The messages of these two are attributes, beside `args`.
     for kind, attribute in ((OSError, "strerror"), (UnicodeError, "reason")):
@@ -117,8 +118,8 @@ class ItemMaker:
         return item
 
     def _replacement(self, error: Exception, sample: Any) -> Any:
-        if self.on_error != "skip":
-            return self.on_error(error, sample)  # type: ignore[operator]
+        if callable(self.on_error):
+            return self.on_error(error, sample)
         count = self.skipped + 1
         if count <= _SKIPS_LOGGED or count % _SKIPS_PER_WARNING == 0:
             _log.warning(

@@ -98,8 +98,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             a script that is started again without a state. An epoch that was finished before is not delivered
             again: iterating it is an error.
         on_error: what happens if ``transform`` fails. ``"raise"``: the error ends the loop, with a note that
-            names the sample. ``"skip"``: the sample is left out of its batch, counted in `stats` and logged; it
-            counts as consumed. Or a callable of the error and the sample, which returns an item in its
+            names the sample. ``"skip"``: the sample is left out of its batch, counted in `stats` and logged.
+            It counts as consumed. Or a callable of the error and the sample, which returns an item in its
             place or `fletch.torch.SKIP`. A batch whose every sample is skipped is acknowledged and passed
             over, so the loop has one step less. An error of Fletch that is retryable is always raised.
 
@@ -482,8 +482,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         if self.steps == 0 and not self._replays:
             step = self.batch_size * self.ranks
             raise Invalid(
-                f"job {self.job}, epoch {self.epoch} has no batch: its samples are fewer than the {step} of one "
-                f'step ({self.ranks} ranks of {self.batch_size}); give a smaller batch_size, or tail="pad"'
+                f"job {self.job}, epoch {self.epoch} has no batch: its samples are fewer than the {step} of "
+                f"one step ({self.ranks} ranks of {self.batch_size}); give a smaller batch_size, or "
+                'tail="pad"'
             )
         if self._replays or self._restored_epoch == self.epoch:
             why = "the replayed epoch" if self._replays else "the loaded state"

@@ -71,9 +71,9 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
     limit on the batches, in any process and after any restart. It declares no job, and leaves nothing on the
     server. For training use `EpochDataset`, whose iterations continue the epoch of a job.
 
-    On several ranks each sample is on exactly one rank, and the ranks' counts differ by at most one. Each rank
-    has neighbouring samples, in the version's order. `fletch.torch.DataLoader` and torch's own loader yield
-    them in that order, with any number of workers.
+    On several ranks each sample is on exactly one rank, and the ranks' counts differ by at most one. Each
+    rank has neighbouring samples, in the version's order. `fletch.torch.DataLoader` yields them in that order,
+    with any number of workers.
 
     Do not give a dataset of several ranks to a wrapper that shards it once more, such as `Trainer` or
     ``accelerator.prepare``: it is an error where this class can see it. Give them a `MapDataset`.
@@ -85,17 +85,17 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
             size, and gives its own in place of it. Under torch's own loader with workers, give the loader's
             batch size here: then only one batch of a pass is short, and ``len(loader)`` is exact.
         transform: makes an item of an `EvalSample`. Without it the item is the sample's ``content``.
-        samples: whether a sample belongs to the pass, such as ``lambda sample: sample.key.startswith("val/")``;
-            or the samples themselves. By default all samples.
+        samples: whether a sample belongs to the pass, such as ``lambda sample:
+            sample.key.startswith("val/")``; or the samples themselves. By default all samples.
         rank, ranks: this process's rank and the number of ranks. By default those of ``torch.distributed`` if
             it is initialised, else 0 and 1. If ``WORLD_SIZE`` names several ranks, one of the two is
             required.
         pad: give every rank the same number of samples, for loops whose collectives need equal counts. A rank
             that has one sample less repeats its first one, with ``repeated`` set.
-        on_error: what happens if ``transform`` fails. ``"raise"``; ``"skip"``: the sample is left out, counted
-            in `stats` and logged; or a callable of the error and the sample, which returns an item in its
-            place or `fletch.torch.SKIP`. Errors name the sample. An error of Fletch that is retryable is always
-            raised.
+        on_error: what happens if ``transform`` fails. ``"raise"``; ``"skip"``: the sample is left out,
+            counted in `stats` and logged; or a callable of the error and the sample, which returns an item in
+            its place or `fletch.torch.SKIP`. Errors name the sample. An error of Fletch that is retryable is
+            always raised.
 
     Attributes:
         version: the version that is read.
@@ -155,8 +155,8 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         self._padding = [numbered[start]] if pad and stop - start < -(-total // self.ranks) else []
         if stop == start and not pad:
             _log.warning(
-                "%r has %d samples for %d ranks, so rank %d has none of them: give pad=True if the ranks wait "
-                "for each other", self.version, total, self.ranks, self.rank,
+                "%r has %d samples for %d ranks, so rank %d has none of them: give pad=True if the ranks "
+                "wait for each other", self.version, total, self.ranks, self.rank,
             )
         self._extensions: dict[int, str] = {}
         #: The path, key, number and ordinal of each sample of the latest batch, for errors of its collation.
@@ -199,8 +199,9 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
             found = _SHARDERS.intersection(base.__name__ for base in kind.__mro__)
             if found:
                 raise Invalid(
-                    f"{min(found)} shards an EvalDataset that is rank {self.rank} of {self.ranks}, so a part of "
-                    "the samples would be evaluated: give the wrapper a MapDataset, or do not wrap the loader"
+                    f"{min(found)} shards an EvalDataset that is rank {self.rank} of {self.ranks}, so a "
+                    "part of the samples would be evaluated: give the wrapper a MapDataset, or do not wrap "
+                    "the loader"
                 )
             frame = frame.f_back
 
@@ -276,9 +277,9 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         """The counters since the dataset was made, of this process and its workers.
 
         Returns:
-            A dict with ``samples``, the items that were prepared, and ``skipped``, the samples that ``on_error``
-            left out. Workers prepare batches ahead of the loop. If two iterations run at the same time,
-            counts of the one may be lost.
+            A dict with ``samples``, the items that were prepared, and ``skipped``, the samples that
+            ``on_error`` left out. Workers prepare batches ahead of the loop. If two iterations run at the
+            same time, counts of the one may be lost.
         """
         samples, skipped = self._counts.sum(dim=0).tolist()
         return {"samples": samples, "skipped": skipped}

@@ -97,8 +97,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if isinstance(dataset, EvalDataset):
             if dataset.batch_size is not None and batch_size not in (None, 1, dataset.batch_size):
                 raise ValueError(
-                    f"batch_size is {batch_size}, and that of the EvalDataset is {dataset.batch_size}: give one "
-                    "of them"
+                    f"batch_size is {batch_size}, and that of the EvalDataset is {dataset.batch_size}: give "
+                    "one of them"
                 )
             if batch_size == 1:
                 batch_size = dataset.batch_size or 1

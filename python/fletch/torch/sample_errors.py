@@ -137,4 +137,6 @@ def checked_on_error(on_error: Any) -> OnError:
     """
     if on_error in ("raise", "skip") or callable(on_error):
         return on_error  # type: ignore[no-any-return]
-    raise Invalid(f'on_error is {on_error!r}; give "raise", "skip", or a callable of the error and the sample')
+    raise Invalid(
+        f'on_error is {on_error!r}; give "raise", "skip", or a callable of the error and the sample'
+    )

@@ -129,7 +129,8 @@ def test_a_killed_worker_takes_nothing_from_the_next_pass(server: Server) -> Non
     batches: Any = iter(loader)
     next(batches)
     os.kill(batches._workers[1].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+    # Torch notices it by a signal, by a worker that is gone, or by a connection that broke.
+    with pytest.raises((RuntimeError, EOFError, OSError)):
         list(batches)
     assert seen(loader) == list(range(SAMPLES))
 

@@ -72,8 +72,8 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
     server. For training use `EpochDataset`, whose iterations continue the epoch of a job.
 
     On several ranks each sample is on exactly one rank, and the ranks' counts differ by at most one. Each
-    rank has neighbouring samples, in the version's order. `fletch.torch.DataLoader` yields them in that order,
-    with any number of workers.
+    rank has neighbouring samples, in the version's order. `fletch.torch.DataLoader` yields them in that
+    order, with any number of workers.
 
     Do not give a dataset of several ranks to a wrapper that shards it once more, such as `Trainer` or
     ``accelerator.prepare``: it is an error where this class can see it. Give them a `MapDataset`.

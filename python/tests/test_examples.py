@@ -89,6 +89,21 @@ def test_a_killed_training_continues(pictures: Server, tmp_path: Path, script: s
     assert ends[1][1] == str(IMAGES), said
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_evaluation_has_every_image_once(pictures: Server, tmp_path: Path, ranks: int) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    launcher += ["--redirects=2", "--tee=2"]
+    training = Training(pictures, tmp_path, "", [] if ranks == 1 else launcher, "evaluate.py")
+    training.words.pop()
+    said = training.finished()
+    assert re.search(rf"{IMAGES} images of 3 classes, \d+ right, 0 skipped", said), said
+
+
+def test_the_page_on_validation_shows_the_example() -> None:
+    page = (EXAMPLES.parent.parent / "docs" / "howto" / "validation.md").read_text()
+    assert f"```python\n{(EXAMPLES / 'evaluate.py').read_text()}```\n" in page
+
+
 def rank_of(job: str, rank: int) -> int | None:
     """Returns the process of a rank of a job."""
     for process in Path("/proc").iterdir():

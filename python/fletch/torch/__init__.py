@@ -2,6 +2,7 @@
 
 - :class:`EpochDataset`: epochs in which the server chooses the order. Each sample is delivered exactly once,
   and a receipt proves it.
+- :class:`EvalDataset`: whole passes in order, for validation, test and inference.
 - :class:`MapDataset`: the samples of a version by index.
 - :class:`ImageFolder`: the same interface as ``torchvision.datasets.ImageFolder``.
 - :class:`DataLoader`: torch's loader, which reads a whole batch in one request.
@@ -12,17 +13,22 @@ used in the parent: each process makes its own connections.
 
 from . import views as _views
 from .epochs import EpochDataset
+from .evaluation import EvalDataset, EvalSample
 from .images import IMAGE_EXTENSIONS, ImageFolder
 from .lease_stream import EpochSample
 from .loader import DataLoader
 from .map import MapDataset
+from .sample_errors import SKIP
 from .selection import Selection
 
 __all__ = [
     "IMAGE_EXTENSIONS",
+    "SKIP",
     "DataLoader",
     "EpochDataset",
     "EpochSample",
+    "EvalDataset",
+    "EvalSample",
     "ImageFolder",
     "MapDataset",
     "Selection",

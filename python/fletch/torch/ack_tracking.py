@@ -25,7 +25,8 @@ _log = logging.getLogger("fletch")
 
 #: The names of the counters of an epoch.
 COUNTERS = (
-    "batches", "samples", "bytes", "shared_bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns"
+    "batches", "samples", "bytes", "shared_bytes", "redelivered", "skipped",
+    "waited_ns", "stalled_ns", "stepped_ns",
 )
 
 #: A server that gives no answer for this many seconds counts as gone.
@@ -189,7 +190,7 @@ class AckTracker:
     def _counts_with(self, tracked: _TrackedBatch, stepped_ns: int, entries: int) -> dict[str, int]:
         """The counters after this batch."""
         more = {"batches": 1, "samples": entries, "bytes": tracked.batch.nbytes}
-        more |= {"shared_bytes": tracked.batch.shared}
+        more |= {"shared_bytes": tracked.batch.shared, "skipped": tracked.batch.skipped}
         more |= {"waited_ns": tracked.waited_ns, "stepped_ns": stepped_ns + tracked.prepared_ns}
         return {key: count + more.get(key, 0) for key, count in self.counts.items()}
 

@@ -9,6 +9,7 @@ import base64
 import json
 import logging
 import os
+import re
 import time
 import weakref
 from typing import Any, Callable, Generator, Iterator, Literal, Sequence
@@ -20,6 +21,7 @@ from . import consumption_log
 from .ack_tracking import COUNTERS, AckTracker
 from .lease_stream import Batch, BatchesWithStatus, EpochSample, Receiver
 from .ranks import rank_of
+from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
 from .selection import Selection, plan_with_selection
 from .worker_table import WorkerTable
@@ -56,6 +58,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     waiting workers would exceed the timeout. The logger ``fletch`` warns of it, `stats` counts the seconds,
     and the epoch continues when the server is back.
 
+    **Not for validation, test or inference**: use `EvalDataset`. An iteration continues the epoch of the job.
+    After a ``break``, an error, ``next(iter(loader))`` or a limit on the batches, the next iteration delivers
+    the rest of that epoch, not a whole pass. It waits until the leases of the batches that were left expire.
+
     Args:
         client: the client of the server.
         dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
@@ -91,6 +97,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         epoch: the number of the first epoch; or ``"next"``: the first one that the job has not finished, for
             a script that is started again without a state. An epoch that was finished before is not delivered
             again: iterating it is an error.
+        on_error: what happens if ``transform`` fails. ``"raise"``: the error ends the loop, with a note that
+            names the sample. ``"skip"``: the sample is left out of its batch, counted in `stats` and logged.
+            It counts as consumed. Or a callable of the error and the sample, which returns an item in its
+            place or `fletch.torch.SKIP`. A batch whose every sample is skipped is acknowledged and passed
+            over, so the loop has one step less. An error of Fletch that is retryable is always raised.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -122,6 +133,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         tail: str | None = None,
         visitation: str = "exactly-once",
         epoch: int | Literal["next"] = 0,
+        on_error: OnError = "raise",
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
@@ -132,6 +144,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             raise Invalid(f'epoch is {epoch!r}; give the number of an epoch, or "next"')
         self.batch_size = batch_size
         self.transform = transform
+        self.on_error = checked_on_error(on_error)
         name, tag = _split_tag(dataset)
         spec: dict[str, Any] = {
             "name": job,
@@ -157,7 +170,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             world = spec["world"] if text is None else json.loads(text)
             # Only a job with another number of ranks may get a new world.
             current = spec if world["ranks"] == self.ranks else {**spec, "world": world}
-            self._job = _native._declare(client, json.dumps(current))
+            self._job = self._declared(current)
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
@@ -207,14 +220,24 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             return False
         return True
 
+    def _declared(self, spec: dict[str, Any]) -> _native.Job:
+        """Declares the job. An error of other settings names the argument that would make them the same."""
+        try:
+            return _native._declare(self._client, json.dumps(spec))
+        except Invalid as error:
+            if error.code != "job_differs":
+                raise
+            differs = re.search(r"declared with another ([a-z ]+)", str(error))
+            hint = _hint_of_other_settings("" if differs is None else differs[1].strip(), self._spec["name"])
+            raise Invalid(f"{error}: {hint}", error.code, hint) from None
+
     def _require_world(self) -> None:
         """Declares the job with this dataset's world, if that is not done.
 
         Raises if the server's world still differs.
         """
         if self._world_differs:
-            spec = json.dumps(self._spec)
-            job = self._acks.wait_for_server(lambda _: _native._declare(self._client, spec))
+            job = self._acks.wait_for_server(lambda _: self._declared(self._spec))
             self._job = self._acks.job = job
             self._world_differs = False
             self._read_job(self._acks.wait_for_server(lambda _: self._job.info()))
@@ -376,7 +399,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     ) -> Generator[Batch, None, str]:
         """The leases of one worker: see `Receiver.leases`."""
         size, keys, transform = self.batch_size, self._keys, self.transform
-        receiver = Receiver(self._job, self.job, self.epoch, self.rank, size, keys, transform)
+        source = (self._job, self.job, self.epoch, self.rank)
+        receiver = Receiver(*source, size, keys, transform, self.on_error)
         return receiver.leases(worker, collate, prefetch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -452,9 +476,19 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """Reports that the epoch gave no sample: it was consumed before this process began.
 
         Raises:
-            Invalid: the job finished the epoch before (``code == "epoch_closed"``).
+            Invalid: the job finished the epoch before (``code == "epoch_closed"``), or its samples are fewer
+                than one step.
         """
-        if self.steps == 0 or self._replays or self._restored_epoch == self.epoch:
+        if self.steps == 0 and not self._replays:
+            step = self.batch_size * self.ranks
+            raise Invalid(
+                f"job {self.job}, epoch {self.epoch} has no batch: its samples are fewer than the {step} of "
+                f"one step ({self.ranks} ranks of {self.batch_size}); give a smaller batch_size, or "
+                'tail="pad"'
+            )
+        if self._replays or self._restored_epoch == self.epoch:
+            why = "the replayed epoch" if self._replays else "the loaded state"
+            _log.warning("job %s, epoch %d gave this rank no batch, as %s says", self.job, self.epoch, why)
             return
         epochs = self._acks.wait_for_server(lambda _: self._job.info())["epochs"]
         if not any(e["epoch"] == self.epoch and e["state"] == "finished" for e in epochs):
@@ -516,6 +550,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             - ``batches``, ``samples``, ``bytes``: what was acknowledged.
             - ``shared_bytes``: the part of ``bytes`` that the server did not read from the origin for this
               epoch: another job, or an earlier epoch, had brought it.
+            - ``skipped``: the part of ``samples`` that ``on_error`` left out.
             - ``redelivered``: samples whose lease expired before they were acknowledged.
             - ``waited_seconds``: the time that the loop waited for batches.
             - ``stalled_seconds``: the time that it waited for a server that was gone.
@@ -539,7 +574,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "rank": self.rank,
             "ranks": self.ranks,
             "visitation": self._mode or self._visitation,
-            **{key: counts[key] for key in COUNTERS[:5]},
+            **{key: counts[key] for key in COUNTERS[:6]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
             "receipt": None if agrees is None else "agrees" if agrees else "differs",
             "certificate": None if receipt is None else receipt["certificate"],
@@ -712,6 +747,26 @@ def _next_epoch(epochs: Sequence[dict[str, Any]]) -> int:
     open_ones = [e["epoch"] for e in epochs if e["state"] != "finished"]
     latest = max((e["epoch"] for e in epochs), default=-1)
     return int(latest if latest in open_ones else latest + 1)
+
+
+#: For each setting of a job: what to write if the server's job has another one.
+_OTHER_SETTINGS = {
+    "seed": "give seed= as the earlier EpochDataset did (without it, the seed is the hash of the job's name)",
+    "world": "give the earlier batch_size=, ranks= and tail=; to continue with another number of ranks, call "
+    "load_state_dict() with a state of the job before the loop",
+    "version": "the dataset's tag has moved, or was given in another form; name the job's version as "
+    "NAME@TAG or NAME@ROOT",
+    "dataset": "give the dataset of the earlier EpochDataset",
+    "plan": "give plan= and select= as the earlier EpochDataset did, or the file of select= has changed",
+    "ledger to replay": "give the ledger of the earlier EpochDataset as replay=",
+    "layout": "the dataset was packed again; continue with load_state_dict() under another job name",
+}
+
+
+def _hint_of_other_settings(setting: str, job: str) -> str:
+    """What to write in Python if the server's job has another setting of this name."""
+    same = _OTHER_SETTINGS.get(setting, f"give {setting or 'settings'}= as the earlier EpochDataset did")
+    return f"{same}; for a new run give another job=, or delete the job (`fletch jobs delete {job}`)"
 
 
 def _split_tag(dataset: str) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ import torch.utils.data
 from .. import Entry, Version
 from .map import _checked
 from .prefetch import IndexedReads
+from .sample_errors import add_note, named
 
 #: The extensions of image files, compared without case.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -113,7 +114,17 @@ class ImageFolder(IndexedReads, torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> list[tuple[Any, Any]]:
         """The pairs at these indices, in order, read together. Torch 2 calls it for a batch."""
         views = self._views(self._entries_of(indices))
-        return [self._item(*self.samples[i], view) for i, view in zip(indices, views)]
+        return [self._named_item(i, view) for i, view in zip(indices, views)]
+
+    def _named_item(self, index: int, view: memoryview) -> tuple[Any, Any]:
+        """The pair at an index. An error of the loader or a transform names the image."""
+        path, target = self.samples[index]
+        try:
+            return self._item(path, target, view)
+        except Exception as error:
+            name = named(path, path, None, self._ordinals[index])
+            add_note(error, f"fletch: the image cannot be loaded or transformed: {name}")
+            raise
 
     def _entries_of(self, indices: Sequence[int]) -> list[int]:
         return [self._ordinals[_checked(i, len(self))] for i in indices]

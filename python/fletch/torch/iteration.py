@@ -61,7 +61,7 @@ class _LeaseDataset(torch.utils.data.IterableDataset[Any]):
             # A new error, because the attributes that others added may not be picklable.
             last.error = type(error)(str(error), error.code, error.hint, error.retryable)
             notes = [*getattr(error, "__notes__", []), f"in worker {worker}:\n{traceback.format_exc()}"]
-            last.error.add_note("".join(notes))
+            last.error.add_note("\n".join(notes))
         # Torch ends a worker that yields nothing more, even if its batches still wait for the loop.
         while True:
             yield last
@@ -137,6 +137,13 @@ def _acknowledged_batches(
             # expired.
             dataset._acks.flush_acks(more)
             given = False
+            if batch.is_empty:
+                # Every sample of it was skipped. It counts as consumed, and the loop goes on to the next one.
+                dataset._acks.hand_out(batch, 0, in_loop=workers == 0, is_stepped=False)
+                given = True
+                dataset._acks.mark_consumed()
+                dataset._acks.flush_acks(more)
+                continue
             dataset._acks.hand_out(batch, time.monotonic_ns() - asked, in_loop=workers == 0)
             yield batch.content
             given = True

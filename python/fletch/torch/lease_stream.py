@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
 from .. import FletchError, _native
+from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
 from .sample_keys import SampleKeys, by_extension, extension
 
 _log = logging.getLogger("fletch")
@@ -58,6 +59,10 @@ class Batch:
     prepared_ns: int = 0
     stalls: Stalls = field(default_factory=list)
     content: Any = None
+    #: Its samples that ``on_error`` left out.
+    skipped: int = 0
+    #: All of them were left out, so there is nothing for the loop.
+    is_empty: bool = False
     #: The worker that received it.
     worker: int = 0
     #: The worker has nothing more.
@@ -96,6 +101,7 @@ class Receiver:
         size: the most samples of a lease.
         keys: finds the samples' keys; ``None`` if the version's samples have no keys.
         transform: makes an item of a sample.
+        on_error: what happens if ``transform`` fails.
     """
 
     job: _native.Job
@@ -105,6 +111,7 @@ class Receiver:
     size: int
     keys: SampleKeys | None
     transform: Callable[[EpochSample], Any] | None
+    on_error: OnError
 
     def leases(
         self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
@@ -130,6 +137,7 @@ class Receiver:
     def _received(
         self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalls: Stalls
     ) -> Generator[Batch, None, str]:
+        skipped = 0
         while True:
             next_lease = partial(reader.next, self.size)
             asked = time.monotonic_ns()
@@ -148,21 +156,35 @@ class Receiver:
                 stalls += waits
                 samples = [_sample(one, key) for one, key in zip(leased, keys)]
                 nbytes = sum(_nbytes(s.content) for s in samples)
-                items = [s.content if self.transform is None else self.transform(s) for s in samples]
-                collated = collate(items)
+                maker = ItemMaker(self.transform, self.on_error, skipped)
+                items = [(s, item) for s in samples if (item := maker.item(s)) is not SKIP]
+                collated = _collated(collate, items) if items else None
             except BaseException:
                 # The loop never gets this batch, so its lease must not be renewed while this process lives.
                 self.job.drop_lease(token)
                 raise
             prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)
             shared = sum(one.shared for one in leased)
-            yield Batch(token, deliveries, nbytes, shared, received_ns, prepared, stalls, collated)
+            left_out, skipped = maker.skipped - skipped, maker.skipped
+            is_empty = not items
+            yield Batch(
+                token, deliveries, nbytes, shared, received_ns, prepared, stalls, collated, left_out, is_empty
+            )
             stalls = []
 
     def _find_keys(self, leased: list[_native.Leased]) -> list[str | None]:
         """The key of each sample; ``None`` for all if the version's samples have no keys."""
         keys = self.keys
         return [None if keys is None else keys.of(one.paths[0], one.ordinal) for one in leased]
+
+
+def _collated(collate: Callable[[list[Any]], Any], items: list[tuple[EpochSample, Any]]) -> Any:
+    """What ``collate`` makes of the items. An error of it names their samples."""
+    try:
+        return collate([item for _, item in items])
+    except Exception as error:
+        add_batch_note(error, [name_of(sample) for sample, _ in items])
+        raise
 
 
 def _sample(leased: _native.Leased, key: str | None) -> EpochSample:

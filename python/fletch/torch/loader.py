@@ -13,6 +13,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
 
 from .epochs import EpochDataset
+from .evaluation import CollateWithNames, EvalDataset
 from .images import ImageFolder
 from .iteration import _Iteration, _LeaseDataset, _shut_down_workers
 from .map import MapDataset
@@ -41,6 +42,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     dataset's; ``shuffle``, samplers, ``drop_last`` and ``persistent_workers`` do not apply. If the loop
     leaves an iteration, the server delivers its unacknowledged samples again. A dataset has one iteration at
     a time: the next one ends the one before, and asking the ended one for a batch is a ``RuntimeError``.
+
+    For an `EvalDataset` the batch size is this loader's, or else the dataset's, and each iteration is a whole
+    pass. Give such a dataset no ``shuffle`` and no samplers.
 
     Shapes are torch's: with the default ``collate_fn``, items of shape ``(…)`` make a batch of shape ``(n,
     …)``, where n is the batch size for all but the last batch.
@@ -90,6 +94,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 **kwargs,
             )
             return
+        if isinstance(dataset, EvalDataset):
+            if dataset.batch_size is not None and batch_size not in (None, 1, dataset.batch_size):
+                raise ValueError(
+                    f"batch_size is {batch_size}, and that of the EvalDataset is {dataset.batch_size}: give "
+                    "one of them"
+                )
+            if batch_size == 1:
+                batch_size = dataset.batch_size or 1
         if not _reads_batches(dataset) or (batch_size is None and batch_sampler is None):
             super().__init__(
                 dataset,
@@ -164,13 +176,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         # Torch calls this when it makes the workers, which get the loader's `collate_fn`.
-        memory = buffer_memory(self.num_workers, self.prefetch_factor or 0) if self.num_workers else None
-        if memory is None:
-            return super()._get_iterator()
         own = copy.copy(self)
-        own.collate_fn = IntoSharedBuffers(self.collate_fn, memory)
+        if isinstance(self.dataset, EvalDataset) and self.batch_size is not None:
+            # `dataset` stays the caller's, for wrappers that make another loader of it.
+            own.__dict__["dataset"] = dataset = self.dataset.of_batches(self.batch_size)
+            own.collate_fn = CollateWithNames(self.collate_fn, dataset.recent)
+        memory = buffer_memory(self.num_workers, self.prefetch_factor or 0) if self.num_workers else None
+        if memory is not None:
+            own.collate_fn = IntoSharedBuffers(own.collate_fn, memory)
         batches: Any = super(DataLoader, own)._get_iterator()
-        batches._fletch_buffers = memory
+        if memory is not None:
+            batches._fletch_buffers = memory
         return batches
 
     def __len__(self) -> int:

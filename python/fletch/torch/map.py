@@ -11,6 +11,7 @@ import torch.utils.data
 
 from .. import Sample, Version
 from .prefetch import IndexedReads
+from .sample_errors import add_note, named
 from .sample_keys import by_extension, extension
 
 Content = Union[memoryview, "dict[str, Any]"]
@@ -72,8 +73,19 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
                 content = next(views)
             else:
                 content = by_extension(sample.key, map(self._extension, sample.ordinals), views)
-            items.append(content if self.transform is None else self.transform(content))
+            items.append(content if self.transform is None else self._transformed(content, sample))
         return items
+
+    def _transformed(self, content: Content, sample: Sample) -> Any:
+        """The item of a content. An error of ``transform`` names the sample."""
+        assert self.transform is not None
+        try:
+            return self.transform(content)
+        except Exception as error:
+            first = sample.ordinals[0]
+            name = named(self.version.entry(first).path, sample.key, None, first)
+            add_note(error, f"fletch: transform failed for the sample {name}")
+            raise
 
     def _entries_of(self, indices: Sequence[int]) -> list[int]:
         return [o for sample in self._chosen(indices) for o in sample.ordinals]

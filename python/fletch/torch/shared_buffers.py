@@ -36,6 +36,7 @@ from typing import Any, Callable
 
 import torch.utils.data
 
+from .evaluation import EvalSample
 from .lease_stream import Batch, EpochSample
 from .views import _rebuild
 
@@ -270,7 +271,7 @@ class _Filling:
             out.update((k, self.placed(v) if type(v) in _SEARCHED else v) for k, v in value.items())
         elif kind is tuple:
             out = tuple(self.placed(one) if type(one) in _SEARCHED else one for one in value)
-        elif kind is EpochSample:
+        elif kind is EpochSample or kind is EvalSample:
             out = dataclasses.replace(value, content=self.placed(value.content))
         elif kind is memoryview or kind is bytes:
             out = self._place(value) or value
@@ -331,7 +332,7 @@ class _Filling:
 
 
 #: The types in which contents are found, and those of the contents.
-_SEARCHED = frozenset((list, dict, tuple, EpochSample, memoryview, bytes))
+_SEARCHED = frozenset((list, dict, tuple, EpochSample, EvalSample, memoryview, bytes))
 
 
 class _FilledBuffer:

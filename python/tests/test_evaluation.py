@@ -341,7 +341,6 @@ def fails_below_twelve(sample: Any) -> int:
 def test_skipped_samples_are_counted(
     server: Server, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A strict order that is the version's: the first batch is skipped as a whole, the second one in part.
     settings = {"transform": fails_below_twelve, "on_error": "skip", "batch_size": 8}
     plan = {"base": {"keys": [f"{i:04}" for i in range(12)]}}
     dataset = epochs(server, f"skips-{workers}", **settings)
@@ -360,6 +359,9 @@ def test_skipped_samples_are_counted(
     assert list(DataLoader(nothing, num_workers=workers)) == []
     stats = nothing.stats()
     assert (stats["batches"], stats["skipped"], stats["receipt"]) == (2, 12, "agrees")
+    nothing = epochs(server, f"none-single-{workers}", plan=plan, **settings)
+    assert list(torch.utils.data.DataLoader(nothing, 8, num_workers=workers)) == []
+    assert (nothing.stats()["skipped"], nothing.stats()["receipt"]) == (12, "agrees")
     single = epochs(server, f"single-{workers}", **settings)
     batches = list(torch.utils.data.DataLoader(single, 8, num_workers=workers))
     assert sorted(seen(batches)) == list(range(12, SAMPLES))

@@ -67,6 +67,17 @@ class ValidationLoop:
         return got
 
 
+def error_of(loader: Any, kind: Any) -> BaseException:
+    """The error of this kind that ends a loop over a loader, or over its iterator."""
+    batches = iter(loader)
+    with pytest.raises(kind) as caught:
+        list(batches)
+    if hasattr(batches, "_shutdown_workers"):
+        # The error refers to the iterator. Torch takes seconds to end workers of one that is garbage.
+        batches._shutdown_workers()
+    return caught.value
+
+
 def disturb(loader: Any) -> None:
     """Peeks into a loader, breaks off, fails in mid-pass, and limits the batches."""
     loop = ValidationLoop(loader)
@@ -130,8 +141,7 @@ def test_a_killed_worker_takes_nothing_from_the_next_pass(server: Server) -> Non
     next(batches)
     os.kill(batches._workers[1].pid, signal.SIGKILL)
     # Torch notices it by a signal, by a worker that is gone, or by a connection that broke.
-    with pytest.raises((RuntimeError, EOFError, OSError)):
-        list(batches)
+    error_of(batches, (RuntimeError, EOFError, OSError))
     assert seen(loader) == list(range(SAMPLES))
 
 
@@ -192,17 +202,6 @@ def test_settings_of_a_pass(server: Server, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, "fletch"):
         assert list(passes(server, rank=0, ranks=2, samples=other[:1])) == []
     assert "1 samples for 2 ranks, so rank 0 has none" in caplog.text
-
-
-def error_of(loader: Any, kind: type[Exception]) -> BaseException:
-    """The error of this kind that ends a loop over a loader."""
-    batches = iter(loader)
-    with pytest.raises(kind) as caught:
-        list(batches)
-    if hasattr(batches, "_shutdown_workers"):
-        # The error refers to the iterator. Torch takes seconds to end workers of one that is garbage.
-        batches._shutdown_workers()
-    return caught.value
 
 
 class IterableDatasetShard(torch.utils.data.IterableDataset[Any]):

@@ -67,6 +67,17 @@ class ValidationLoop:
         return got
 
 
+def error_of(loader: Any, kind: Any) -> BaseException:
+    """The error of this kind that ends a loop over a loader, or over its iterator."""
+    batches = iter(loader)
+    with pytest.raises(kind) as caught:
+        list(batches)
+    if hasattr(batches, "_shutdown_workers"):
+        # The error refers to the iterator. Torch takes seconds to end workers of one that is garbage.
+        batches._shutdown_workers()
+    return caught.value
+
+
 def disturb(loader: Any) -> None:
     """Peeks into a loader, breaks off, fails in mid-pass, and limits the batches."""
     loop = ValidationLoop(loader)
@@ -130,8 +141,7 @@ def test_a_killed_worker_takes_nothing_from_the_next_pass(server: Server) -> Non
     next(batches)
     os.kill(batches._workers[1].pid, signal.SIGKILL)
     # Torch notices it by a signal, by a worker that is gone, or by a connection that broke.
-    with pytest.raises((RuntimeError, EOFError, OSError)):
-        list(batches)
+    error_of(batches, (RuntimeError, EOFError, OSError))
     assert seen(loader) == list(range(SAMPLES))
 
 
@@ -192,17 +202,6 @@ def test_settings_of_a_pass(server: Server, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, "fletch"):
         assert list(passes(server, rank=0, ranks=2, samples=other[:1])) == []
     assert "1 samples for 2 ranks, so rank 0 has none" in caplog.text
-
-
-def error_of(loader: Any, kind: type[Exception]) -> BaseException:
-    """The error of this kind that ends a loop over a loader."""
-    batches = iter(loader)
-    with pytest.raises(kind) as caught:
-        list(batches)
-    if hasattr(batches, "_shutdown_workers"):
-        # The error refers to the iterator. Torch takes seconds to end workers of one that is garbage.
-        batches._shutdown_workers()
-    return caught.value
 
 
 class IterableDatasetShard(torch.utils.data.IterableDataset[Any]):
@@ -341,7 +340,6 @@ def fails_below_twelve(sample: Any) -> int:
 def test_skipped_samples_are_counted(
     server: Server, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A strict order that is the version's: the first batch is skipped as a whole, the second one in part.
     settings = {"transform": fails_below_twelve, "on_error": "skip", "batch_size": 8}
     plan = {"base": {"keys": [f"{i:04}" for i in range(12)]}}
     dataset = epochs(server, f"skips-{workers}", **settings)
@@ -360,6 +358,9 @@ def test_skipped_samples_are_counted(
     assert list(DataLoader(nothing, num_workers=workers)) == []
     stats = nothing.stats()
     assert (stats["batches"], stats["skipped"], stats["receipt"]) == (2, 12, "agrees")
+    nothing = epochs(server, f"none-single-{workers}", plan=plan, **settings)
+    assert list(torch.utils.data.DataLoader(nothing, 8, num_workers=workers)) == []
+    assert (nothing.stats()["skipped"], nothing.stats()["receipt"]) == (12, "agrees")
     single = epochs(server, f"single-{workers}", **settings)
     batches = list(torch.utils.data.DataLoader(single, 8, num_workers=workers))
     assert sorted(seen(batches)) == list(range(12, SAMPLES))

@@ -9,7 +9,6 @@ import base64
 import json
 import logging
 import os
-import re
 import time
 import weakref
 from typing import Any, Callable, Generator, Iterator, Literal, Sequence
@@ -20,6 +19,7 @@ from .. import Client, FletchError, Invalid, _native
 from . import consumption_log
 from .ack_tracking import COUNTERS, AckTracker
 from .lease_stream import Batch, BatchesWithStatus, EpochSample, Receiver
+from .other_settings import hint_of_other_settings
 from .ranks import rank_of
 from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
@@ -227,8 +227,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         except Invalid as error:
             if error.code != "job_differs":
                 raise
-            differs = re.search(r"declared with another ([a-z ]+)", str(error))
-            hint = _hint_of_other_settings("" if differs is None else differs[1].strip(), self._spec["name"])
+            hint = hint_of_other_settings(error, self._spec["name"])
             raise Invalid(f"{error}: {hint}", error.code, hint) from None
 
     def _require_world(self) -> None:
@@ -423,7 +422,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             leases = BatchesWithStatus(self._leases(0 if info is None else info.id, list))
             for batch in leases:
                 if batch.token is not None:
-                    items = batch.content
+                    items = [] if batch.is_empty else batch.content
                     self._acks.hand_out(batch, 0, is_stepped=False)
                     self._acks.mark_consumed()
                     if not self._acks.flush_acks():
@@ -747,26 +746,6 @@ def _next_epoch(epochs: Sequence[dict[str, Any]]) -> int:
     open_ones = [e["epoch"] for e in epochs if e["state"] != "finished"]
     latest = max((e["epoch"] for e in epochs), default=-1)
     return int(latest if latest in open_ones else latest + 1)
-
-
-#: For each setting of a job: what to write if the server's job has another one.
-_OTHER_SETTINGS = {
-    "seed": "give seed= as the earlier EpochDataset did (without it, the seed is the hash of the job's name)",
-    "world": "give the earlier batch_size=, ranks= and tail=; to continue with another number of ranks, call "
-    "load_state_dict() with a state of the job before the loop",
-    "version": "the dataset's tag has moved, or was given in another form; name the job's version as "
-    "NAME@TAG or NAME@ROOT",
-    "dataset": "give the dataset of the earlier EpochDataset",
-    "plan": "give plan= and select= as the earlier EpochDataset did, or the file of select= has changed",
-    "ledger to replay": "give the ledger of the earlier EpochDataset as replay=",
-    "layout": "the dataset was packed again; continue with load_state_dict() under another job name",
-}
-
-
-def _hint_of_other_settings(setting: str, job: str) -> str:
-    """What to write in Python if the server's job has another setting of this name."""
-    same = _OTHER_SETTINGS.get(setting, f"give {setting or 'settings'}= as the earlier EpochDataset did")
-    return f"{same}; for a new run give another job=, or delete the job (`fletch jobs delete {job}`)"
 
 
 def _split_tag(dataset: str) -> tuple[str, str | None]:

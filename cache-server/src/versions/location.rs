@@ -190,7 +190,7 @@ impl ChunkLocation {
         changed.add(&self.registered, self.root, &piece.object.name());
     }
 
-    /// Returns how the object of a piece differs from its pin. `None` if it seems unchanged, or if right bytes
+    /// Returns how the object of a piece differs from its pin. `None` if it seems unchanged, or right bytes
     /// came under its new tag before.
     pub fn difference(&self, piece: &ObjectPiece, now: &ObjectMeta) -> Option<String> {
         let why = piece.object.pin.difference(&now.pin())?;

@@ -8,7 +8,7 @@
 //! 1. Only bytes that match the hash of the tables give a tag ([`RenewedPins::note`]).
 //! 2. A tag is for the pin of the tables that it renews. Another version of the dataset starts anew.
 //! 3. Soft: forgetting an object costs its next read one request. Bounded by [`BYTES_MAX`].
-//! 4. An object with two tags (two web servers behind one name) is read without a condition: the hash decides.
+//! 4. An object with two tags (two web servers of one name) is read without a condition: the hash decides.
 
 use fletch_api::{ObjectPin, RenewedPin};
 use fletch_core::Domain;

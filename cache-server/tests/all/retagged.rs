@@ -1,4 +1,4 @@
-//! Tests objects whose entity tag changed after they were indexed: equal bytes are served and their new tag is
+//! Tests objects whose entity tag changed after the index: equal bytes are served and their new tag is
 //! remembered; other bytes fail their file, and not the origin.
 
 use crate::common::{Node, Tree, body, content, index_bucket, problem};

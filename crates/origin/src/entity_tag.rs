@@ -39,7 +39,7 @@ impl<'a> EntityTag<'a> {
         (!opaque.is_empty() && opaque != "\"").then_some(EntityTag { opaque, is_weak: weak.is_some() })
     }
 
-    /// Compares two tags, each of them possibly missing. A weak tag is the same as the strong one of its text.
+    /// Compares two tags, each possibly missing. A weak tag is the same as the strong one of its text.
     #[must_use]
     pub fn compare(one: Option<&str>, other: Option<&str>) -> TagMatch {
         let (one, other) = (one.and_then(EntityTag::parse), other.and_then(EntityTag::parse));

@@ -299,7 +299,7 @@ impl Origin {
 
     /// Reads a range, or all, of an object for a caller that knows the hash of these bytes.
     ///
-    /// As [`Origin::get`], but returns `Changed` only for another size: equal bytes under a new tag are served.
+    /// As [`Origin::get`], but returns `Changed` only for another size: so equal bytes under a new tag come.
     /// The caller must hash the bytes. If the hash is wrong, [`Pin::difference`] of `pin` and `meta` tells a
     /// changed object from a damaged one. An object that no longer has the pin's tag costs two requests.
     ///

@@ -151,8 +151,8 @@ impl HttpConnector for Connector {
             builder = builder.proxy(reqwest::Proxy::all(proxy.as_str()).map_err(unusable)?);
         }
         let mut headers = self.plain.clone().unwrap_or_default();
-        // A plain server may compress what it sends. The stored bytes are wanted. Signatures do not cover this
-        // header.
+        // A plain server may compress what it sends. The stored bytes are wanted. Signatures do not cover
+        // this header.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(self.codings));
         builder = builder.default_headers(headers);
         Ok(HttpClient::new(CheckedService {

@@ -93,11 +93,13 @@ impl Loss {
         if !may_lose(gone, before) {
             let least = Share::of(gone, before);
             return Err(Failure::new(format!(
-                "the version would have {}, and the one before has {before}: it would lose more than {allowed}, \
-                 so the tag {tag} was not moved and nothing was written",
+                "the version would have {}, and the one before has {before}: it would lose more than \
+                 {allowed}, so the tag {tag} was not moved and nothing was written",
                 count(entries, "entry"),
             ))
-            .hint(format!("check the path and the store; if the data was deleted, add --allow-loss {least}")));
+            .hint(format!(
+                "check the path and the store; if the data was deleted, add --allow-loss {least}"
+            )));
         }
         Ok(())
     }

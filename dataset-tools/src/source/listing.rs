@@ -222,8 +222,8 @@ impl Objects {
             (Some(dir), size) if is_path(dir) => {
                 format!("its key ends in a slash, and it holds {size} bytes; rename the object")
             }
-            _ => "its key has an empty, `.` or `..` component, a NUL byte or a leading slash, or is longer than \
-                  4096 bytes; rename the object"
+            _ => "its key has an empty, `.` or `..` component, a NUL byte or a leading slash, or is longer \
+                  than 4096 bytes; rename the object"
                 .to_owned(),
         };
         Err(Listed::Fault { path: object.path.escape_debug().to_string(), why })

@@ -1,7 +1,7 @@
 //! The `--list` file: the names of the objects of a dataset whose server has no listing.
 //!
-//! A plain HTTP server needs such a list. Each line is a path below the dataset, or a URI below the URI of the
-//! dataset. The list may be in any order. Empty lines are skipped, and a name that comes twice counts once.
+//! A plain HTTP server needs such a list. Each line is a path below the dataset, or a URI below the dataset's
+//! URI. The list may be in any order. Empty lines are skipped, and a name that comes twice counts once.
 
 use crate::failure::Failure;
 use fletch_origin::OriginUri;

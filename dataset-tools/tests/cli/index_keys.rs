@@ -83,7 +83,7 @@ fn markers_of_folders_are_no_files_whatever_lies_between() {
     let want = b.w.full_root(&[]);
     let report = b.run(&["index", &b.uri, "--to", "to", "--json"]).ok().json();
     assert_eq!(report["root"].as_str(), Some(want.as_str()));
-    // One page for shards, one for the objects, one question for `stub`, and one each for `empty` and `label`.
+    // One page for shards, one for the objects, and a question each for `stub`, `empty` and `label`.
     assert_eq!(b.origin.counts().list, 5);
     b.run(&["verify", "to"]).ok();
     let packed = b.run(&["pack", &b.uri, "--to", "packed", "--json"]).ok().json();

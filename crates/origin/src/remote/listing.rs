@@ -148,8 +148,8 @@ impl Pages {
             && !(page.objects.is_empty() || is_last_again)
         {
             let why = format!(
-                "a page is cut off after {key:?} and has no token for the next one, and the store does not go \
-                 on after a key"
+                "a page is cut off after {key:?} and has no token for the next one, and the store does not \
+                 go on after a key"
             );
             return Err(wrong_answer(what, why));
         }

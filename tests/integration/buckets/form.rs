@@ -156,16 +156,17 @@ fn is_at_fault(bucket: &Bucket, entries: &[String], wanted: &[String]) {
     };
     assert_eq!((said.code, paths(faults(&said))), (1, wanted.to_vec()), "{said:?}");
     assert!(bucket.entries("tables").is_err(), "a version was written");
+    // Before a version is written: a mount shows what this account indexed, also without some entries.
+    if full() && have(&[Need::Fuse]) {
+        let said = bucket.user.say(&["mount", &bucket.uri(), "mnt"]);
+        let named = wanted.iter().any(|path| said.stderr.contains(path.trim_end_matches('/')));
+        assert!(!matches!(said.code, 0 | 3) && named, "{said:?}");
+    }
     let verbs: &[&str] = if full() { &["index", "pack"] } else { &["index"] };
     for verb in verbs {
         let said = bucket.read(verb, verb, &["--skip-failed", "--allow-loss", "100%"]);
         assert_eq!((said.code, paths(faults(&said))), (3, wanted.to_vec()), "{verb}: {said:?}");
         assert_eq!(bucket.entries(verb).as_deref(), Ok(entries), "{verb}");
-    }
-    if full() && have(&[Need::Fuse]) {
-        let said = bucket.user.say(&["mount", &bucket.uri(), "mnt"]);
-        let named = wanted.iter().any(|path| said.stderr.contains(path.trim_end_matches('/')));
-        assert!(!matches!(said.code, 0 | 3) && named, "{said:?}");
     }
 }
 

@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
             .hint("check the path; if an empty dataset is meant, add --allow-empty"))
     }
 
-    /// Checks that the tag of the options may move to the version. Of it `left_out` entries could not be read.
+    /// Checks that the tag of the options may move to the version, of which `left_out` entries were not read.
     ///
     /// # Errors
     /// [`Failure`] if the version lost too many entries, or the tables location cannot be read.

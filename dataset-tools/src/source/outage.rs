@@ -49,8 +49,9 @@ pub struct OutageJudge<'a> {
     /// For a local directory: the directory, as it was when the run began.
     base: Option<&'a BaseDir>,
     seen: Mutex<Seen>,
-    /// When the last successful read of a witness began. The lock lets one caller ask for all.
-    asked: tokio::sync::Mutex<Option<Instant>>,
+    /// When the last successful read of a witness began, or the outage that a read showed. The lock lets one
+    /// caller ask for all: after an outage nobody asks again.
+    asked: tokio::sync::Mutex<Option<Result<Instant, Failure>>>,
 }
 
 impl<'a> OutageJudge<'a> {
@@ -110,19 +111,23 @@ impl<'a> OutageJudge<'a> {
             witness
         };
         let mut asked = self.asked.lock().await;
-        if asked.is_some_and(|begun| begun >= failed) {
-            return Ok(error.to_string());
+        match &*asked {
+            Some(Ok(begun)) if *begun >= failed => return Ok(error.to_string()),
+            Some(Err(outage)) => return Err(outage.clone()),
+            _ => {}
         }
         let begun = Instant::now();
-        match self.ask(witness).await {
+        let failure = match self.ask(witness).await {
             Ok(()) => {
-                *asked = Some(begun);
-                Ok(error.to_string())
+                *asked = Some(Ok(begun));
+                return Ok(error.to_string());
             }
             // The error of the object says more if it is of the same kind.
-            Err(of_witness) if of_witness.kind() == error.kind() => Err(outage(error)),
-            Err(of_witness) => Err(outage(of_witness)),
-        }
+            Err(of_witness) if of_witness.kind() == error.kind() => outage(error),
+            Err(of_witness) => outage(of_witness),
+        };
+        *asked = Some(Err(failure.clone()));
+        Err(failure)
     }
 
     /// Reads a byte of the witness.

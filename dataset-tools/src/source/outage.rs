@@ -307,4 +307,24 @@ mod tests {
         let changed = OriginError::Changed { what: "x".into(), why: "etag".into() };
         assert!(judge.judge(changed).await.is_ok());
     }
+
+    #[tokio::test]
+    async fn after_an_outage_nobody_asks_the_witness_again() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let origins = Origins::new(Vec::new(), OriginLimits::default()).expect("right");
+        let uri = OriginUri::parse(&dir.path().display().to_string()).expect("uri");
+        let origin = origins.open(&uri).expect("open");
+        let denied =
+            || OriginError::Denied { what: "x".into(), why: "status 403".into(), is_of_origin: false };
+        let judge = OutageJudge::new(&origin, None);
+        judge.read("witness", 1);
+        assert!(judge.judge(denied()).await.is_err(), "the witness is away");
+        // A waiter that asked now would find it, and would leave its own object out.
+        std::fs::write(dir.path().join("witness"), "w").expect("write");
+        assert!(judge.judge(denied()).await.is_err(), "the run has ended");
+        // Of another run, it is a fault of the object.
+        let judge = OutageJudge::new(&origin, None);
+        judge.read("witness", 1);
+        assert!(judge.judge(denied()).await.is_ok());
+    }
 }

@@ -174,6 +174,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
+        self._seed: int = info["seed"]
         self._read_job(info)
         self._warned_of_small_sweep = False
         self._warn_of_small_sweep(info)
@@ -399,7 +400,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The leases of one worker: see `Receiver.leases`."""
         size, keys, transform = self.batch_size, self._keys, self.transform
         source = (self._job, self.job, self.epoch, self.rank)
-        receiver = Receiver(*source, size, keys, transform, self.on_error)
+        receiver = Receiver(*source, size, keys, transform, self.on_error, self._seed)
         return receiver.leases(worker, collate, prefetch)
 
     def __iter__(self) -> Iterator[Any]:

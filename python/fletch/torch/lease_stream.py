@@ -14,6 +14,7 @@ from typing import Any, Callable, Generator, Iterator
 from .. import FletchError, _native
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
 from .sample_keys import SampleKeys, by_extension, extension
+from .sample_seeds import SampleSeeds, seed_generators, seeded
 
 _log = logging.getLogger("fletch")
 
@@ -36,6 +37,9 @@ class EpochSample:
         number: the sample's number in the version, from 0.
         ordinal: the ordinal of the sample's first entry. Root and ordinal identify the sample.
         copy: the number of this copy of the sample, from 0; ``None`` for a copy that only pads a last step.
+        seed: a number that depends on the job's seed, the epoch, and this copy of the sample only. The
+            generators of ``random``, numpy and torch have it when ``transform`` is called. Give it to
+            generators of your own.
     """
 
     content: Any
@@ -43,6 +47,7 @@ class EpochSample:
     number: int
     ordinal: int
     copy: int | None
+    seed: int = 0
 
 
 @dataclass
@@ -102,6 +107,7 @@ class Receiver:
         keys: finds the samples' keys; ``None`` if the version's samples have no keys.
         transform: makes an item of a sample.
         on_error: what happens if ``transform`` fails.
+        seed: the job's seed.
     """
 
     job: _native.Job
@@ -112,6 +118,7 @@ class Receiver:
     keys: SampleKeys | None
     transform: Callable[[EpochSample], Any] | None
     on_error: OnError
+    seed: int
 
     def leases(
         self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
@@ -138,6 +145,7 @@ class Receiver:
         self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalls: Stalls
     ) -> Generator[Batch, None, str]:
         skipped = 0
+        seeds = SampleSeeds(self.seed, self.epoch)
         while True:
             next_lease = partial(reader.next, self.size)
             asked = time.monotonic_ns()
@@ -154,11 +162,13 @@ class Receiver:
             try:
                 keys, waits = wait_for_server(self.name, self.epoch, lambda _: self._find_keys(leased))
                 stalls += waits
-                samples = [_sample(one, key) for one, key in zip(leased, keys)]
+                samples = [_sample(one, key, seeds) for one, key in zip(leased, keys)]
                 nbytes = sum(_nbytes(s.content) for s in samples)
                 maker = ItemMaker(self.transform, self.on_error, skipped)
-                items = [(s, item) for s in samples if (item := maker.item(s)) is not SKIP]
-                collated = _collated(collate, items) if items else None
+                with seeded():
+                    items = list(_items(maker, samples))
+                    seed_generators(seeds.of_batch(samples[0].number, samples[0].copy))
+                    collated = _collated(collate, items) if items else None
             except BaseException:
                 # The loop never gets this batch, so its lease must not be renewed while this process lives.
                 self.job.drop_lease(token)
@@ -178,6 +188,16 @@ class Receiver:
         return [None if keys is None else keys.of(one.paths[0], one.ordinal) for one in leased]
 
 
+def _items(maker: ItemMaker, samples: list[EpochSample]) -> Iterator[tuple[EpochSample, Any]]:
+    """The samples that are not skipped, with their items."""
+    for sample in samples:
+        if maker.transform is not None:
+            seed_generators(sample.seed)
+        item = maker.item(sample)
+        if item is not SKIP:
+            yield sample, item
+
+
 def _collated(collate: Callable[[list[Any]], Any], items: list[tuple[EpochSample, Any]]) -> Any:
     """What ``collate`` makes of the items. An error of it names their samples."""
     try:
@@ -187,10 +207,11 @@ def _collated(collate: Callable[[list[Any]], Any], items: list[tuple[EpochSample
         raise
 
 
-def _sample(leased: _native.Leased, key: str | None) -> EpochSample:
+def _sample(leased: _native.Leased, key: str | None, seeds: SampleSeeds) -> EpochSample:
     paths, views = leased.paths, leased.views()
     content = views[0] if key is None else by_extension(key, map(extension, paths), views)
-    return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+    seed = seeds.of_sample(leased.number, leased.copy)
+    return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy, seed)
 
 
 class BatchesWithStatus:

@@ -15,5 +15,6 @@ mod keys;
 mod listings;
 mod long_listing;
 mod outages;
+mod processes;
 mod tags;
 mod transient;

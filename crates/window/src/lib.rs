@@ -21,11 +21,14 @@
 //! 4. A place is taken by one holder at a time. After a request that failed, the server may still write its
 //!    place, so the client drops the connection and takes no further place of its window. Places that are
 //!    filled stay valid for as long as they are held, whatever becomes of the server.
-//! 5. The memory is freed when neither side has it mapped. A killed process frees its side.
+//! 5. What a program writes into bytes of a window, in place, only that process sees: no child, no other
+//!    holder, and not the next holder of the same place.
+//! 6. The memory is freed when neither side has it mapped. A killed process frees its side.
 
 mod places;
 mod server;
 mod view;
+mod written_pages;
 
 pub use server::{BadWindow, Window};
 pub use view::{Filled, Place, View};

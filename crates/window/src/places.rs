@@ -2,29 +2,30 @@
 
 use std::collections::BTreeMap;
 
-/// Places begin at multiples of this: one line of a processor's cache.
-const ALIGN: u32 = 64;
-
 /// The free parts of a window, as lengths by offset. Neighbours are always joined.
 #[derive(Debug)]
 pub struct Places {
     free: BTreeMap<u32, u32>,
-}
-
-/// Returns the bytes that a place of `len` bytes occupies.
-fn occupied(len: u32) -> Option<u32> {
-    len.max(1).checked_next_multiple_of(ALIGN)
+    /// Places begin at multiples of this.
+    align: u32,
 }
 
 impl Places {
-    /// Returns a window of which all `bytes` are free.
-    pub fn new(bytes: u32) -> Self {
-        Places { free: BTreeMap::from([(0, bytes / ALIGN * ALIGN)]) }
+    /// Returns a window of which all `bytes` are free, as far as they are whole pages of `align` bytes.
+    ///
+    /// Places begin at pages, because a program that writes into its bytes copies whole pages.
+    pub fn new(bytes: u32, align: u32) -> Self {
+        Places { free: BTreeMap::from([(0, bytes / align * align)]), align }
+    }
+
+    /// Returns the bytes that a place of `len` bytes occupies.
+    fn occupied(&self, len: u32) -> Option<u32> {
+        len.max(1).checked_next_multiple_of(self.align)
     }
 
     /// Takes the first part that is long enough. Its pages are the most likely to be in a processor's cache.
     pub fn take(&mut self, len: u32) -> Option<u32> {
-        let len = occupied(len)?;
+        let len = self.occupied(len)?;
         let (&offset, &room) = self.free.iter().find(|(_, room)| **room >= len)?;
         self.free.remove(&offset);
         if room > len {
@@ -35,7 +36,7 @@ impl Places {
 
     /// Gives back what [`Places::take`] returned for `len` bytes.
     pub fn give_back(&mut self, offset: u32, len: u32) {
-        let Some(len) = occupied(len) else { return };
+        let Some(len) = self.occupied(len) else { return };
         let (mut begin, mut end) = (offset, offset + len);
         if let Some((&before, &room)) = self.free.range(..begin).next_back()
             && before + room == begin
@@ -54,10 +55,12 @@ impl Places {
 mod tests {
     use super::*;
 
+    const ALIGN: u32 = 4096;
+
     #[test]
     fn places_never_overlap_and_all_of_them_come_back() {
-        let bytes = 64 << 10;
-        let mut places = Places::new(bytes);
+        let bytes = 1 << 20;
+        let mut places = Places::new(bytes, ALIGN);
         let mut taken: Vec<(u32, u32)> = Vec::new();
         // A fixed sequence that looks random, by a linear congruential generator.
         let mut state = 12_345_u32;
@@ -70,7 +73,7 @@ mod tests {
                 let (offset, len) = taken.swap_remove(next(taken.len() as u32) as usize);
                 places.give_back(offset, len);
             } else {
-                let len = next(6_000);
+                let len = next(60_000);
                 if let Some(offset) = places.take(len) {
                     assert!(offset + len <= bytes && offset.is_multiple_of(ALIGN));
                     for &(other, other_len) in &taken {

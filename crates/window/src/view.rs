@@ -1,7 +1,8 @@
 //! The side of the client.
 
 use crate::places::Places;
-use memmap2::{Mmap, MmapOptions};
+use crate::written_pages::WrittenPages;
+use memmap2::{Advice, MmapMut, MmapOptions};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::{
     fs::File,
@@ -13,10 +14,14 @@ use std::{
 /// How many bytes are written at once when the memory is made.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// The client's side of a window. It can only read.
+/// The client's side of a window.
+///
+/// The mapping is private. A program that writes into bytes that it got, such as an operation in place of a
+/// tensor over them, changes a copy of the page that only it sees. The copy goes when the place is given back.
 #[derive(Debug)]
 pub struct View {
-    map: Mmap,
+    map: MmapMut,
+    written: WrittenPages,
     places: Mutex<Places>,
 }
 
@@ -40,7 +45,9 @@ impl View {
         }
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         let map = map(&file)?;
-        Ok((Arc::new(View { map, places: Mutex::new(Places::new(bytes)) }), file.into()))
+        let page_bytes = u32::try_from(rustix::param::page_size()).map_err(io::Error::other)?;
+        let (written, places) = (WrittenPages::of_this_process(), Mutex::new(Places::new(bytes, page_bytes)));
+        Ok((Arc::new(View { map, written, places }), file.into()))
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
@@ -86,6 +93,11 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        // A copy of a page would hide what the server writes there for the next holder. A place whose copies
+        // stay is lost to the window.
+        if !self.view.written.discard(&self.view.map, self.offset, self.len) {
+            return;
+        }
         self.view.places().give_back(self.offset, self.len);
     }
 }
@@ -102,13 +114,17 @@ impl AsRef<[u8]> for Filled {
     }
 }
 
-/// Maps the memory to be read.
+/// Maps the memory. What is written through this mapping goes to a copy of the page.
 #[expect(unsafe_code, reason = "a mapping is plain memory only while nobody else changes its file")]
-fn map(file: &File) -> io::Result<Mmap> {
+fn map(file: &File) -> io::Result<MmapMut> {
     // SAFETY: the file was made above, and its length is sealed. The server changes bytes only of a place
     // that the client named in a request without an answer. Only `Filled` reads bytes, after the answer, and
     // while it lives no request names its place. The server is trusted with this as with its answers.
-    unsafe { MmapOptions::new().populate().map(file) }
+    let map = unsafe { MmapOptions::new().map_copy(file)? };
+    // The option `populate` would copy every page. Before Linux 5.14 there is no such advice, and pages are
+    // mapped when they are read.
+    drop(map.advise(Advice::PopulateRead));
+    Ok(map)
 }
 
 #[cfg(test)]
@@ -144,6 +160,26 @@ mod tests {
         assert!(window.put(MIB - 2, b"ab") && window.put(MIB, b""), "the last bytes");
         drop(window);
         assert_eq!(again.as_ref(), b"new", "what is held outlives the server");
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "a program that writes into what it got, as an operation in place does")]
+    fn what_a_program_writes_into_its_bytes_only_it_sees_and_only_until_it_drops_them() {
+        let (view, mut window, file) = pair(MIB);
+        // SAFETY: only this test writes the memory.
+        let beside = unsafe { MmapOptions::new().map(&file) }.expect("a mapping");
+        for round in 1..50_u8 {
+            // Two pages and a bit, and a neighbour in the next page.
+            let (place, other) = (view.take(9000).expect("room"), view.take(9).expect("room"));
+            assert!(window.put(place.offset(), &[round; 9000]) && window.put(other.offset(), &[round; 9]));
+            let (filled, other) = (place.filled(), other.filled());
+            assert_eq!(filled.as_ref(), &[round; 9000][..], "what was written before is gone");
+            // SAFETY: the mapping may be written, and nobody reads these bytes meanwhile.
+            unsafe { filled.as_ref().as_ptr().cast_mut().add(4000).write_bytes(0xff, 3000) };
+            assert_eq!(filled.as_ref().iter().filter(|byte| **byte == 0xff).count(), 3000);
+            assert_eq!(other.as_ref(), [round; 9]);
+            assert!(beside[..9000].iter().all(|byte| *byte == round), "others see it");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ import torch.utils.data
 from .. import Client, FletchError, Invalid, _native
 from . import consumption_log
 from .ack_tracking import COUNTERS, AckTracker
+from .contents import ContentForm, checked_content_form
 from .lease_stream import Batch, BatchesWithStatus, EpochSample, Receiver
 from .other_settings import hint_of_other_settings
 from .ranks import rank_of
@@ -102,6 +103,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             It counts as consumed. Or a callable of the error and the sample, which returns an item in its
             place or `fletch.torch.SKIP`. A batch whose every sample is skipped is acknowledged and passed
             over, so the loop has one step less. An error of Fletch that is retryable is always raised.
+        content: ``"view"``: every sample's content is the view of its file, and a sample of several files is
+            an error. ``"dict"``: every content is a dict of views by extension, also that of a plain file. By
+            default a plain file has a view, and members of a tar shard, or several files, have a dict.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -134,6 +138,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         visitation: str = "exactly-once",
         epoch: int | Literal["next"] = 0,
         on_error: OnError = "raise",
+        content: ContentForm = None,
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
@@ -145,6 +150,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self.batch_size = batch_size
         self.transform = transform
         self.on_error = checked_on_error(on_error)
+        self.content = checked_content_form(content)
         name, tag = _split_tag(dataset)
         spec: dict[str, Any] = {
             "name": job,
@@ -179,7 +185,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._warned_of_small_sweep = False
         self._warn_of_small_sweep(info)
         version = client.resolve(f"{name}@{self.root}")
-        self._keys = SampleKeys(version) if version.sample_rule == "stem" else None
+        self._keys = SampleKeys(version)
         self._visitation = visitation
         echo = (plan or {}).get("echo") or {}
         # The server keeps copies of a sample apart in the order of its grants, so the loop needs that order.
@@ -398,9 +404,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
     ) -> Generator[Batch, None, str]:
         """The leases of one worker: see `Receiver.leases`."""
-        size, keys, transform = self.batch_size, self._keys, self.transform
-        source = (self._job, self.job, self.epoch, self.rank)
-        receiver = Receiver(*source, size, keys, transform, self.on_error, self._seed)
+        source = (self._job, self.job, self.epoch, self.rank, self.batch_size)
+        makes = (self._keys, self.content, self.transform, self.on_error, self._seed)
+        receiver = Receiver(*source, *makes)
         return receiver.leases(worker, collate, prefetch)
 
     def __iter__(self) -> Iterator[Any]:

@@ -19,9 +19,10 @@ from typing import Any, Callable, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, Invalid, PendingRead, Sample
+from .contents import ContentForm, checked_content_form, nbytes_of
+from .map import content_of_indexed
 from .ranks import rank_of
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, checked_on_error, named
-from .sample_keys import by_extension, extension
 from .worker_table import WORKERS_MAX, _table
 
 _log = logging.getLogger("fletch")
@@ -46,8 +47,7 @@ class EvalSample:
     """A sample of a pass.
 
     Attributes:
-        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``. If the
-            version's samples have keys: a dict of such views by extension, with the key as ``"__key__"``.
+        content: the view of the file, or a dict of views: as in `EpochSample`.
         path: the path of the sample's first file in the version.
         key: the sample's key; the path if the sample is one file.
         number: the sample's number in the version, from 0.
@@ -62,6 +62,11 @@ class EvalSample:
     number: int
     ordinal: int
     repeated: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files of the sample."""
+        return nbytes_of(self.content)
 
 
 class EvalDataset(torch.utils.data.IterableDataset[Any]):
@@ -96,6 +101,7 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
             counted in `stats` and logged; or a callable of the error and the sample, which returns an item in
             its place or `fletch.torch.SKIP`. Errors name the sample. An error of Fletch that is retryable is
             always raised.
+        content: ``"view"`` or ``"dict"``: the form of every content, as in `EpochDataset`.
 
     Attributes:
         version: the version that is read.
@@ -118,6 +124,7 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         ranks: int | None = None,
         pad: bool = False,
         on_error: OnError = "raise",
+        content: ContentForm = None,
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if batch_size is not None and batch_size < 1:
@@ -131,6 +138,7 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         self.transform = transform
         self.pad = pad
         self.on_error = checked_on_error(on_error)
+        self.content = checked_content_form(content)
         self.version = client.resolve(dataset)
         self.root: str = self.version.root
         numbered = list(enumerate(self.version.samples()))
@@ -158,7 +166,6 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
                 "%r has %d samples for %d ranks, so rank %d has none of them: give pad=True if the ranks "
                 "wait for each other", self.version, total, self.ranks, self.rank,
             )
-        self._extensions: dict[int, str] = {}
         #: The path, key, number and ordinal of each sample of the latest batch, for errors of its collation.
         self.recent: deque[tuple[str, str, int, int]] = deque(maxlen=1)
         #: One row for the process of the loop, and one for each worker.
@@ -262,16 +269,9 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
 
     def _sample(self, number: int, sample: Sample, repeated: bool, views: Iterator[memoryview]) -> EvalSample:
         first = sample.ordinals[0]
-        if sample.single:
-            return EvalSample(next(views), sample.key, sample.key, number, first, repeated)
-        content = by_extension(sample.key, map(self._extension, sample.ordinals), views)
-        return EvalSample(content, self.version.entry(first).path, sample.key, number, first, repeated)
-
-    def _extension(self, ordinal: int) -> str:
-        known = self._extensions.get(ordinal)
-        if known is None:
-            known = self._extensions[ordinal] = extension(self.version.entry(ordinal).path)
-        return known
+        content = content_of_indexed(self.version, sample, views, self.content)
+        path = sample.key if sample.single else self.version.entry(first).path
+        return EvalSample(content, path, sample.key, number, first, repeated)
 
     def stats(self) -> dict[str, int]:
         """The counters since the dataset was made, of this process and its workers.

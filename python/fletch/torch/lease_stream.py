@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
 from .. import FletchError, _native
+from .contents import ContentForm, content_of, nbytes_of, stem
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
-from .sample_keys import SampleKeys, by_extension, extension
+from .sample_keys import SampleKeys
 from .sample_seeds import SampleSeeds, seed_generators, seeded
 
 _log = logging.getLogger("fletch")
@@ -31,8 +32,9 @@ class EpochSample:
     """A sample of an epoch, as the server leased it.
 
     Attributes:
-        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``. If the
-            version's samples have keys: a dict of such views by extension, with the key as ``"__key__"``.
+        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``. For members
+            of a tar shard, and for several files: a dict of such views by extension (in lower case), with the
+            key as ``"__key__"``. The argument ``content=`` chooses one of the two for all samples.
         path: the path of the sample's first file in the version.
         number: the sample's number in the version, from 0.
         ordinal: the ordinal of the sample's first entry. Root and ordinal identify the sample.
@@ -40,6 +42,7 @@ class EpochSample:
         seed: a number that depends on the job's seed, the epoch, and this copy of the sample only. The
             generators of ``random``, numpy and torch have it when ``transform`` is called. Give it to
             generators of your own.
+        key: the sample's key; the path if each file is a sample by itself.
     """
 
     content: Any
@@ -48,6 +51,12 @@ class EpochSample:
     ordinal: int
     copy: int | None
     seed: int = 0
+    key: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files of the sample."""
+        return nbytes_of(self.content)
 
 
 @dataclass
@@ -104,7 +113,8 @@ class Receiver:
         epoch: the epoch's number.
         rank: the rank whose leases it receives.
         size: the most samples of a lease.
-        keys: finds the samples' keys; ``None`` if the version's samples have no keys.
+        keys: finds the samples' keys.
+        content: which form the samples' contents have.
         transform: makes an item of a sample.
         on_error: what happens if ``transform`` fails.
         seed: the job's seed.
@@ -115,7 +125,8 @@ class Receiver:
     epoch: int
     rank: int
     size: int
-    keys: SampleKeys | None
+    keys: SampleKeys
+    content: ContentForm
     transform: Callable[[EpochSample], Any] | None
     on_error: OnError
     seed: int
@@ -162,8 +173,8 @@ class Receiver:
             try:
                 keys, waits = wait_for_server(self.name, self.epoch, lambda _: self._find_keys(leased))
                 stalls += waits
-                samples = [_sample(one, key, seeds) for one, key in zip(leased, keys)]
-                nbytes = sum(_nbytes(s.content) for s in samples)
+                samples = [self._sample(one, *key, seeds) for one, key in zip(leased, keys)]
+                nbytes = sum(sample.nbytes for sample in samples)
                 maker = ItemMaker(self.transform, self.on_error, skipped)
                 with seeded():
                     items = list(_items(maker, samples))
@@ -182,10 +193,18 @@ class Receiver:
             )
             stalls = []
 
-    def _find_keys(self, leased: list[_native.Leased]) -> list[str | None]:
-        """The key of each sample; ``None`` for all if the version's samples have no keys."""
-        keys = self.keys
-        return [None if keys is None else keys.of(one.paths[0], one.ordinal) for one in leased]
+    def _find_keys(self, leased: list[_native.Leased]) -> list[tuple[str, bool]]:
+        return [self.keys.of(one.paths[0], one.ordinal) for one in leased]
+
+    def _sample(self, leased: _native.Leased, key: str, is_keyed: bool, seeds: SampleSeeds) -> EpochSample:
+        paths, number, copy = leased.paths, leased.number, leased.copy
+        # Of a sample by itself the key is the path, and a dict names the file by its extension.
+        content = content_of(
+            self.content, stem(key) if key == paths[0] else key, is_keyed, paths, leased.views()
+        )
+        return EpochSample(
+            content, paths[0], number, leased.ordinal, copy, seeds.of_sample(number, copy), key
+        )
 
 
 def _items(maker: ItemMaker, samples: list[EpochSample]) -> Iterator[tuple[EpochSample, Any]]:
@@ -205,13 +224,6 @@ def _collated(collate: Callable[[list[Any]], Any], items: list[tuple[EpochSample
     except Exception as error:
         add_batch_note(error, [name_of(sample) for sample, _ in items])
         raise
-
-
-def _sample(leased: _native.Leased, key: str | None, seeds: SampleSeeds) -> EpochSample:
-    paths, views = leased.paths, leased.views()
-    content = views[0] if key is None else by_extension(key, map(extension, paths), views)
-    seed = seeds.of_sample(leased.number, leased.copy)
-    return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy, seed)
 
 
 class BatchesWithStatus:
@@ -262,9 +274,3 @@ def wait_for_server(
             if not error.retryable:
                 raise
             wait.report(0.0, str(error))
-
-
-def _nbytes(content: Any) -> int:
-    if isinstance(content, memoryview):
-        return content.nbytes
-    return sum(view.nbytes for view in content.values() if isinstance(view, memoryview))

@@ -5,25 +5,23 @@ Invariant: a batch of indices is one call of `Version.read_many`, whatever its s
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence, Union, overload
+from typing import Any, Callable, Iterator, Sequence, overload
 
 import torch.utils.data
 
 from .. import Sample, Version
+from .contents import Content, ContentForm, checked_content_form, content_of, stem
 from .prefetch import IndexedReads
 from .sample_errors import add_note, named
-from .sample_keys import by_extension, extension
-
-Content = Union[memoryview, "dict[str, Any]"]
 
 
 class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
     """The samples of a version by index, for random access.
 
-    The content of a sample of one file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape
-    ``(bytes,)``. The content of a sample with a key (tar members that share the key) is a dict of such views
-    by extension (the part of the name after the first dot, such as ``"jpg"`` or ``"cls.txt"``), with the key
-    as ``"__key__"``.
+    The content of a plain file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape
+    ``(bytes,)``. The content of members of a tar shard, and of several files, is a dict of such views by
+    extension (the part of the name after the first dot, in lower case, such as ``"jpg"`` or ``"cls.txt"``),
+    with the key as ``"__key__"``.
 
     Args:
         version: the version to read.
@@ -32,8 +30,10 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
             ``collate_fn``. Views that a worker returns arrive as read-only views of shared memory, or as
             copies.
         samples: the samples, in order; by default ``version.samples()``.
+        content: ``"view"`` or ``"dict"``: the form of every content, as in `EpochDataset`.
 
     Raises:
+        Invalid: a sample has several files, and ``content="view"``.
         NotFound, Corrupt, Unavailable, Overloaded: as `Version.read_many`, by index and by iteration.
         IndexError: the index is out of range.
     """
@@ -43,11 +43,12 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
         version: Version,
         transform: Callable[[Any], Any] | None = None,
         samples: Sequence[Sample] | None = None,
+        content: ContentForm = None,
     ) -> None:
         self.version = version
         self.transform = transform
         self.samples: list[Any] = list(version.samples() if samples is None else samples)
-        self._extensions: dict[int, str] = {}
+        self.content = checked_content_form(content)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -68,11 +69,7 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
         views = iter(self._views([o for sample in chosen for o in sample.ordinals]))
         items: list[Any] = []
         for sample in chosen:
-            content: Content
-            if sample.single:
-                content = next(views)
-            else:
-                content = by_extension(sample.key, map(self._extension, sample.ordinals), views)
+            content = content_of_indexed(self.version, sample, views, self.content)
             items.append(content if self.transform is None else self._transformed(content, sample))
         return items
 
@@ -93,12 +90,6 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
     def _chosen(self, indices: Sequence[int]) -> list[Any]:
         return [self.samples[_checked(i, len(self.samples))] for i in indices]
 
-    def _extension(self, ordinal: int) -> str:
-        known = self._extensions.get(ordinal)
-        if known is None:
-            known = self._extensions[ordinal] = extension(self.version.entry(ordinal).path)
-        return known
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.version!r}, {len(self)} samples)"
 
@@ -107,3 +98,15 @@ def _checked(index: int, length: int) -> int:
     if not -length <= index < length:
         raise IndexError(f"index {index} is out of range: the dataset has {length} samples")
     return index
+
+
+def content_of_indexed(
+    version: Version, sample: Sample, views: Iterator[memoryview], form: ContentForm
+) -> Content:
+    """The content of a sample of a version, made of the next views."""
+    if sample.single and form != "dict":
+        return next(views)
+    entries = [version.entry(ordinal) for ordinal in sample.ordinals]
+    key = stem(sample.key) if sample.single else sample.key
+    is_keyed = not sample.single and entries[0].kind == "member"
+    return content_of(form, key, is_keyed, [e.path for e in entries], [next(views) for _ in entries])

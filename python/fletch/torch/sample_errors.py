@@ -50,9 +50,7 @@ def named(path: str, key: str, number: int | None, ordinal: int) -> str:
 
 def name_of(sample: Any) -> str:
     """The text that identifies an `EpochSample` or an `EvalSample` in an error."""
-    content = sample.content
-    key = content["__key__"] if isinstance(content, dict) else sample.path
-    return named(sample.path, key, sample.number, sample.ordinal)
+    return named(sample.path, sample.key or sample.path, sample.number, sample.ordinal)
 
 
 def add_note(error: BaseException, note: str) -> None:

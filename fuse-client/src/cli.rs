@@ -28,6 +28,7 @@ pub const KEYS: &[&str] = &[
     "memory.max",
     "memory.tables",
     "io.timeout",
+    "io.map_timeout",
     "fuse.threads",
     "fuse.push",
     "metrics.listen",
@@ -107,6 +108,9 @@ pub struct Cli {
     /// Time within which every read ends, 100ms to 1h [default: 30s]
     #[arg(long, env = "FLETCH_IO_TIMEOUT", value_name = "TIME", hide_env = true)]
     pub io_timeout: Option<Span>,
+    /// Time that a page of a mapped file waits for a server that is away, up to 24h [default: 10m]
+    #[arg(long, env = "FLETCH_MAP_TIMEOUT", value_name = "TIME", hide_env = true)]
+    pub map_timeout: Option<Span>,
     /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
@@ -254,6 +258,7 @@ struct DatasetsFile {
 #[derive(Debug, Default, Deserialize)]
 struct IoFile {
     timeout: Option<Span>,
+    map_timeout: Option<Span>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -274,6 +279,9 @@ struct LogFile {
 
 /// The least memory that a mount works with: two of the largest chunks.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
+/// `--map-timeout` by default, and at most.
+const MAP_TIMEOUT: Duration = Duration::from_secs(600);
+const MAP_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The default of `--keep`.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
 /// The default and the largest value of `--mounts-max`.
@@ -411,6 +419,10 @@ impl Cli {
         if io_timeout < Duration::from_millis(100) || io_timeout > Duration::from_secs(3600) {
             bail!("--io-timeout {} is out of range: give 100ms to 1h", Span(io_timeout));
         }
+        let map_timeout = self.map_timeout.or(file.io.map_timeout).map_or(MAP_TIMEOUT, |s| s.0);
+        if map_timeout > MAP_TIMEOUT_MAX {
+            bail!("--map-timeout {} is out of range: give at most 24h", Span(map_timeout));
+        }
         if let Some(addr) = self.metrics
             && !addr.ip().is_loopback()
         {
@@ -430,6 +442,7 @@ impl Cli {
             cache,
             threads,
             io_timeout,
+            map_timeout,
             push: self.push.or(file.fuse.push).unwrap_or(Switch::On) == Switch::On,
             log_format: self.log_format.or(file.log.format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(self.metrics_listen).or(file.metrics.listen),

@@ -268,7 +268,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -277,9 +277,9 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let direct = flags.0 & libc::O_DIRECT != 0;
+        let (direct, pid) = (flags.0 & libc::O_DIRECT != 0, request.pid());
         self.dispatch(Op::Read, |fs| {
-            fs.read((ino.0, offset, size), direct, move |outcome| match outcome {
+            fs.read((ino.0, offset, size), direct, pid, move |outcome| match outcome {
                 Ok(bytes) => reply.data(bytes),
                 Err(e) => reply.error(errno(e)),
             })

@@ -30,6 +30,8 @@ pub struct Request {
     pub unique: u64,
     /// The inode that the request is about.
     pub ino: u64,
+    /// The thread that waits for it; 0 if this process cannot see that thread.
+    pub pid: u32,
     /// What the kernel asks for.
     pub operation: Operation,
 }
@@ -126,6 +128,7 @@ pub fn parse(message: &[u8]) -> Result<Request, Malformed> {
 
 fn parsed(message: &[u8]) -> Option<Request> {
     let (opcode, unique, ino) = (u32_at(message, 4)?, u64_at(message, 8)?, u64_at(message, 16)?);
+    let pid = u32_at(message, 32)?;
     let body = message.get(IN_HEADER_BYTES..)?;
     let listing = || Some(Listing { offset: u64_at(body, 8)?, size: u32_at(body, 16)? });
     let operation = match opcode {
@@ -150,7 +153,7 @@ fn parsed(message: &[u8]) -> Option<Request> {
         44 => Operation::Readdirplus(listing()?),
         _ => Operation::Other,
     };
-    Some(Request { unique, ino, operation })
+    Some(Request { unique, ino, pid, operation })
 }
 
 /// Returns the header of a reply with `len` bytes of payload. An errno of 0 means success.

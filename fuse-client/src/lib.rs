@@ -26,6 +26,7 @@ pub mod fs;
 pub mod fuse;
 pub mod fuse_wire;
 pub mod hit_connections;
+pub mod mapped_reads;
 pub mod metrics;
 pub mod mount;
 pub mod mount_dir;

@@ -17,6 +17,7 @@ use crate::fs::inode::Ino;
 use crate::fs::read::{ChunkSource, ReadCounters, ReadReply, Reader};
 use crate::fs::tree::{self, Tree};
 use crate::hit_connections;
+use crate::mapped_reads::MappedRead;
 use crate::metrics::{Op, RequestCounts};
 use crate::push::Pusher;
 use crate::read_clock::ReadClock;
@@ -67,14 +68,31 @@ pub struct RequestContext {
     pub file_runs: FileRuns,
     /// Pushes pages; set once the session exists.
     pub pusher: OnceLock<Pusher>,
-    /// The time within which every request ends, apart from a little slack.
-    pub io_timeout: Duration,
+    /// The times within which requests end.
+    pub timeouts: Timeouts,
     /// The tasks of requests that wait.
     pub tasks: TaskTracker,
     /// Whether the kernel opens files without a request after one ENOSYS.
     pub no_open: AtomicBool,
     /// Whether the kernel opens directories without a request after one ENOSYS.
     pub no_opendir: AtomicBool,
+}
+
+/// The times within which requests end, apart from a little slack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Of every request but those that the next one is for.
+    pub io: Duration,
+    /// Of a READ for a page of a mapped file, while the server or the origin is away.
+    pub mapped: Duration,
+}
+
+/// Why a request got no answer.
+#[derive(Debug)]
+enum Failure {
+    /// The version is refused, with this errno.
+    Refused(i32),
+    Failed(FsError),
 }
 
 /// Where the reads of one mount come from, and where they are counted.
@@ -94,7 +112,7 @@ pub struct ReadParts {
 impl RequestContext {
     /// Returns the context of a mount of `version`, owned by the user of this process.
     #[must_use]
-    pub fn new(version: &Version, parts: ReadParts, io_timeout: Duration, tasks: TaskTracker) -> Arc<Self> {
+    pub fn new(version: &Version, parts: ReadParts, timeouts: Timeouts, tasks: TaskTracker) -> Arc<Self> {
         let tree = Tree::new(version.clone());
         let reader = Reader::new(tree.clone(), parts.store, parts.source, tasks.clone());
         let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
@@ -114,7 +132,7 @@ impl RequestContext {
             read_clock: Arc::default(),
             file_runs: FileRuns::default(),
             pusher: OnceLock::new(),
-            io_timeout,
+            timeouts,
             tasks,
             no_open: AtomicBool::new(false),
             no_opendir: AtomicBool::new(false),
@@ -126,15 +144,27 @@ impl RequestContext {
     /// # Errors
     /// The errno of the reply.
     pub async fn run<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, i32> {
-        self.check_access()?;
-        let late = self.io_timeout + STORE_DEADLINE_SLACK;
-        let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
+        self.attempt(work).await.map_err(|failure| self.recorded(failure))
+    }
+
+    async fn attempt<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Failure> {
+        self.check_access().map_err(Failure::Refused)?;
+        let late = self.timeouts.io + STORE_DEADLINE_SLACK;
+        let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.timeouts.io)));
         // Access may have ended while the work ran.
-        self.check_access()?;
-        outcome.map_err(|e| {
-            self.faults.record(&e);
-            e.errno()
-        })
+        self.check_access().map_err(Failure::Refused)?;
+        outcome.map_err(Failure::Failed)
+    }
+
+    /// Records a failure that the program sees, and returns its errno.
+    fn recorded(&self, failure: Failure) -> i32 {
+        match failure {
+            Failure::Refused(errno) => errno,
+            Failure::Failed(error) => {
+                self.faults.record(&error);
+                error.errno()
+            }
+        }
     }
 
     /// Returns whether the server still lets this mount read its version.
@@ -198,25 +228,46 @@ impl RequestContext {
         }
     }
 
-    /// Reads bytes of a file and replies. `direct` says that the READ holds no page lock.
+    /// Reads bytes of a file for a thread, and replies. `direct` says that the READ holds no page lock, and is
+    /// for no mapped page.
     pub async fn read(
         self: Arc<Self>,
         (ino, offset, size): (u64, u64, u32),
         direct: bool,
+        pid: u32,
         reply: impl FnOnce(Result<&Bytes, i32>) + Send + 'static,
     ) {
-        if let Some(errno) = self.error_cache.recent(ino) {
-            return reply(Err(errno));
-        }
         let started = Instant::now();
+        let mut wait = MappedRead::new(pid, ino, started);
+        if let Some(errno) = self.error_cache.recent(ino) {
+            let may_wait = !direct && errno == libc::EIO;
+            if !may_wait || !wait.wait(self.timeouts.mapped, || "its last read failed".to_owned()).await {
+                return reply(Err(errno));
+            }
+        }
         let timed = self.read_clock.enter();
-        let reading = async {
-            match direct {
-                true => self.reader.read_direct(ino, offset, size).await,
-                false => self.reader.read(ino, offset, size).await,
+        let outcome = loop {
+            let reading = async {
+                match direct {
+                    true => self.reader.read_direct(ino, offset, size).await,
+                    false => self.reader.read(ino, offset, size).await,
+                }
+            };
+            let failure = match self.attempt(reading).await {
+                Ok(read) => break Ok(read),
+                Err(failure) => failure,
+            };
+            let may_wait = match &failure {
+                Failure::Failed(error) if !direct && error.is_outage() => {
+                    wait.wait(self.timeouts.mapped, || error.to_string()).await
+                }
+                _ => false,
+            };
+            if !may_wait {
+                break Err(self.recorded(failure));
             }
         };
-        match self.run(reading).await {
+        match outcome {
             Ok(ReadReply { bytes, push: None }) => {
                 reply(Ok(&bytes));
                 if offset == 0 && !direct {

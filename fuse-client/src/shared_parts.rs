@@ -8,7 +8,7 @@ use crate::node::chunk_source::NodeChunks;
 use crate::node::own_versions::{OwnVersion, OwnVersions};
 use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore};
 use crate::open_version::OpenVersion;
-use crate::requests::{ReadParts, RequestContext};
+use crate::requests::{ReadParts, RequestContext, Timeouts};
 use crate::server_watch::ServerWatch;
 use fletch_api::node::MountedVersion;
 use fletch_client::{Client, Servers};
@@ -46,7 +46,7 @@ pub struct SharedParts {
     /// The tasks of the node store. `stop_node` ends them, and so does `stop`.
     node_tasks: TaskTracker,
     stop_node: CancellationToken,
-    io_timeout: Duration,
+    timeouts: Timeouts,
 }
 
 impl SharedParts {
@@ -93,8 +93,8 @@ impl SharedParts {
         if let Some(node) = &node {
             node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
         }
-        let io_timeout = process.io_timeout;
-        SharedParts { store, node, tasks, background, stop, node_tasks, stop_node, io_timeout }
+        let timeouts = Timeouts { io: process.io_timeout, mapped: process.map_timeout };
+        SharedParts { store, node, tasks, background, stop, node_tasks, stop_node, timeouts }
     }
 
     /// Returns the context of a mount of an open version. `reserves_disk` gives the version a share of the
@@ -123,7 +123,7 @@ impl SharedParts {
         };
         let (store, dataset) = (Arc::clone(&self.store), Some(dataset.clone()));
         let parts = ReadParts { store, source, counters, access, dataset };
-        RequestContext::new(version, parts, self.io_timeout, self.tasks.clone())
+        RequestContext::new(version, parts, self.timeouts, self.tasks.clone())
     }
 
     /// Returns the counters of the shared parts.

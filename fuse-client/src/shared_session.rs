@@ -166,7 +166,7 @@ impl Session {
         Ok(true)
     }
 
-    fn answer(&self, Request { unique, ino, operation }: Request) {
+    fn answer(&self, Request { unique, ino, pid, operation }: Request) {
         let reply = Reply { device: Arc::clone(&self.device), unique, sent: false };
         let (context, runtime) = (&self.context, &self.runtime);
         match operation {
@@ -185,7 +185,7 @@ impl Session {
                 reply.send(fs.run(fs.tree.target(ino)).await);
             }),
             Operation::Read { offset, size, direct } => context.dispatch(Op::Read, runtime, |fs| {
-                fs.read((ino, offset, size), direct, move |outcome| reply.send(outcome))
+                fs.read((ino, offset, size), direct, pid, move |outcome| reply.send(outcome))
             }),
             Operation::Readdir(part) => self.list(Op::Readdir, ino, part, reply),
             Operation::Readdirplus(part) => self.list(Op::Readdirplus, ino, part, reply),

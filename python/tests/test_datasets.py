@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -17,7 +19,7 @@ from torchvision.transforms import functional
 import fletch
 import fletch.torch
 
-from conftest import until
+from conftest import Server, until
 
 
 def size(view: memoryview) -> int:
@@ -284,3 +286,36 @@ def test_an_error_in_a_worker_keeps_its_class(own_server: Any, tmp_path: Path) -
     own_server.kill()
     with pytest.raises(fletch.Unavailable, match="fletch-server"):
         list(fletch.torch.DataLoader(dataset, num_workers=1))
+
+
+#: Changes every view of a dataset in place, again and again, as `torch.frombuffer` lets a script do.
+IN_PLACE = """
+import sys, warnings
+import torch
+import fletch
+
+warnings.simplefilter("ignore")
+version = fletch.Client(sys.argv[1], timeout=20).resolve(sys.argv[2])
+ordinals = list(range(40))
+expected = [bytes([i]) * 20_000 for i in ordinals]
+for _ in range(30):
+    views = version.read_many(ordinals)
+    assert [bytes(view) for view in views] == expected
+    again = version.read_many(ordinals)
+    for view in views:
+        torch.frombuffer(view, dtype=torch.uint8)[100:9000].add_(7)
+    assert all(bytes(view[100:9000]) == bytes([i + 7]) * 8900 for i, view in enumerate(views))
+    # Neither views that are there nor those of later reads see it.
+    assert [bytes(view) for view in again] == expected
+"""
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_an_operation_in_place_on_a_view_harms_nobody(server: Server, transport: str) -> None:
+    tree = server.scratch / f"tree-in-place-{transport}"
+    tree.mkdir()
+    for i in range(40):
+        (tree / f"{i:02}").write_bytes(bytes([i]) * 20_000)
+    server.publish(f"in-place-{transport}", tree)
+    url = f"unix:{server.socket}" if transport == "unix" else server.url
+    subprocess.run([sys.executable, "-c", IN_PLACE, url, f"in-place-{transport}"], check=True)

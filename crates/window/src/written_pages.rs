@@ -24,10 +24,7 @@ pub struct WrittenPages {
 
 impl WrittenPages {
     pub fn of_this_process() -> Self {
-        WrittenPages {
-            table: File::open("/proc/self/pagemap").ok(),
-            page_bytes: rustix::param::page_size(),
-        }
+        WrittenPages { table: File::open("/proc/self/pagemap").ok(), page_bytes: rustix::param::page_size() }
     }
 
     /// Drops the copies of the pages of a part of a mapping, which begins at a page. Returns whether there is

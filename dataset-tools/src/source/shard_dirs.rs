@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn shards_with_their_indices_tables_and_a_readme_are_a_directory_of_shards() {
-        let mut paths = [named("train", 9, "tar"), named("train", 9, "idx"), named("train", 9, "json")].concat();
+        let mut paths =
+            [named("train", 9, "tar"), named("train", 9, "idx"), named("train", 9, "json")].concat();
         paths.push("train/README.md".to_owned());
         assert_eq!(of(&paths), ["train"]);
         assert_eq!(of(&["one.tar".to_owned(), "README.md".to_owned()]), [""]);

@@ -128,6 +128,8 @@ pub struct ProcessSettings {
     pub threads: usize,
     /// The time within which every read ends.
     pub io_timeout: Duration,
+    /// The time that a READ for a page of a mapped file waits for a server that is away.
+    pub map_timeout: Duration,
     /// Whether to push pages.
     pub push: bool,
     /// The format of log lines.

@@ -93,6 +93,7 @@ fn usage_errors_say_what_to_give() {
         (&["d", "m", "--server", "unix:/x", "--threads", "99"], "1 to 16"),
         (&["d", "m", "--server", "unix:/x", "--metrics", "0.0.0.0:9"], "loopback"),
         (&["d", "m", "--server", "unix:/x", "--io-timeout", "1ms"], "100ms"),
+        (&["d", "m", "--server", "unix:/x", "--map-timeout", "25h"], "at most 24h"),
         (&["d", "m", "--server", "unix:/x", "--keep", "1h"], "--datasets DIR"),
     ];
     for (args, says) in cases {
@@ -106,13 +107,14 @@ fn flags_win_over_the_file() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("mount.toml");
     let text = "server = \"unix:/file\"\n[memory]\nmax = \"64MiB\"\n\
-                [io]\ntimeout = \"2s\"\n[fuse]\npush = \"off\"\n";
+                [io]\ntimeout = \"2s\"\nmap_timeout = \"1h\"\n[fuse]\npush = \"off\"\n";
     std::fs::write(&path, text).expect("write");
     let path = path.to_str().expect("utf-8");
     let s = into_settings(&["d", "m", "--config", path]).expect("usable");
     let server = |s: &Settings| s.process.server.as_ref().map(ToString::to_string).unwrap_or_default();
     assert_eq!((server(&s).as_str(), s.process.memory_bytes), ("unix:/file", 64 << 20));
     assert_eq!((s.process.io_timeout, s.process.push), (Duration::from_secs(2), false));
+    assert_eq!(s.process.map_timeout, Duration::from_secs(3600));
     let s = into_settings(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"])
         .expect("usable");
     assert_eq!((server(&s).as_str(), s.process.push), ("unix:/flag", true));

@@ -174,6 +174,18 @@ impl FsError {
         })
     }
 
+    /// Returns whether the same request may succeed later, when a server or an origin answers again.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        if let FsError::Read { error: ReadError::Fetch(e), .. } = self
+            && let Some(ClientError::Problem { problem, .. }) = e.source.downcast_ref::<ClientError>()
+            && problem.code == Code::OriginUnavailable
+        {
+            return true;
+        }
+        matches!(self.fault(), Some(Fault::Unavailable | Fault::Overloaded))
+    }
+
     /// Returns the errno that `docs/SEMANTICS.md` documents.
     #[must_use]
     pub fn errno(&self) -> i32 {
@@ -234,6 +246,17 @@ mod tests {
         ];
         for (e, errno, fault) in cases {
             assert_eq!((e.errno(), e.fault()), (errno, Some(fault)), "{e}");
+        }
+        for (passes, error) in [
+            (true, problem(Code::OriginUnavailable)),
+            (true, problem(Code::Overloaded)),
+            (true, FsError::Late(Duration::from_secs(1))),
+            (false, problem(Code::OriginChanged)),
+            (false, problem(Code::OriginCorrupt)),
+            (false, problem(Code::NotFound)),
+            (false, FsError::NotFound),
+        ] {
+            assert_eq!(error.is_outage(), passes, "{error}");
         }
         assert_eq!((FsError::NotFound.errno(), FsError::NotFound.fault()), (libc::ENOENT, None));
     }

@@ -12,7 +12,7 @@ use fletch_mount::fs::read::{ChunkSource, FetchRequest, Reader};
 use fletch_mount::fs::tree::{self, DirEntry, Tree};
 use fletch_mount::hit_connections;
 use fletch_mount::metrics::Op;
-use fletch_mount::requests::{ReadParts, RequestContext};
+use fletch_mount::requests::{ReadParts, RequestContext, Timeouts};
 use fletch_store::{FetchError, Store, StoreLimits};
 use fletch_tables::{PartCache, Version};
 use futures::future::{BoxFuture, FutureExt};
@@ -425,7 +425,8 @@ fn only_the_first_poll_of_a_request_may_ask_the_server_of_this_machine() {
         access: Arc::default(),
         dataset: None,
     };
-    let context = RequestContext::new(tree.version(), parts, Duration::from_secs(5), tasks);
+    let timeouts = Timeouts { io: Duration::from_secs(5), mapped: Duration::from_secs(5) };
+    let context = RequestContext::new(tree.version(), parts, timeouts, tasks);
     let endpoint: Endpoint = "unix:/nowhere".parse().expect("an address");
     let client = Client::new(ClientConfig::new(endpoint, "mount")).expect("a client");
     let (sender, receiver) = std::sync::mpsc::channel();

@@ -320,6 +320,61 @@ fn a_server_that_is_gone_is_named_and_then_left_alone_until_it_answers() {
     assert_eq!(fs::read(next()).expect("reads again").len(), 150_000);
 }
 
+/// Touches a page of a mapped file, and prints a byte of it.
+const TOUCH: &str = "import mmap, sys\n\
+    with open(sys.argv[1], 'rb') as f:\n\
+    \x20   m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)\n\
+    print('mapped', flush=True)\n\
+    sys.stdin.readline()\n\
+    print(m[100_000])\n";
+
+/// A program that has mapped a file and touches it at the next line of its input.
+fn mapping(path: &Path) -> std::process::Child {
+    use std::io::BufRead as _;
+    use std::process::Stdio;
+    let mut python = Command::new("python3");
+    python.args(["-c", TOUCH]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = python.spawn().expect("python3");
+    let mut line = String::new();
+    let out = child.stdout.as_mut().expect("stdout");
+    std::io::BufReader::with_capacity(7, out).read_line(&mut line).expect("a line");
+    assert_eq!(line, "mapped\n");
+    child
+}
+
+#[test]
+fn a_mapped_page_waits_for_a_server_that_a_read_gives_up() {
+    use std::io::Write as _;
+    use std::os::unix::process::ExitStatusExt as _;
+    if !can_mount() {
+        return;
+    }
+    let dataset = Arc::new(Dataset::many(3, 150_000));
+    let mut stub = Stub::start(Arc::clone(&dataset));
+    let patient = Mount::start(&stub.url(), &["--io-timeout", "2s", "--map-timeout", "2m"]);
+    let hasty = Mount::start(&stub.url(), &["--io-timeout", "2s", "--map-timeout", "0s"]);
+    let names: Vec<_> = dataset.nodes.keys().cloned().collect();
+    let mut waits = mapping(&patient.path().join(&names[0]));
+    let mut dies = mapping(&hasty.path().join(&names[0]));
+    let other = patient.path().join(&names[1]);
+    assert!(fs::metadata(&other).is_ok(), "its name is known from here on");
+    stub.kill();
+    for program in [&mut waits, &mut dies] {
+        program.stdin.take().expect("stdin").write_all(b"\n").expect("told");
+    }
+    let died = dies.wait_with_output().expect("ended");
+    assert_eq!(died.status.signal(), Some(libc::SIGBUS), "{died:?}");
+    // A read call of the patient mount fails, while the page waits on.
+    assert_eq!(fs::read(&other).expect_err("no server").raw_os_error(), Some(libc::EIO));
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(waits.try_wait().expect("its state").is_none(), "it still waits");
+    stub.restart();
+    let out = waits.wait_with_output().expect("ended");
+    assert!(out.status.success(), "{out:?}");
+    let byte = fs::read(&other).map(|_| ()).and_then(|()| fs::read(patient.path().join(&names[0])));
+    assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), byte.expect("reads again")[100_000].to_string());
+}
+
 #[test]
 fn attributes_are_the_documented_ones() {
     if !can_mount() {

@@ -284,7 +284,7 @@ class Reader:
         ``report`` is called about once a second with the seconds waited and the reason.
         """
     def close(self) -> None:
-        """Ends the reader. It requests no more leases, and drops those that it prefetched."""
+        """Ends the reader. It requests no more leases, and releases those that it prefetched."""
 
 @final
 class Job:
@@ -294,10 +294,18 @@ class Job:
         """The job's current state, with its epochs, as ``GET /v1/jobs/{job}`` returns it."""
     def world(self, world: str) -> dict[str, Any]:
         """Changes the job's world: ranks, batch and tail, as JSON text."""
-    def reader(self, epoch: int, rank: int, worker: int, leases_ahead: int) -> Reader:
+    def reader(
+        self,
+        epoch: int,
+        rank: int,
+        worker: int,
+        leases_ahead: int,
+        journal: tuple[int, int, int] | None = None,
+    ) -> Reader:
         """The reader of one worker.
 
-        It asks for ``leases_ahead`` leases while the caller uses the last one.
+        It asks for ``leases_ahead`` leases while the caller uses the last one. ``journal`` is a file
+        descriptor, the first slot and the number of slots for the numbers of its leases.
         """
     def hold(self, token: _Token) -> None:
         """Renews a lease that another process received. Sends no request if this process declared the job."""
@@ -317,9 +325,20 @@ class Job:
         many seconds.
         """
     def drop_lease(self, token: _Token) -> None:
-        """Stops renewing a lease. The server delivers its samples again when it expires."""
+        """Drops a lease that this process holds. The server delivers its samples again, at once if it can be
+        told.
+        """
+    def forget_lease(self, token: _Token) -> None:
+        """Stops renewing a lease of which the server said that it is gone."""
     def hold_only(self, tokens: list[_Token]) -> None:
         """Drops all held leases but these. The others were lost on their way to the consumer."""
+    def release(self, epoch: int, rank: int, leases: list[int]) -> None:
+        """Releases leases that other processes received for this one and that it will not use."""
+    def settle(self, within: float) -> bool:
+        """Waits until the server knows of every dropped lease, at most ``within`` seconds.
+
+        Returns whether it does; at once if no lease was dropped.
+        """
     def state(self, epoch: int) -> bytes:
         """The epoch's self-contained state."""
     def ledger(self, epoch: int) -> bytes:

@@ -5,6 +5,8 @@
 //!    whatever its threads do and however often it forks. A forked child renews none of them.
 //! 2. A lease that was received and lost before the consumer got it is held until the consumer names the
 //!    leases that it has ([`Job::hold_only`]), and no longer.
+//! 3. The server is told of every lease that this process drops, also after a fork. If it does not answer, the
+//!    lease expires.
 
 use crate::buffer;
 use crate::client::{Client, parsed};
@@ -13,7 +15,7 @@ use crate::process::{Slot, spawn_background, wait, wait_reporting};
 use crate::receipt_sum::delivery;
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, StartJob, WorldSpec};
-use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
+use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeaseJournal, LeasedSample, Next};
 use fletch_client::selection::{Columns, Selection};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -63,6 +65,8 @@ struct ProcessState {
     server: Option<String>,
     /// The held leases: (epoch, rank, lease) → lifetime in ms.
     held: BTreeMap<(u64, u32, u64), u64>,
+    /// The dropped leases of which the server may not know yet.
+    dropped: BTreeSet<(u64, u32, u64)>,
 }
 
 /// All live jobs. After a fork their renewals continue.
@@ -111,10 +115,13 @@ impl Inner {
         self.start_renewals(py, handle).map(Some)
     }
 
-    /// Starts renewing the held leases.
+    /// Starts renewing the held leases, and releasing the dropped ones.
     fn start_renewals(&self, py: Python<'_>, handle: JobHandle) -> PyResult<JobHandle> {
         for (&(epoch, rank, lease), &ttl) in &self.process().held {
             handle.held().hold(epoch, rank, lease, ttl);
+        }
+        for &(epoch, rank, lease) in &self.process().dropped {
+            handle.held().release(epoch, rank, lease);
         }
         let stop = CancellationToken::new();
         let (renewed, ended) = (handle.clone(), stop.clone());
@@ -125,14 +132,42 @@ impl Inner {
     }
 
     fn record_held(&self, key: (u64, u32, u64), ttl: u64) {
-        self.process().held.insert(key, ttl);
+        let mut own = self.process();
+        own.dropped.remove(&key);
+        own.held.insert(key, ttl);
     }
 
-    fn drop_lease(&self, py: Python<'_>, key: (u64, u32, u64)) {
+    /// Stops renewing a lease that was acknowledged or is gone.
+    fn forget_lease(&self, py: Python<'_>, key: (u64, u32, u64)) {
         self.process().held.remove(&key);
         if let Some(live) = self.live.get(py) {
-            live.handle.held().release(key.0, key.1, key.2);
+            live.handle.held().forget(key.0, key.1, key.2);
         }
+    }
+
+    /// Stops renewing leases, and tells the server in the background that their samples are not used.
+    fn release(&self, py: Python<'_>, leases: impl IntoIterator<Item = (u64, u32, u64)>) -> PyResult<()> {
+        let live = self.live.get(py);
+        let mut own = self.process();
+        if let Some(live) = &live {
+            let held = live.handle.held();
+            own.dropped.retain(|&(epoch, rank, lease)| held.is_releasing(epoch, rank, lease));
+        }
+        let mut more = false;
+        for key in leases {
+            own.held.remove(&key);
+            own.dropped.insert(key);
+            if let Some(live) = &live {
+                live.handle.held().release(key.0, key.1, key.2);
+            }
+            more = true;
+        }
+        drop(own);
+        if more && live.is_none() {
+            // This process forked since it used the job. If it never declared the job, it holds no lease.
+            self.declared(py)?;
+        }
+        Ok(())
     }
 }
 
@@ -145,8 +180,10 @@ pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
         jobs.iter().filter_map(Weak::upgrade).collect()
     };
     for job in jobs {
-        let holds = !job.process().held.is_empty();
-        if holds {
+        let own = job.process();
+        let is_used = !own.held.is_empty() || !own.dropped.is_empty();
+        drop(own);
+        if is_used {
             job.declared(py)?;
         }
     }
@@ -221,16 +258,20 @@ impl Job {
     }
 
     /// The reader of one worker. It asks for `leases_ahead` leases while the caller uses the last one.
+    ///
+    /// `journal` is a file descriptor, the first slot and the number of slots for the numbers of its leases.
+    #[pyo3(signature = (epoch, rank, worker, leases_ahead, journal = None))]
     fn reader(
         slf: Bound<'_, Self>,
         epoch: u64,
         rank: u32,
         worker: u32,
         leases_ahead: usize,
+        journal: Option<JournalSlots>,
     ) -> PyResult<Reader> {
         let reader = Reader {
             job: slf.clone().unbind(),
-            params: ReaderParams { epoch, rank, worker, leases_ahead },
+            params: ReaderParams { epoch, rank, worker, leases_ahead, journal },
             last: Arc::default(),
             live: Slot::new(),
         };
@@ -282,22 +323,51 @@ impl Job {
             |seconds, why| report.call1((seconds, why)).map(drop),
         );
         let Some(acked) = acked? else { return Ok(None) };
-        self.0.drop_lease(py, (epoch, rank, lease));
+        self.0.forget_lease(py, (epoch, rank, lease));
         parsed(py, serde_json::to_string(&acked)).map(Some)
     }
 
-    /// Stops renewing a lease. The server delivers its samples again when it expires.
-    fn drop_lease(&self, py: Python<'_>, token: Token) {
+    /// Drops a lease that this process holds. The server delivers its samples again, at once if it can be told.
+    fn drop_lease(&self, py: Python<'_>, token: Token) -> PyResult<()> {
         let (epoch, rank, lease, _, _) = token;
-        self.0.drop_lease(py, (epoch, rank, lease));
+        let is_held = self.0.process().held.contains_key(&(epoch, rank, lease));
+        self.0.release(py, is_held.then_some((epoch, rank, lease)))
+    }
+
+    /// Stops renewing a lease of which the server said that it is gone.
+    fn forget_lease(&self, py: Python<'_>, token: Token) {
+        let (epoch, rank, lease, _, _) = token;
+        self.0.forget_lease(py, (epoch, rank, lease));
     }
 
     /// Drops all held leases but these. The others were lost on their way to the consumer.
-    fn hold_only(&self, py: Python<'_>, tokens: Vec<Token>) {
+    fn hold_only(&self, py: Python<'_>, tokens: Vec<Token>) -> PyResult<()> {
         let kept: BTreeSet<_> =
             tokens.into_iter().map(|(epoch, rank, lease, ..)| (epoch, rank, lease)).collect();
         let held: Vec<_> = self.0.process().held.keys().copied().collect();
-        held.into_iter().filter(|key| !kept.contains(key)).for_each(|key| self.0.drop_lease(py, key));
+        self.0.release(py, held.into_iter().filter(|key| !kept.contains(key)))
+    }
+
+    /// Releases leases that other processes received for this one and that it will not use.
+    fn release(&self, py: Python<'_>, epoch: u64, rank: u32, leases: Vec<u64>) -> PyResult<()> {
+        self.0.release(py, leases.into_iter().map(|lease| (epoch, rank, lease)))
+    }
+
+    /// Waits until the server knows of every dropped lease, at most `within` seconds. Returns whether it does.
+    ///
+    /// Returns at once if no lease was dropped.
+    fn settle(&self, py: Python<'_>, within: f64) -> PyResult<bool> {
+        let Some(live) = self.0.live.get(py) else { return Ok(self.0.process().dropped.is_empty()) };
+        let held = Arc::clone(live.handle.held());
+        let within = Duration::try_from_secs_f64(within).unwrap_or(Duration::ZERO);
+        let waiting = Arc::clone(&held);
+        let settled = async move {
+            let settled = tokio::time::timeout(within, waiting.settled());
+            Ok::<_, Failure>(waiting.is_settled() || settled.await.is_ok())
+        };
+        let is_settled = wait(py, settled)?;
+        self.0.process().dropped.retain(|&(epoch, rank, lease)| held.is_releasing(epoch, rank, lease));
+        Ok(is_settled)
     }
 
     /// The epoch's self-contained state.
@@ -361,6 +431,9 @@ impl Job {
 /// Any process can acknowledge the lease with it.
 type Token = (u64, u32, u64, u32, u64);
 
+/// A file descriptor, the first slot and the number of slots of a [`LeaseJournal`].
+type JournalSlots = (i32, u64, u64);
+
 /// Receives the leases of one worker of an epoch.
 #[pyclass(frozen, module = "fletch._native")]
 #[derive(Debug)]
@@ -383,6 +456,7 @@ struct ReaderParams {
     rank: u32,
     worker: u32,
     leases_ahead: usize,
+    journal: Option<JournalSlots>,
 }
 
 impl Reader {
@@ -390,11 +464,15 @@ impl Reader {
         if let Some(live) = self.live.get(py) {
             return Ok(live);
         }
-        let ReaderParams { epoch, rank, worker, leases_ahead } = self.params;
+        let ReaderParams { epoch, rank, worker, leases_ahead, journal } = self.params;
         let mut reader =
             self.job.get().0.live(py)?.reader(epoch, rank, worker).patience(PATIENCE).prefetch(leases_ahead);
         if let last @ 1.. = self.last.load(Relaxed) {
             reader = reader.after_sequence(last);
+        }
+        if let Some((fd, first, slots)) = journal {
+            let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+            reader = reader.journal(LeaseJournal::open(&path, first, slots)?);
         }
         let made = Arc::new(tokio::sync::Mutex::new(Some(reader)));
         self.live.set(py, Arc::clone(&made));
@@ -495,7 +573,7 @@ impl Reader {
         Ok(("batch", Some((token, leased, PyBytes::new(py, &deliveries)))))
     }
 
-    /// Ends the reader. It requests no more leases, and drops those that it prefetched.
+    /// Ends the reader. It requests no more leases, and releases those that it prefetched.
     fn close(&self, py: Python<'_>) {
         // If another thread's call is in progress, the reader and its leases end with that call.
         if let Some(live) = self.live.get(py)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import sys
+import threading
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_the_latest_iteration_is_the_one(
     dataset.state_dict()
     # In hand, and never consumed: it comes again.
     next(kept)
+    # Another process of the job holds a batch, and lets it go while this loop waits for it.
+    other = epochs(steady, f"latest-{workers}")
+    held = iter(DataLoader(other))
+    next(held)
+    letting = threading.Timer(2.0, other.set_epoch, (1,))
+    letting.start()
     latest = iter(loader)
     for left in (unasked, kept):
         with pytest.raises(RuntimeError, match="this iteration is over: another one"):
@@ -57,6 +64,7 @@ def test_the_latest_iteration_is_the_one(
     got += seen(latest)
     assert collections.Counter(got) == collections.Counter(range(SAMPLES))
     assert (dataset.stats()["receipt"], dataset.stats()["epoch"]) == ("agrees", 0)
+    letting.join()
     assert any("other processes have held the last samples" in r.getMessage() for r in caplog.records)
     # One that came to its end has done so.
     assert next(latest, None) is None

@@ -68,3 +68,8 @@ fn examples_that_are_killed_continue() {
 fn what_was_received_outlives_its_server_and_no_loop() {
     pytest(&["test_gone.py", "test_loops.py", "test_device_clock.py"]);
 }
+
+#[test]
+fn what_a_loop_lets_go_comes_back_at_once() {
+    pytest(&["test_releases.py"]);
+}

@@ -117,7 +117,7 @@ impl Training {
                 while let Some(ack) = done.recv().await {
                     let lease = ack.lease;
                     of.ack(epoch, 0, &[ack]).await.expect("an ack");
-                    of.held().release(epoch, 0, lease);
+                    of.held().forget(epoch, 0, lease);
                 }
             });
             loop {

@@ -195,7 +195,7 @@ pub async fn next(from: &mut Receiver<LeaseBatch>, due: &mut Instant) -> Option<
 /// Acknowledges a batch, while the next step computes.
 pub async fn acknowledge(job: JobHandle, epoch: u64, token: AckToken) {
     job.ack(epoch, 0, &[token.ack(BatchTimes::default())]).await.expect("an ack");
-    job.held().release(epoch, 0, token.lease);
+    job.held().forget(epoch, 0, token.lease);
 }
 
 struct Reading {

@@ -1,4 +1,4 @@
-//! Acks: which granted entries were consumed, and which leases their ranks still hold.
+//! Acks: which granted entries were consumed, and which leases their ranks still hold or release.
 //!
 //! [`Epoch::acks`] answers after the ledger has the acks on disk.
 
@@ -9,10 +9,21 @@ use fletch_api::{
     epochs::{ACKS_MAX, Ack, Acked, Acks},
 };
 use fletch_core::delivery::{Event, lease::LeaseError};
-use std::sync::atomic::Ordering::Relaxed;
+use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
+
+/// What a request says about leases that its rank got before.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Reported<'a> {
+    /// The consumed entries. The server applies them first.
+    pub acks: &'a [Ack],
+    /// Leases that the rank will not consume further.
+    pub release: &'a [u64],
+    /// Leases that the rank still holds.
+    pub renew: &'a [u64],
+}
 
 impl Epoch {
-    /// Applies acks and renewals, all or none of them. Returns when they are durable.
+    /// Applies acks, releases and renewals, all or none of them. Returns when they are durable.
     ///
     /// # Errors
     /// [`JobError`].
@@ -28,30 +39,28 @@ impl Epoch {
         let inner = &mut *inner;
         self.is_open(inner)?;
         let mut events = self.expire_due(inner);
-        if let Err(e) = self.check(inner, ask.rank, &ask.acks, &ask.renew) {
+        let reported = Reported { acks: &ask.acks, release: &ask.release, renew: &ask.renew };
+        if let Err(e) = self.check(inner, ask.rank, reported) {
             self.ledger.append(&events);
             return Err(e);
         }
         let entries = self.apply(inner, ask.rank, &ask.acks, &mut events)?;
+        self.release(inner, ask.rank, &ask.release, &mut events)?;
         let gone = self.renew(inner, ask.rank, &ask.renew);
         let finished = inner.state == EpochState::Finished;
         Ok((Acked { entries, gone, ttl_ms: 0, finished }, self.ledger.append(&events)))
     }
 
-    /// Checks whether all acks and renewals can be applied.
-    pub(super) fn check(
-        &self,
-        inner: &Inner,
-        rank: u32,
-        acks: &[Ack],
-        renew: &[u64],
-    ) -> Result<(), JobError> {
+    /// Checks whether all acks, releases and renewals can be applied.
+    pub(super) fn check(&self, inner: &Inner, rank: u32, reported: Reported) -> Result<(), JobError> {
+        let Reported { acks, release, renew } = reported;
         let ranks = inner.leases.world().ranks;
         if rank >= ranks {
             return Err(LeaseError::Rank { rank, ranks }.into());
         }
-        if acks.len() > ACKS_MAX || renew.len() > ACKS_MAX {
-            return Err(JobError::TooLarge(format!("more than {ACKS_MAX} acks or renewals in one request")));
+        if acks.len().max(release.len()).max(renew.len()) > ACKS_MAX {
+            let why = format!("more than {ACKS_MAX} acks, releases or renewals in one request");
+            return Err(JobError::TooLarge(why));
         }
         for a in acks {
             let (owner, entries) = match (inner.leases.lease(a.lease), inner.acked_leases.get(&a.lease)) {
@@ -67,6 +76,17 @@ impl Epoch {
             }
             if a.upto > entries {
                 return Err(LeaseError::Beyond { lease: a.lease, entries, upto: a.upto }.into());
+            }
+        }
+        for &lease in release {
+            let owner = match (inner.leases.lease(lease), inner.acked_leases.get(&lease)) {
+                (Some(l), _) => l.request.rank,
+                (None, Some(&(owner, _))) => owner,
+                // A lease that is gone needs no release.
+                (None, None) => continue,
+            };
+            if owner != rank {
+                return Err(LeaseError::Foreign { lease, owner, rank }.into());
             }
         }
         Ok(())
@@ -110,6 +130,38 @@ impl Epoch {
             self.end_if_over(inner, events);
         }
         Ok(entries)
+    }
+
+    /// Ends leases that their rank will not consume further, as if they had expired. They were checked.
+    pub(super) fn release(
+        &self,
+        inner: &mut Inner,
+        rank: u32,
+        release: &[u64],
+        events: &mut Vec<Event>,
+    ) -> Result<(), JobError> {
+        if self.at_most_once() {
+            let ended: BTreeSet<u64> = release.iter().copied().collect();
+            self.deliver(inner, |l| ended.contains(&l.id), events);
+            return Ok(());
+        }
+        let (mut back, begun) = (Vec::new(), events.len());
+        for &lease in release {
+            let Some((event, entries)) = inner.leases.release(rank, lease)? else { continue };
+            events.push(event);
+            inner.lease_ended(lease, rank);
+            back.extend(entries);
+        }
+        if events.len() > begun {
+            tracing::debug!(
+                job = %self.setup.job, epoch = self.number(), rank, leases = events.len() - begun,
+                entries = back.len(), "leases were released; what they held is granted again"
+            );
+            self.setup.context.counts.released.fetch_add(back.len() as u64, Relaxed);
+            inner.sequence.take_back(&back);
+            self.changed.notify_waiters();
+        }
+        Ok(())
     }
 
     pub(super) fn renew(&self, inner: &mut Inner, rank: u32, renew: &[u64]) -> Vec<u64> {

@@ -40,6 +40,8 @@ pub struct EpochCounts {
     pub acked: AtomicU64,
     /// Entries whose lease expired.
     pub expired: AtomicU64,
+    /// Entries whose lease the client released.
+    pub released: AtomicU64,
     /// Acks that came after their lease was gone. The consumer may have used the entries, and gets them
     /// again.
     pub late_acks: AtomicU64,

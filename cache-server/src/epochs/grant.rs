@@ -3,11 +3,11 @@
 //! A lease counts as granted when its grant is durable. Until then its entries may already be sent: the
 //! caller ends the answer only after [`Recorded::durable`]. If the ledger fails, the grant never happened.
 
-use super::{Epoch, Inner, JobError, ledger::Recorded};
+use super::{Epoch, Inner, JobError, acks::Reported, ledger::Recorded};
 use crate::sweep::DeliveryClass;
 use fletch_api::{
     LeaseRequest,
-    epochs::{Ack, GrantStatus, WANT_MAX},
+    epochs::{GrantStatus, WANT_MAX},
 };
 use fletch_core::{
     delivery::{Event, Request, Room},
@@ -51,13 +51,14 @@ impl Epoch {
     /// [`JobError`]; nothing was granted.
     pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<(Granted, Recorded), JobError> {
         Self::check_want(ask)?;
-        let (mut acks, mut held): (&[Ack], _) = (&ask.acks, Duration::ZERO);
+        let mut reported = Reported { acks: &ask.acks, release: &ask.release, renew: &ask.renew };
+        let mut held = Duration::ZERO;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let step = self.step(ask, acks)?;
-            acks = &[];
+            let step = self.step(ask, reported)?;
+            reported = Reported { renew: &ask.renew, ..Reported::default() };
             let (answer, upto) = match step {
                 Step::Wait(answer, upto) if Instant::now() < until => {
                     self.ledger.durable(upto).await?;
@@ -89,20 +90,20 @@ impl Epoch {
         Err(JobError::TooLarge(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
     }
 
-    fn step(&self, ask: &LeaseRequest, acks: &[Ack]) -> Result<Step, JobError> {
+    fn step(&self, ask: &LeaseRequest, reported: Reported) -> Result<Step, JobError> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         self.is_open(inner)?;
         let mut events = self.expire_due(inner);
         let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
         let checked = self
-            .check(inner, ask.rank, acks, &ask.renew)
+            .check(inner, ask.rank, reported)
             .and_then(|()| Ok(inner.leases.room(request, ask.want, self.held_max())?));
         if let Err(e) = checked {
             self.ledger.append(&events);
             return Err(e);
         }
-        let step = self.answer(inner, ask, request, acks, &mut events);
+        let step = self.answer(inner, ask, request, reported, &mut events);
         // Events that were applied are written even if the request is rejected.
         let upto = self.ledger.append(&events);
         step.map(|s| match s {
@@ -116,11 +117,12 @@ impl Epoch {
         inner: &mut Inner,
         ask: &LeaseRequest,
         request: Request,
-        acks: &[Ack],
+        reported: Reported,
         events: &mut Vec<Event>,
     ) -> Result<Step, JobError> {
-        self.apply(inner, ask.rank, acks, events)?;
-        self.renew(inner, ask.rank, &ask.renew);
+        self.apply(inner, ask.rank, reported.acks, events)?;
+        self.release(inner, ask.rank, reported.release, events)?;
+        self.renew(inner, ask.rank, reported.renew);
         if self.at_most_once() {
             // A worker that asks for more has received its earlier leases, or will not ask for them again.
             let before =

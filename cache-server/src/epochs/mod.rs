@@ -294,11 +294,10 @@ impl Epoch {
                 job = %self.setup.job, epoch = self.number(), lease, rank,
                 "a lease expired; what it held is granted again"
             );
-            inner.sequence.expired(lease, rank);
-            inner.classes.remove(&lease);
+            inner.lease_ended(lease, rank);
         }
         self.setup.context.counts.expired.fetch_add(back.len() as u64, Relaxed);
-        inner.sequence.release(&back);
+        inner.sequence.take_back(&back);
         self.changed.notify_waiters();
         events
     }
@@ -351,6 +350,12 @@ impl Inner {
         }
         let n = self.leases.planned().len();
         self.padded.extend(entries.iter().filter(|&&e| u64::from(e) >= n));
+    }
+
+    /// Records that a lease ended with entries unacknowledged. They come again.
+    pub(super) fn lease_ended(&mut self, lease: u64, rank: u32) {
+        self.sequence.ended(lease, rank);
+        self.classes.remove(&lease);
     }
 
     pub(super) fn record_acked_lease(&mut self, lease: u64, rank: u32, entries: u32) {

@@ -63,7 +63,7 @@ pub struct SweepSubscription {
     sweep: Arc<Sweep>,
     subscriber: SubscriberId,
     queue: PickQueue,
-    /// Entries of expired leases: granted before anything else.
+    /// Entries of leases that expired or were released: granted before anything else.
     released: VecDeque<u32>,
     base: u64,
 }
@@ -267,8 +267,8 @@ impl Sequence {
         }
     }
 
-    /// Returns to the beginning of an expired lease.
-    pub fn expired(&mut self, lease: u64, rank: u32) {
+    /// Returns to the beginning of a lease that expired or was released.
+    pub fn ended(&mut self, lease: u64, rank: u32) {
         match self {
             Sequence::Strict(assignment) => assignment.expired(lease, rank),
             Sequence::Assigned(assigned) => {
@@ -282,7 +282,7 @@ impl Sequence {
     }
 
     /// Takes back entries that are free again.
-    pub fn release(&mut self, entries: &[u32]) {
+    pub fn take_back(&mut self, entries: &[u32]) {
         if let Sequence::Substitute(sweep) = self {
             sweep.released.extend(entries);
         }

@@ -66,7 +66,7 @@ impl Epoch {
         }
         let (event, back) = inner.leases.change_world(world)?;
         events.push(event);
-        inner.sequence.release(&back);
+        inner.sequence.take_back(&back);
         self.schedule.share(&mut inner.leases)?;
         inner.sequence.change_world(&self.schedule, &inner.leases)?;
         self.renew_prefetch(inner);

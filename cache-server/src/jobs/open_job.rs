@@ -279,8 +279,10 @@ impl OpenJob {
         if ask.rank >= ranks {
             return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
         }
-        if ask.renew.len() > ACKS_MAX {
-            return Err(JobError::TooLarge(format!("more than {ACKS_MAX} renewals in one request")));
+        if ask.renew.len().max(ask.release.len()) > ACKS_MAX {
+            return Err(JobError::TooLarge(format!(
+                "more than {ACKS_MAX} renewals or releases in one request"
+            )));
         }
         if let Some(ack) = ask.acks.first() {
             return Err(LeaseError::Gone(ack.lease).into());

@@ -18,12 +18,13 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
     page.gauge("fletch_epochs_open", "Running epochs", &[], &[(vec![], stats.epochs_open)])?;
     page.counter(
         "fletch_epoch_entries_total",
-        "Plan entries: granted, acknowledged, or expired with their lease",
+        "Plan entries: granted, acknowledged, or expired or released with their lease",
         &["event"],
         &[
             (vec!["granted"], c.granted.load(Relaxed)),
             (vec!["acked"], c.acked.load(Relaxed)),
             (vec!["expired"], c.expired.load(Relaxed)),
+            (vec!["released"], c.released.load(Relaxed)),
         ],
     )?;
     page.counter(

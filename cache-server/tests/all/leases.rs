@@ -146,13 +146,13 @@ async fn i2_a_request_comes_again_while_later_ones_have_leases() {
 }
 
 /// A server whose files can be kept from growing.
-struct Limited {
+pub struct Limited {
     child: Child,
-    url: String,
+    pub url: String,
 }
 
 impl Limited {
-    fn start(dir: &Path) -> Self {
+    pub fn start(dir: &Path) -> Self {
         let mut c = Command::new("sh");
         // A write past the limit is then an error, and no signal.
         c.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_fletch-server"));
@@ -172,6 +172,22 @@ impl Limited {
             std::thread::sleep(Duration::from_millis(10));
         }
         panic!("never ready: {:?}", limited.child.try_wait());
+    }
+
+    /// Kills the server, and starts another one with the same files.
+    pub fn killed(mut self, dir: &Path) -> Self {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("ended");
+        std::fs::remove_file(dir.join("ready")).expect("removed");
+        Limited::start(dir)
+    }
+
+    /// Registers the dataset `d`.
+    pub async fn register(&self, tree: &Tree) {
+        let body = serde_json::json!({"name": "d", "uri": tree.uri()}).to_string();
+        let post = reqwest::Client::new().post(format!("{}/v1/datasets", self.url));
+        let registered = post.header("content-type", "application/json").body(body).send().await;
+        assert_eq!(registered.expect("answer").status(), 201);
     }
 
     /// Sets the length in bytes beyond which no file grows.
@@ -220,8 +236,7 @@ async fn i2_a_grant_that_is_not_durable_has_no_end() {
         let r = http.post(format!("{}{path}", server.url)).header("content-type", "application/json");
         r.body(body.to_string()).send()
     };
-    let registered = post("/v1/datasets", serde_json::json!({"name": "d", "uri": tree.uri()})).await;
-    assert_eq!(registered.expect("answer").status(), 201);
+    server.register(&tree).await;
     let endpoint: Endpoint = server.url.parse().expect("url");
     let client = Client::new(ClientConfig::new(endpoint, "loader")).expect("client");
     let job = client.declare(&ask("j", OrderKind::Strict, world(1, 2, Tail::Keep))).await.expect("declared");

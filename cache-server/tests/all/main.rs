@@ -34,6 +34,7 @@ mod prefetches;
 mod process;
 mod refs;
 mod registry;
+mod releases;
 mod replays;
 mod retagged;
 mod selections;

@@ -26,7 +26,7 @@ pub const WANT_MAX: u32 = 4096;
 pub const HELD_MAX: u32 = 1 << 18;
 /// The longest time for which an answer waits while a rank may hold no more entries, in milliseconds.
 pub const WAIT_MS_MAX: u64 = 10_000;
-/// The most acks in a request, and the most leases that it renews.
+/// The most acks in a request, the most leases that it renews, and the most leases that it releases.
 pub const ACKS_MAX: usize = 4096;
 
 /// Body of `POST /v1/jobs/{id}/epochs/{n}/leases`.
@@ -60,6 +60,9 @@ pub struct LeaseRequest {
     /// Ids of held leases to renew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renew: Vec<u64>,
+    /// Ids of leases that the client will not consume further. They end after the acks are applied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub release: Vec<u64>,
 }
 
 /// Acknowledges the first `upto` entries of a lease as consumed.
@@ -103,7 +106,7 @@ pub struct BatchTimes {
     pub in_loop: bool,
 }
 
-/// Body of `POST /v1/jobs/{id}/epochs/{n}/acks`. The server applies all acks and renewals, or none.
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/acks`. The server applies all acks, releases and renewals, or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Acks {
@@ -115,6 +118,9 @@ pub struct Acks {
     /// Ids of held leases to renew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renew: Vec<u64>,
+    /// Ids of leases that the client will not consume further. They end after the acks are applied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub release: Vec<u64>,
 }
 
 /// The answer to acks. The acknowledged entries are durable.
@@ -276,7 +282,8 @@ pub struct Epoch {
     pub held: u64,
     /// The number of live leases.
     pub leases: u64,
-    /// The number of entries that were granted again, after an expired lease, a changed world or a rollback.
+    /// The number of entries that were granted again: their lease expired or was released, the world changed,
+    /// or the job was rolled back.
     pub redelivered: u64,
     /// The number of acknowledged entries that only pad the last step.
     pub padded: u64,
@@ -328,6 +335,8 @@ mod tests {
         let r: LeaseRequest = serde_json::from_str(text).expect("documented form");
         assert_eq!((r.rank, r.worker, r.sequence, r.want, r.refs, r.from), (1, 0, 3, 64, false, 0));
         assert_eq!(r.acks[0].batches[0].stepped_ns, 5);
+        let acks: Acks = serde_json::from_str(r#"{"rank":1,"release":[7,8]}"#).expect("documented form");
+        assert_eq!(acks, Acks { rank: 1, release: vec![7, 8], ..Acks::default() });
         let grant: LeaseGrant =
             serde_json::from_str(r#"{"status":"done","ttl_ms":30000,"left":0}"#).expect("form");
         assert_eq!((grant.status, grant.lease, grant.entries.len()), (GrantStatus::Done, 0, 0));

@@ -87,7 +87,7 @@ codes! {
     BadRank = "bad_rank", Invalid, None, "the world has no such rank";
     /// The worker has already used a higher sequence number.
     StaleSequence = "stale_sequence", Invalid, Some(409), "the sequence number is too low";
-    /// The lease has expired or never existed. Its entries may be in another lease.
+    /// The lease has expired, was released or never existed. Its entries may be in another lease.
     LeaseGone = "lease_gone", Invalid, Some(410), "the lease is gone";
     /// The lease belongs to another rank.
     LeaseForeign = "lease_foreign", Invalid, Some(409), "the lease belongs to another rank";

@@ -12,10 +12,12 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import os
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 from .. import FletchError, _native
 from .device_clock import DeviceClock, cuda_event
@@ -34,6 +36,11 @@ _SILENT_SECONDS = 3.0
 #: The seconds between two attempts to reach a server that is gone, and the seconds that an attempt lasts.
 _RETRY_EVERY_SECONDS = 3.0
 _RETRY_SECONDS = 1.0
+#: The seconds for which a process that ends, or that drops its dataset, waits until the server knows of the
+#: leases that it dropped.
+_END_SECONDS = 0.5
+#: The latest leases that are remembered as handed out.
+_HANDED_OUT_MAX = 4096
 
 
 @dataclass
@@ -82,6 +89,9 @@ class AckTracker:
         self._answered_at: float | None = None
         self._gone_since: float | None = None
         self._tried_at = 0.0
+        #: The leases that were handed out last.
+        self._handed_out: deque[int] = deque(maxlen=_HANDED_OUT_MAX)
+        weakref.finalize(self, _let_go, self.__dict__, os.getpid())
 
     def has_unacked(self) -> bool:
         """Whether a batch is in hand or unacknowledged."""
@@ -104,6 +114,7 @@ class AckTracker:
         """
         self._answered_at = time.monotonic() if self._answered_at is None else self._answered_at
         self._batches.append(_TrackedBatch(batch, waited_ns, time.monotonic_ns(), in_loop))
+        self._handed_out.append(batch.lease)
         self.hold(batch)
         if is_stepped:
             self._device.begin()
@@ -145,6 +156,13 @@ class AckTracker:
         """
         self.job.hold_only([tracked.batch.held for tracked in self._batches])
 
+    def release_lost(self, rank: int, leases: Iterable[int]) -> None:
+        """Releases those of the leases that workers got whose batches were never handed out. 0 is no lease."""
+        handed_out = {0, *self._handed_out, *(tracked.batch.lease for tracked in self._batches)}
+        lost = [lease for lease in leases if lease not in handed_out]
+        if lost:
+            self.job.release(self._epoch, rank, lost)
+
     def flush_acks(self, more: bool = False) -> bool:
         """Acknowledges the consumed batches. Returns whether all of them count and none is delivered again.
 
@@ -173,7 +191,7 @@ class AckTracker:
                 # batch again.
                 _log.warning("%s: %s", self._label, error)
                 self.counts["redelivered"] += entries
-                self.job.drop_lease(tracked.batch.held)
+                self.job.forget_lease(tracked.batch.held)
                 self._batches.popleft()
                 all_count = False
                 continue
@@ -261,3 +279,18 @@ class AckTracker:
 
 def _no_report(_seconds: float, _why: str) -> None:
     """Reports nothing: a short wait needs no log line."""
+
+
+def _let_go(tracker: dict[str, Any], pid: int) -> None:
+    """Releases the batch in hand of a tracker that is gone, also when Python ends.
+
+    Nobody can acknowledge it any more. Batches that were consumed and not acknowledged stay: their leases
+    expire.
+    """
+    if os.getpid() != pid:
+        # A fork copied the tracker, and its batches belong to the process that forked.
+        return
+    for tracked in tracker["_batches"]:
+        if tracked.stepped_ns is None:
+            tracker["job"].drop_lease(tracked.batch.held)
+    tracker["job"].settle(_END_SECONDS)

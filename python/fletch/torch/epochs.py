@@ -19,7 +19,7 @@ from .. import Client, FletchError, Invalid, _native
 from . import consumption_log
 from .ack_tracking import COUNTERS, AckTracker
 from .contents import ContentForm, checked_content_form
-from .lease_stream import Batch, BatchesWithStatus, EpochSample, Receiver
+from .lease_stream import _SETTLE_SECONDS, Batch, BatchesWithStatus, EpochSample, Receiver
 from .other_settings import hint_of_other_settings
 from .ranks import rank_of
 from .sample_errors import OnError, checked_on_error
@@ -30,8 +30,8 @@ from .worker_table import WorkerTable
 _log = logging.getLogger("fletch")
 
 #: The pause between two questions whether samples that other processes hold were consumed or came back, in
-#: seconds.
-_ASK_AGAIN_SECONDS = 0.5
+#: seconds: the first one, which then doubles, and the longest one.
+_ASK_FIRST_SECONDS, _ASK_AGAIN_SECONDS = 0.02, 0.5
 
 #: The time that a worker which got nothing waits to learn whether other workers got something, in seconds.
 _OTHERS_SECONDS = 2.0
@@ -61,7 +61,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     **Not for validation, test or inference**: use `EvalDataset`. An iteration continues the epoch of the job.
     After a ``break``, an error, ``next(iter(loader))`` or a limit on the batches, the next iteration delivers
-    the rest of that epoch, not a whole pass. It waits until the leases of the batches that were left expire.
+    the rest of that epoch, not a whole pass. The batches that were left come first: their leases are released
+    at once. Only the leases of a process that was killed have to expire.
 
     Args:
         client: the client of the server.
@@ -334,6 +335,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._acks.drop()
         self._acks.flush_acks()
         self._acks.drop_lost()
+        # The next iteration gets these samples first, if the server knows of them before it grants others.
+        self._job.settle(_SETTLE_SECONDS)
 
     def _end_iteration(self) -> None:
         """Ends the loader's iteration, even if the caller still has a reference to it."""
@@ -401,13 +404,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     # Methods of the process that receives samples.
 
     def _leases(
-        self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
+        self,
+        worker: int,
+        collate: Callable[[list[Any]], Any],
+        prefetch: bool = False,
+        journal: tuple[int, int, int] | None = None,
     ) -> Generator[Batch, None, str]:
         """The leases of one worker: see `Receiver.leases`."""
         source = (self._job, self.job, self.epoch, self.rank, self.batch_size)
         makes = (self._keys, self.content, self.transform, self.on_error, self._seed)
         receiver = Receiver(*source, *makes)
-        return receiver.leases(worker, collate, prefetch)
+        return receiver.leases(worker, collate, prefetch, journal)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates single items, at most once: a batch is acknowledged before the loop gets its items."""
@@ -467,7 +474,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
                 self.epoch,
                 seconds,
             )
-        time.sleep(_ASK_AGAIN_SECONDS)
+        # Samples that a process lets go come back at once.
+        time.sleep(min(_ASK_FIRST_SECONDS * 2.0 ** min(times, 16), _ASK_AGAIN_SECONDS))
 
     # Methods of the training process.
 

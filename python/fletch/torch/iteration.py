@@ -1,8 +1,8 @@
 """The iteration of a loader over epochs: takes batches from workers, in order, and acknowledges each one.
 
 Invariants:
-    1. A batch that the loop did not get is not acknowledged, and its lease is held no longer than the
-       iteration lives.
+    1. A batch that the loop did not get is not acknowledged, and its lease is released at the latest when the
+       iteration ends.
     2. In every order but ``substitute``, and in every plan with an echo, the loop gets the order in which the
        server grants leases, with any number of workers.
     3. A worker lives until the loop has the batches that it received: until then only the worker renews their
@@ -23,6 +23,7 @@ import torch.utils.data
 
 from .. import FletchError
 from .epochs import EpochDataset
+from .lease_journal import LeaseJournal
 from .lease_stream import Batch
 
 #: A lock that is not free within this many seconds has an owner that will not release it.
@@ -41,6 +42,8 @@ class _LeaseDataset(torch.utils.data.IterableDataset[Any]):
     def __init__(self, dataset: EpochDataset, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self.collate = collate
+        #: Lists the leases of the workers. Set while torch starts them.
+        self.journal: LeaseJournal | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         info = torch.utils.data.get_worker_info()
@@ -50,7 +53,8 @@ class _LeaseDataset(torch.utils.data.IterableDataset[Any]):
         prefetch = info is not None and self.dataset._visitation != "at-most-once"
         last = Batch(None, worker=worker, ended=True)
         try:
-            for batch in self.dataset._leases(worker, self.collate, prefetch):
+            slots = None if self.journal is None else self.journal.slots_of(worker)
+            for batch in self.dataset._leases(worker, self.collate, prefetch, slots):
                 batch.worker = worker
                 yield batch
         except FletchError as error:
@@ -97,7 +101,7 @@ class _Iteration(Iterator[Any]):
         self._batches.close()
         if self._torch_iterator is not None:
             # If no batch was asked for, the generator did not run and has not ended the workers.
-            _shut_down_workers(self._torch_iterator)
+            _end_workers(self._torch_iterator)
             self._torch_iterator = None
 
     def replace(self) -> None:
@@ -162,7 +166,7 @@ def _acknowledged_batches(
     finally:
         # Workers renew the leases that they hold. They must not outlive a loop that was left.
         if workers:
-            _shut_down_workers(torch_iterator)
+            _end_workers(torch_iterator)
         dataset._acks.drop_lost()
     dataset._end_epoch()
 
@@ -176,6 +180,14 @@ def _shut_down_workers(torch_iterator: Any) -> None:
         queue._notempty.acquire(timeout=_STALE_LOCK_SECONDS)
         queue._notempty.release()
     torch_iterator._shutdown_workers()
+
+
+def _end_workers(torch_iterator: Any) -> None:
+    """Ends the workers of a loop that was left, and releases the leases whose batches the loop did not get."""
+    _shut_down_workers(torch_iterator)
+    journal: LeaseJournal | None = getattr(torch_iterator, "_fletch_journal", None)
+    if journal is not None:
+        journal.release_lost()
 
 
 def _in_order(dataset: EpochDataset, batches: Iterator[Batch], workers: int) -> Iterator[Batch]:

@@ -22,6 +22,10 @@ _log = logging.getLogger("fletch")
 #: The leases that a worker asks for ahead of the one that it prepares.
 _LEASES_AHEAD = 2
 
+#: The seconds for which a process waits until the server knows of the leases that it dropped. After that it
+#: goes on, and leases of which the server does not know expire.
+_SETTLE_SECONDS = 1.0
+
 #: The periods in which a process waited for a server that was gone: begin and end, in nanoseconds of the
 #: monotonic clock, which all processes of a machine share.
 Stalls = list[tuple[int, int]]
@@ -132,7 +136,11 @@ class Receiver:
     seed: int
 
     def leases(
-        self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
+        self,
+        worker: int,
+        collate: Callable[[list[Any]], Any],
+        prefetch: bool = False,
+        journal: tuple[int, int, int] | None = None,
     ) -> Generator[Batch, None, str]:
         """Yields the leases of one worker until none is left.
 
@@ -144,13 +152,16 @@ class Receiver:
             collate: makes a batch of a list of items.
             prefetch: receive the next leases while the caller uses the last one. Only for a caller that takes
                 every lease to the end and waits for no other process in between.
+            journal: the slots that list the leases, for a process that may outlive this one.
         """
-        params = (self.epoch, self.rank, worker, _LEASES_AHEAD if prefetch else 0)
+        params = (self.epoch, self.rank, worker, _LEASES_AHEAD if prefetch else 0, journal)
         reader, stalls = wait_for_server(self.name, self.epoch, lambda _: self.job.reader(*params))
         try:
             return (yield from self._received(reader, collate, stalls))
         finally:
             reader.close()
+            # A worker ends now. The server must know of the leases that it did not hand out.
+            self.job.settle(_SETTLE_SECONDS)
 
     def _received(
         self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalls: Stalls
@@ -181,7 +192,7 @@ class Receiver:
                     seed_generators(seeds.of_batch(samples[0].number, samples[0].copy))
                     collated = _collated(collate, items) if items else None
             except BaseException:
-                # The loop never gets this batch, so its lease must not be renewed while this process lives.
+                # The loop never gets this batch, so the server may deliver it again.
                 self.job.drop_lease(token)
                 raise
             prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)

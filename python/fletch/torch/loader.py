@@ -15,7 +15,8 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 from .epochs import EpochDataset
 from .evaluation import CollateWithNames, EvalDataset
 from .images import ImageFolder
-from .iteration import _Iteration, _LeaseDataset, _shut_down_workers
+from .iteration import _end_workers, _Iteration, _LeaseDataset
+from .lease_journal import lease_journal
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
 from .shared_buffers import IntoSharedBuffers, buffer_memory
@@ -165,10 +166,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # Workers inherit this process's temporary directory, and this process removes it at its end. A
             # directory that a worker made for itself would stay if the worker were killed.
             multiprocessing.util.get_temp_dir()
-        batches = super().__iter__()
+        journal = None
+        if self._epochs is not None:
+            # Torch starts the workers with the dataset. Later copies of the dataset have no journal.
+            under_way = self.prefetch_factor or 0
+            journal = lease_journal(self._epochs._acks, self._epochs.rank, self.num_workers, under_way)
+            self.dataset.journal = journal
+        try:
+            batches: Any = super().__iter__()
+        finally:
+            if self._epochs is not None:
+                self.dataset.journal = None
         if self.num_workers:
             _running.add(batches)
         if self._epochs is not None:
+            batches._fletch_journal = journal
             iteration = _Iteration(self._epochs, batches, self.num_workers, self._collate)
             self._epochs._iteration = weakref.ref(iteration)
             return iteration
@@ -202,7 +214,7 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()
 @atexit.register
 def _end() -> None:
     for batches in list(_running):
-        _shut_down_workers(batches)
+        _end_workers(batches)
 
 
 class _WorkerInit:

@@ -11,10 +11,13 @@ use fletch_api::{
 };
 use http::{Method, StatusCode};
 use serde::Serialize;
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc, time::Duration};
+use tokio::time::timeout;
 
 /// The longest time for the jobs of one server of several.
-const MEMBER_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
+const MEMBER_WITHIN: Duration = Duration::from_secs(5);
+/// The longest time for one request that releases leases. Most leases that it names would soon expire.
+const RELEASE_WITHIN: Duration = Duration::from_secs(10);
 /// The longest ledger or state that is received, in bytes.
 const LEDGER_BYTES_MAX: u64 = (1 << 30) + (64 << 20);
 
@@ -162,10 +165,10 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`].
     pub async fn ack(&self, epoch: u64, rank: u32, acks: &[Ack]) -> Result<Acked, ClientError> {
-        self.send_acks(epoch, &Acks { rank, acks: acks.to_vec(), renew: Vec::new() }).await
+        self.send_acks(epoch, &Acks { rank, acks: acks.to_vec(), ..Acks::default() }).await
     }
 
-    /// Sends acks and renewals of one rank in one request.
+    /// Sends acks, releases and renewals of one rank in one request.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -173,21 +176,52 @@ impl JobHandle {
         self.post_epoch(epoch, "acks", acks).await
     }
 
-    /// Renews every held lease for as long as this future is polled. Run it beside whatever holds leases.
+    /// Renews every held lease and sends every release for as long as this future is polled. Run it beside
+    /// whatever holds leases.
     ///
-    /// Renews the leases that are held already at once, because their age is not known. Releases a lease when
+    /// Renews the leases that are held already at once, because their age is not known. Forgets a lease when
     /// its epoch or rank is gone. Retries after every other error. Returns only when the job is gone.
     ///
     /// # Errors
     /// [`ClientError`] with the code `not_found`.
     pub async fn keep_alive(&self) -> ClientError {
+        tokio::select! {
+            gone = self.renew_leases() => gone,
+            never = self.send_releases() => match never {},
+        }
+    }
+
+    /// Tells the server of releases. A release that fails is given up: its leases expire.
+    ///
+    /// They travel alone, because a server of an earlier version rejects a request that has them.
+    async fn send_releases(&self) -> Infallible {
+        loop {
+            let (epoch, rank, release) = self.held.next_releases(ACKS_MAX).await;
+            let releases = Acks { rank, release, ..Acks::default() };
+            let sent = timeout(RELEASE_WITHIN, self.send_acks(epoch, &releases)).await;
+            let why = match sent {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {RELEASE_WITHIN:?}")),
+            };
+            if let Some(why) = why {
+                let leases = releases.release.len();
+                tracing::debug!(
+                    job = %self.job.name, epoch, rank, leases, why, "could not release leases, so they expire"
+                );
+            }
+            self.held.release_ended(epoch, rank, &releases.release);
+        }
+    }
+
+    async fn renew_leases(&self) -> ClientError {
         let mut due = !self.held.is_empty();
         loop {
             if !std::mem::replace(&mut due, false) {
                 self.held.due().await;
             }
             for (epoch, rank, renew) in self.held.renewals(ACKS_MAX) {
-                let renewals = Acks { rank, acks: Vec::new(), renew };
+                let renewals = Acks { rank, renew, ..Acks::default() };
                 match self.send_acks(epoch, &renewals).await {
                     Ok(answer) => {
                         for lease in answer.gone {
@@ -195,14 +229,14 @@ impl JobHandle {
                                 job = %self.job.name, epoch, rank, lease,
                                 "a held lease expired; the server delivers its samples again"
                             );
-                            self.held.release(epoch, rank, lease);
+                            self.held.forget(epoch, rank, lease);
                         }
                     }
                     Err(error) => {
                         tracing::warn!(job = %self.job.name, epoch, rank, %error, "could not renew leases");
                         let code = error.code();
                         if matches!(code, Some(Code::NotFound | Code::EpochClosed | Code::BadRank)) {
-                            renewals.renew.iter().for_each(|&l| self.held.release(epoch, rank, l));
+                            renewals.renew.iter().for_each(|&l| self.held.forget(epoch, rank, l));
                         }
                         // The epoch is gone; is the job gone too?
                         if code == Some(Code::NotFound)

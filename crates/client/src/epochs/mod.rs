@@ -8,25 +8,30 @@
 //!
 //! - `job` has the calls about a job and its epochs.
 //! - `reader` requests leases, and `stream` decodes one answer.
-//! - `lease` has the values that a reader hands out, `held` the leases to renew.
+//! - `lease` has the values that a reader hands out, `held` the leases to renew and to release.
+//! - `request` is one lease request under way, and `journal` lists the leases of a process for another one.
 //! - `received_sum` checks a receipt.
 //!
 //! 1. (I1) A reader hands out a sample only if each of its files hashes to the value that the server
 //!    announced. The receipt proves that the version has these files.
 //! 2. (I2) A batch is one whole lease. After a broken stream the reader asks again with the same sequence
 //!    number. If the lease is gone by then, the reader discards the samples it had received of it.
-//! 3. A lease that was handed out stays held until it is acknowledged or released ([`HeldLeases::release`]).
-//!    Held leases expire unless [`JobHandle::keep_alive`] runs. A lease that was not handed out is not held.
+//! 3. A lease that was handed out stays held until it was acknowledged ([`HeldLeases::forget`]) or its samples
+//!    will not be used ([`HeldLeases::release`]). Held leases expire unless [`JobHandle::keep_alive`] runs.
+//! 4. A lease that was received and not handed out is released.
 
 mod held;
 mod job;
+mod journal;
 mod lease;
 mod reader;
 mod received_sum;
+mod request;
 mod stream;
 
 pub use held::HeldLeases;
 pub use job::JobHandle;
+pub use journal::LeaseJournal;
 pub use lease::{AckToken, LeaseBatch, LeasedSample, Next};
 pub use reader::{EpochReader, LEASES_AHEAD_MAX};
 pub use received_sum::ReceivedSum;

@@ -51,7 +51,7 @@ pub enum Event {
         /// How many of its entries, from the first.
         upto: u32,
     },
-    /// A lease expired with entries unacknowledged.
+    /// A lease expired, or was released, with entries unacknowledged.
     Expire {
         /// The lease.
         lease: u64,

@@ -303,6 +303,19 @@ impl Leases {
         (events, back)
     }
 
+    /// Ends a lease that its rank will not consume further, as if it had expired. Returns the event and the
+    /// entries that are free again; `None` if no such lease is live.
+    ///
+    /// # Errors
+    /// [`LeaseError::Foreign`].
+    pub fn release(&mut self, rank: u32, lease: u64) -> Result<Option<(Event, Vec<u32>)>, LeaseError> {
+        let Some(l) = self.live.get(&lease) else { return Ok(None) };
+        if l.request.rank != rank {
+            return Err(LeaseError::Foreign { lease, owner: l.request.rank, rank });
+        }
+        Ok(Some((Event::Expire { lease }, self.end_lease(lease))))
+    }
+
     /// Changes the world at a step boundary: ends all live leases and divides what is not acknowledged anew.
     /// Returns the event and the entries that are free again.
     ///
@@ -476,7 +489,8 @@ impl Leases {
         self.live.is_empty() && self.committed(commit) == Some(&self.acked)
     }
 
-    /// Returns how many entries were granted again, because a lease expired or the epoch was rolled back.
+    /// Returns how many entries were granted again, because a lease expired or was released, or the epoch was
+    /// rolled back.
     #[must_use]
     pub fn redelivered(&self) -> u64 {
         self.redelivered

@@ -22,7 +22,7 @@ pub enum LeaseError {
         last: u64,
     },
     /// No such lease is live. Its entries may be leased to another worker by now.
-    #[error("lease {0} has expired or never existed; its entries are granted again")]
+    #[error("lease {0} has expired, was released or never existed; its entries are granted again")]
     Gone(u64),
     /// The lease belongs to another rank.
     #[error("lease {lease} belongs to rank {owner}, not {rank}")]
@@ -31,7 +31,7 @@ pub enum LeaseError {
         lease: u64,
         /// The rank that holds it.
         owner: u32,
-        /// The rank that acknowledged it.
+        /// The rank that acknowledged or released it.
         rank: u32,
     },
     /// The ack covers more entries than the lease holds.

@@ -155,6 +155,22 @@ impl Epoch {
         self.back(back);
     }
 
+    /// The owner of a lease drops it. Its entries come again at once.
+    fn release(&mut self, lease: u64) {
+        let Some(l) = self.leases.lease(lease).cloned() else {
+            assert_eq!(self.leases.release(0, lease), Ok(None), "a lease that is gone needs no release");
+            return;
+        };
+        let (owner, rank) = (l.request.rank, l.request.rank + 1);
+        assert_eq!(self.leases.release(rank, lease), Err(LeaseError::Foreign { lease, owner, rank }));
+        let (event, back) = self.leases.release(owner, lease).expect("its own").expect("it lives");
+        assert_eq!(event, Event::Expire { lease }, "a ledger that earlier builds read");
+        assert!(l.entries[l.acked as usize..].iter().all(|&e| self.leases.is_free(e)), "I1");
+        assert_eq!(self.leases.ack(owner, lease, 1), Err(LeaseError::Gone(lease)), "I4");
+        event.append(&mut self.file);
+        self.back(back);
+    }
+
     /// kill -9, with the last append torn at some byte. The server never answered for that append.
     fn restart(&mut self, torn: &[u8]) {
         self.file.extend_from_slice(torn);
@@ -210,6 +226,7 @@ enum Op {
     Ack { which: usize, part: u32 },
     Tick(u64),
     Renew { rank: u32, worker: u32 },
+    Release { which: usize },
     Restart(Vec<u8>),
     World { ranks: u32, per: u32 },
     Commit,
@@ -223,6 +240,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (any::<usize>(), 1u32..5).prop_map(|(which, part)| Op::Ack { which, part }),
         3 => (1u64..150).prop_map(Op::Tick),
         1 => (0u32..4, 0u32..2).prop_map(|(rank, worker)| Op::Renew { rank, worker }),
+        2 => any::<usize>().prop_map(|which| Op::Release { which }),
         1 => proptest::collection::vec(any::<u8>(), 0..20).prop_map(Op::Restart),
         1 => (1u32..5, 1u32..5).prop_map(|(ranks, per)| Op::World { ranks, per }),
         1 => Just(Op::Commit),
@@ -234,7 +252,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// I1–I4, and the promise I2 of `docs/ARCHITECTURE.md`: under any interleaving of leases, acks, expiries,
-    /// repeated requests, restarts, changes of world, commits and rollbacks, each planned entry is
+    /// releases, repeated requests, restarts, changes of world, commits and rollbacks, each planned entry is
     /// acknowledged exactly once, and all ranks end with the same number of steps.
     #[test]
     fn exactly_once_under_any_interleaving(
@@ -267,6 +285,11 @@ proptest! {
                     e.expire();
                 }
                 Op::Renew { rank, worker } => e.leases.renew(rank, worker, e.now + TTL),
+                Op::Release { which } => {
+                    if !seen.is_empty() {
+                        e.release(seen[which % seen.len()]);
+                    }
+                }
                 Op::Restart(torn) => {
                     // A torn append is the beginning of a record.
                     let mut whole = Vec::new();
@@ -503,4 +526,31 @@ fn pads_that_come_again_are_counted() {
             leases.expire(TTL);
         }
     }
+}
+
+/// A released lease ends once. Its entries come again at once, also to the same request, and its
+/// acknowledged entries do not. A restart agrees.
+#[test]
+fn a_released_lease_ends_as_if_it_had_expired() {
+    let mut e = Epoch::new(20, 4, World { batch: 8, ranks: 2, tail: Tail::Drop }, 3);
+    let first = e.ask(0, 0, 4, None).expect("a lease");
+    let (held, entries) = (e.leases.held(0), e.leases.lease(first).expect("live").entries.clone());
+    e.ack(first, 2);
+    let left = e.leases.left(0);
+    e.release(first);
+    e.release(first);
+    assert_eq!((held, e.leases.held(0), e.leases.left(0)), (4, 0, left + 2));
+    assert!(e.leases.acked().get(u64::from(entries[0])) && e.leases.is_free(entries[3]));
+    e.restart(&[]);
+    // The same request again.
+    let again = e.leases.room(Request { rank: 0, worker: 0, sequence: 1 }, 4, 24).expect("a known rank");
+    assert_eq!(again, Room::Grant(4), "a lease that ended is granted anew");
+    let second = e.ask(0, 0, 4, Some(0)).expect("a lease");
+    assert!(second > first);
+    e.ack(second, 4);
+    e.finish();
+    assert_eq!(
+        e.consumed,
+        vec![1; 20].into_iter().enumerate().map(|(i, c)| c * u32::from(i < 16)).collect::<Vec<_>>()
+    );
 }

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
+import torch.utils.data
+
 from .. import FletchError, _native
 from .contents import ContentForm, content_of, nbytes_of, stem
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
@@ -18,6 +20,9 @@ from .sample_keys import SampleKeys
 from .sample_seeds import SampleSeeds, seed_generators, seeded
 
 _log = logging.getLogger("fletch")
+
+#: Functions for batches that draw no number.
+_WITHOUT_CHANCE = (list, torch.utils.data.default_collate)
 
 #: The leases that a worker asks for ahead of the one that it prepares.
 _LEASES_AHEAD = 2
@@ -187,10 +192,7 @@ class Receiver:
                 samples = [self._sample(one, *key, seeds) for one, key in zip(leased, keys)]
                 nbytes = sum(sample.nbytes for sample in samples)
                 maker = ItemMaker(self.transform, self.on_error, skipped)
-                with seeded():
-                    items = list(_items(maker, samples))
-                    seed_generators(seeds.of_batch(samples[0].number, samples[0].copy))
-                    collated = _collated(collate, items) if items else None
+                items, collated = _made(samples, maker, collate, seeds)
             except BaseException:
                 # The loop never gets this batch, so the server may deliver it again.
                 self.job.drop_lease(token)
@@ -213,9 +215,22 @@ class Receiver:
         content = content_of(
             self.content, stem(key) if key == paths[0] else key, is_keyed, paths, leased.views()
         )
-        return EpochSample(
-            content, paths[0], number, leased.ordinal, copy, seeds.of_sample(number, copy), key
-        )
+        # Only a transform sees the seed.
+        seed = 0 if self.transform is None else seeds.of_sample(number, copy)
+        return EpochSample(content, paths[0], number, leased.ordinal, copy, seed, key)
+
+
+def _made(
+    samples: list[EpochSample], maker: ItemMaker, collate: Callable[[list[Any]], Any], seeds: SampleSeeds
+) -> tuple[list[tuple[EpochSample, Any]], Any]:
+    """The samples that are not skipped, with their items; and what ``collate`` makes of the items."""
+    if maker.transform is None and collate in _WITHOUT_CHANCE:
+        items = [(sample, sample.content) for sample in samples]
+        return items, _collated(collate, items)
+    with seeded():
+        items = list(_items(maker, samples))
+        seed_generators(seeds.of_batch(samples[0].number, samples[0].copy))
+        return items, _collated(collate, items) if items else None
 
 
 def _items(maker: ItemMaker, samples: list[EpochSample]) -> Iterator[tuple[EpochSample, Any]]:

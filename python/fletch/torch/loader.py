@@ -19,6 +19,7 @@ from .iteration import _Iteration, _LeaseDataset, _shut_down_workers
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
 from .shared_buffers import IntoSharedBuffers, buffer_memory
+from .wrappers import RebuiltLoader
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
@@ -41,7 +42,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     batch, so each sample is delivered exactly once, with any number of workers. The batch size is the
     dataset's; ``shuffle``, samplers, ``drop_last`` and ``persistent_workers`` do not apply. If the loop
     leaves an iteration, the server delivers its unacknowledged samples again. A dataset has one iteration at
-    a time: the next one ends the one before, and asking the ended one for a batch is a ``RuntimeError``.
+    a time: the next one ends the one before, and asking the ended one for a batch is a ``RuntimeError``. The
+    loader has the dataset's ``state_dict`` and ``load_state_dict``, by which frameworks save it.
 
     For an `EvalDataset` the batch size is this loader's, or else the dataset's, and each iteration is a whole
     pass. Give such a dataset no ``shuffle`` and no samplers.
@@ -55,6 +57,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     #: The number of batches that are prefetched without workers.
     _prefetched = 0
+
+    #: Those of the `EpochDataset`. A loader over another dataset has none of the two, so that frameworks do
+    #: not take it for one whose position they can save.
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
 
     def __init__(
         self,
@@ -84,15 +91,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             self._epochs._check_held(num_workers, kwargs.get("prefetch_factor") or _PREFETCH_OF_WORKERS)
             super().__init__(
-                _LeaseDataset(self._epochs, self._collate),
+                # Wrappers see the caller's dataset. `_get_iterator` puts one of leases in its place.
+                self._epochs,
                 None,
                 num_workers=num_workers,
-                collate_fn=_identity,
+                collate_fn=RebuiltLoader(),
                 pin_memory=pin_memory,
                 timeout=timeout,
                 generator=generator,
                 **kwargs,
             )
+            self.state_dict, self.load_state_dict = self._epochs.state_dict, self._epochs.load_state_dict
             return
         if isinstance(dataset, EvalDataset):
             if dataset.batch_size is not None and batch_size not in (None, 1, dataset.batch_size):
@@ -177,6 +186,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _get_iterator(self) -> Any:
         # Torch calls this when it makes the workers, which get the loader's `collate_fn`.
         own = copy.copy(self)
+        if self._epochs is not None:
+            own.__dict__["dataset"] = _LeaseDataset(self._epochs, self._collate)
+            own.collate_fn = _identity
         if isinstance(self.dataset, EvalDataset) and self.batch_size is not None:
             # `dataset` stays the caller's, for wrappers that make another loader of it.
             own.__dict__["dataset"] = dataset = self.dataset.of_batches(self.batch_size)

@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Callable, Iterator
 
 import torch.utils.data
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
+from torch.utils.data import Subset
 
 from .epochs import EpochDataset
 from .evaluation import CollateWithNames, EvalDataset
@@ -31,8 +31,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """``torch.utils.data.DataLoader`` with the same arguments, which reads a whole batch in one request.
 
     For datasets of this package, and ``Subset``\\ s of them, the loader reads a batch with one call of the
-    dataset, in every version of torch. To torch the unit of such a loader is the batch: its ``batch_size``
-    attribute is ``None``, and its ``sampler`` yields batches. Torch itself loads other datasets.
+    dataset, in every version of torch. Its attributes are those of torch's loader, so that frameworks can
+    build another loader of them. Torch itself loads other datasets.
 
     Without workers the loader reads the bytes of the next ``prefetch_factor`` batches while the loop runs;
     the loop's own thread decodes them. The default is 2. With a sampler of the caller the default is 0,
@@ -57,6 +57,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     #: The number of batches that are prefetched without workers.
     _prefetched = 0
+    #: Whether the dataset reads a batch by the list of its indices.
+    _by_batch = False
 
     #: Those of the `EpochDataset`. A loader over another dataset has none of the two, so that frameworks do
     #: not take it for one whose position they can save.
@@ -111,55 +113,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             if batch_size == 1:
                 batch_size = dataset.batch_size or 1
-        if not _reads_batches(dataset) or (batch_size is None and batch_sampler is None):
-            super().__init__(
-                dataset,
-                batch_size,
-                shuffle,
-                sampler,
-                batch_sampler,
-                num_workers,
-                collate_fn,
-                pin_memory,
-                drop_last,
-                timeout,
-                generator=generator,
-                **kwargs,
-            )
-            return
-        own = sampler is None and batch_sampler is None
-        if batch_sampler is None:
-            if sampler is not None and shuffle:
-                raise ValueError("both a sampler and shuffle=True are given; give one of them")
-            batch_sampler = BatchSampler(
-                _sampler(dataset, shuffle, generator) if sampler is None else sampler,
-                batch_size or 1,
-                drop_last,
-            )
-        elif batch_size != 1 or shuffle or sampler is not None or drop_last:
-            raise ValueError(
-                "batch_sampler is given with batch_size, shuffle, sampler or drop_last; give batch_sampler "
-                "alone"
-            )
-        if num_workers == 0 and can_prefetch(dataset, (MapDataset, ImageFolder)):
-            most = kwargs.pop("prefetch_factor", None)
-            if most is not None and most < 0:
-                raise ValueError(f"prefetch_factor is {most}; it must be at least 0")
-            self._prefetched = (_PREFETCH_WITHOUT_WORKERS if own else 0) if most is None else most
+        by_batch = _reads_batches(dataset) and (batch_size is not None or batch_sampler is not None)
+        if by_batch:
+            if batch_sampler is None:
+                if sampler is not None and shuffle:
+                    raise ValueError("both a sampler and shuffle=True are given; give one of them")
+            elif batch_size != 1 or shuffle or sampler is not None or drop_last:
+                raise ValueError(
+                    "batch_sampler is given with batch_size, shuffle, sampler or drop_last; give "
+                    "batch_sampler alone"
+                )
+            if num_workers == 0 and can_prefetch(dataset, (MapDataset, ImageFolder)):
+                own = sampler is None and batch_sampler is None
+                most = kwargs.pop("prefetch_factor", None)
+                if most is not None and most < 0:
+                    raise ValueError(f"prefetch_factor is {most}; it must be at least 0")
+                self._prefetched = (_PREFETCH_WITHOUT_WORKERS if own else 0) if most is None else most
         super().__init__(
             dataset,
-            None,
-            None,
+            batch_size,
+            shuffle,
+            sampler,
             batch_sampler,
-            None,
             num_workers,
-            self._collate,
+            self._collate if by_batch else collate_fn,
             pin_memory,
-            False,
+            drop_last,
             timeout,
             generator=generator,
             **kwargs,
         )
+        self._by_batch = by_batch
 
     @property
     def _index_sampler(self) -> Any:
@@ -189,6 +173,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._epochs is not None:
             own.__dict__["dataset"] = _LeaseDataset(self._epochs, self._collate)
             own.collate_fn = _identity
+        if self._by_batch:
+            # To torch's iterator a batch is an item, whose index is a list. Torch before 2.0 knows no other
+            # way to read a batch at once.
+            own.__dict__.update(sampler=self.batch_sampler, batch_sampler=None, batch_size=None)
         if isinstance(self.dataset, EvalDataset) and self.batch_size is not None:
             # `dataset` stays the caller's, for wrappers that make another loader of it.
             own.__dict__["dataset"] = dataset = self.dataset.of_batches(self.batch_size)
@@ -231,10 +219,6 @@ class _WorkerInit:
 
 def _identity(batch: Any) -> Any:
     return batch
-
-
-def _sampler(dataset: Any, shuffle: bool | None, generator: torch.Generator | None) -> Sampler[int]:
-    return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
 
 
 def _reads_batches(dataset: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Trains with Lightning, validates after each epoch, and continues from the latest checkpoint after a restart.
+"""Trains with Lightning, validates after each epoch, and continues after a restart.
 
     python train_lightning.py SERVER DATASET JOB
 
 Under `torchrun` every rank trains and validates its share. Each sub-folder of the dataset is one class. The
-checkpoints are in the folder JOB; Lightning saves the state of the loader in them.
+checkpoints are in the folder JOB. Lightning saves the state of the loader in them.
 """
 
 import glob, io, os, sys

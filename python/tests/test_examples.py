@@ -64,7 +64,7 @@ class Training:
 
     def start(self) -> subprocess.Popen[bytes]:
         # A session of its own, so that everything it starts can be ended together.
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "ACCELERATE_USE_CPU": "true"}
         lacks = [name for name in ("lightning", "transformers") if importlib.util.find_spec(name) is None]
         if lacks:
             env["PYTHONPATH"] = os.pathsep.join([str(STAND_INS), env.get("PYTHONPATH", "")])

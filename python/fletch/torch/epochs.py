@@ -25,7 +25,12 @@ from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
 from .selection import Selection, plan_with_selection
 from .worker_table import WorkerTable
-from .wrappers import refuse_resumes_without_state, refuse_wrappers_of_epochs
+from .wrappers import (
+    is_begun_after_a_step,
+    refuse_repeated_batches,
+    refuse_resumes_without_state,
+    refuse_wrappers_of_epochs,
+)
 
 _log = logging.getLogger("fletch")
 
@@ -318,8 +323,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _start_iteration(self) -> None:
         """Begins an iteration of this epoch, or of the next one if this one is over."""
-        self._refuse_resumes()
+        self._refuse_trainers()
         self._require_world()
+        if is_begun_after_a_step():
+            self._acks.mark_consumed()
         self._leave_iteration()
         self._read_worker_table()
         if self._over or self._has_all(0):
@@ -329,10 +336,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _refuse_wrappers(self) -> None:
         """Raises `Invalid` if a wrapper that would leave out samples begins an iteration."""
         refuse_wrappers_of_epochs(self.job, self.rank, self.ranks)
-        self._refuse_resumes()
+        self._refuse_trainers()
 
-    def _refuse_resumes(self) -> None:
-        """Raises `Invalid` if a trainer continues from a checkpoint and no state was loaded."""
+    def _refuse_trainers(self) -> None:
+        """Raises `Invalid` if a trainer continues without a state, or wants the same batches again."""
+        refuse_repeated_batches(self.job)
         if self._restored_epoch is None:
             refuse_resumes_without_state(self.job, self._has_begun)
 

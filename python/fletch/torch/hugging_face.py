@@ -56,12 +56,14 @@ class EpochTrainer(Trainer):  # type: ignore[misc]
                 f"per_device_train_batch_size is {args.per_device_train_batch_size}, and batch_size of the "
                 f"EpochDataset is {data.batch_size}: give both the same number"
             )
+        # Torch before 2.0 takes no None.
+        ahead = args.dataloader_prefetch_factor
         return DataLoader(
             data,
             num_workers=args.dataloader_num_workers,
             collate_fn=self.data_collator,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
-            prefetch_factor=args.dataloader_prefetch_factor,
+            **({} if ahead is None else {"prefetch_factor": ahead}),
         )
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -164,8 +166,8 @@ def _state_of(checkpoint: str, data: EpochDataset) -> dict[str, Any]:
     state = _load(checkpoint, _STATE)
     if (ranks := state["ranks"][1]) != data.ranks:
         raise Invalid(
-            f"the checkpoint {checkpoint} was saved on {ranks} ranks, and there are {data.ranks} now: Trainer "
-            "counts epochs in steps, whose number is another one; continue with the same number of ranks"
+            f"the checkpoint {checkpoint} was saved on {ranks} ranks, and there are {data.ranks} now: "
+            "Trainer counts epochs in steps, whose number differs; continue with the same number of ranks"
         )
     return state
 

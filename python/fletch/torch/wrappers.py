@@ -26,6 +26,8 @@ _SKIPPERS = frozenset(("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoade
 _STATEFUL = frozenset(("StatefulDataLoader",))
 #: The loops of Lightning's trainer and the trainer of transformers.
 _LIGHTNING, _TRAINER = "_FitLoop", "Trainer"
+#: The loop of Lightning that counts the batches of an epoch.
+_COUNTER = "_TrainingEpochLoop"
 
 _OF_TRAINER = (
     "with transformers.Trainer use fletch.torch.hugging_face.EpochTrainer "
@@ -130,6 +132,25 @@ def refuse_resumes_without_state(job: str, is_begun: Callable[[], bool]) -> None
                 f"start again with another job name, or delete the job (`fletch jobs delete {job}`)"
             )
         return
+
+
+def refuse_repeated_batches(job: str) -> None:
+    """Raises `Invalid` if Lightning wants the same batches in every epoch."""
+    for names, found, _ in _callers():
+        if _LIGHTNING in names and getattr(getattr(found, "trainer", None), "overfit_batches", 0) > 0:
+            raise Invalid(
+                f"overfit_batches repeats the first batches in every epoch, and job {job} goes on with new "
+                "ones: give Lightning a loader over a MapDataset, or EpochDataset(..., select=) and no "
+                "overfit_batches"
+            )
+
+
+def is_begun_after_a_step() -> bool:
+    """Whether the loop that begins an iteration has made its step with the batch in hand.
+
+    Lightning counts batches (``limit_train_batches``), and asks for none after the last one of its epoch.
+    """
+    return any(_COUNTER in names for names, _, _ in _callers())
 
 
 def refuse_sharders_of_passes(rank: int, ranks: int) -> None:

@@ -1,9 +1,9 @@
 """What the scripts of these tests share: the datasets, a net that counts what it trained, and the kill.
 
-A script is one training or evaluation as a user writes it with one framework. It runs on one rank or, under
-``torchrun``, on several, and prints a line ``RESULT`` with JSON. The net counts the samples that it trained in
-a buffer, which the framework saves and restores with the net. So after a kill and a restart the buffer says
-what the net that survived has seen.
+A script is a training or an evaluation as a user writes it with one framework. It runs on one rank or, under
+``torchrun``, on several, and prints a line ``RESULT`` or ``REFUSED`` with JSON for each case. The net counts
+the samples that it trained in a buffer, which the framework saves and restores with the net. So after a kill
+and a restart the buffer says what the net that survived has seen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.distributed
@@ -21,13 +21,30 @@ import fletch
 from fletch.torch import EpochDataset, EvalDataset, MapDataset
 
 SAMPLES, BATCH = 1000, 8
-SERVER, JOB = sys.argv[1], sys.argv[2]
-OPTIONS: dict[str, Any] = json.loads(sys.argv[3])
+SERVER = sys.argv[1]
+CASES: list[dict[str, Any]] = json.loads(sys.argv[2])
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+class Case:
+    """The case that runs now."""
+
+    options: dict[str, Any] = {}
+    job = ""
+
+
 def option(name: str, default: Any = None) -> Any:
-    return OPTIONS.get(name, default)
+    return Case.options.get(name, default)
+
+
+def run_cases(one: Callable[[], None]) -> None:
+    """Runs every case. A case that Fletch refuses is one with a result, too."""
+    for case in CASES:
+        Case.options, Case.job = case, case["job"]
+        try:
+            one()
+        except fletch.Invalid as error:
+            print(f"REFUSED {json.dumps({'job': Case.job, 'rank': RANK, 'says': str(error)})}", flush=True)
 
 
 def die_at(place: str, count: int) -> None:
@@ -48,9 +65,9 @@ def number_of_view(view: memoryview) -> dict[str, int]:
 
 
 def epochs(**settings: Any) -> EpochDataset:
-    client = fletch.Client(SERVER, job=JOB, timeout=20)
+    client = fletch.Client(SERVER, job=Case.job, timeout=20)
     settings = {"batch_size": BATCH, "transform": number, "tail": "pad" if RANKS > 1 else None, **settings}
-    return EpochDataset(client, "numbered", job=JOB, **settings)
+    return EpochDataset(client, "numbered", job=Case.job, **settings)
 
 
 def passes(**settings: Any) -> EvalDataset:
@@ -103,4 +120,4 @@ def result(net: Net | None = None, **more: Any) -> None:
         more["trained"] = {"least": int(seen.min()), "most": int(seen.max()), "total": int(seen.sum())}
         more["steps"] = net.steps
     if RANK == 0:
-        print("RESULT", json.dumps(more), flush=True)
+        print("RESULT", json.dumps({"job": Case.job, **more}), flush=True)

@@ -1,7 +1,7 @@
-"""Trainings and evaluations with the frameworks themselves: exactly once and whole, or an error with a remedy.
+"""Trainings and evaluations with the frameworks themselves: exactly once and whole, or an error that helps.
 
-`make accept-frameworks` runs them. Each row runs a script of this folder, on one rank or under ``torchrun`` on
-two. Most rows kill it once and start it again.
+`make accept-frameworks` runs them, and prints a table. Each test runs a script of this folder, on one rank or
+under ``torchrun`` on two.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterator
@@ -25,7 +26,6 @@ for framework in ("accelerate", "lightning", "torchdata", "transformers"):
     pytest.importorskip(framework, reason="make accept-frameworks installs it")
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parent.parent / "examples"
 SAMPLES = 1000
 WHOLE = {"least": 1, "most": 1, "total": SAMPLES}
 TWICE = {"least": 2, "most": 2, "total": 2 * SAMPLES}
@@ -45,22 +45,22 @@ def server() -> Iterator[Server]:
 
 
 @dataclass
-class Run:
-    """A script in a folder of its own, started once or more often with the same job."""
+class Script:
+    """A script of this folder, in a folder of its own, started once or more often."""
 
     server: Server
     folder: Path
-    job: str
-    script: str
+    name: str
     ranks: int
+    table: list[str]
     said: str = field(default="")
 
-    def start(self, **options: Any) -> int:
-        """Runs the script to its end. Returns the exit status."""
+    def start(self, *cases: dict[str, Any]) -> int:
+        """Runs cases to their end. Returns the exit status."""
         words = [sys.executable, "-W", "ignore"]
         if self.ranks > 1:
             words += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
-        words += [str(HERE / self.script), f"unix:{self.server.socket}", self.job, json.dumps(options)]
+        words += [str(HERE / self.name), f"unix:{self.server.socket}", json.dumps(cases)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
         out = self.folder / "out"
         with open(out, "wb") as file:
@@ -68,247 +68,223 @@ class Run:
                 words, cwd=self.folder, stdout=file, stderr=file, env=env, start_new_session=True
             )
             try:
-                return process.wait(240)
+                return process.wait(900)
             finally:
-                try:
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
                 self.said = out.read_text(errors="replace")
 
-    def killed(self, place: str, count: int, **options: Any) -> None:
-        """Runs the script, which kills itself at a place."""
-        assert self.start(die=[place, count], **options) != 0, self.said
-        assert "SIGKILL" in self.said or "RESULT" not in self.said, self.said
-        assert "Error" not in self.said.replace("ChildFailedError", ""), self.said
+    def is_killed_and_finishes(
+        self, job: str, kills: list[tuple[str, int]], **options: Any
+    ) -> dict[str, Any]:
+        """Starts a training again and again, which kills itself at a place, and at last to its end.
 
-    def finished(self, **options: Any) -> dict[str, Any]:
-        """Runs the script to its end. Returns what it prints as its result."""
-        assert self.start(**options) == 0, self.said
-        found = re.search(r"^RESULT (.*)$", self.said, re.MULTILINE)
-        assert found is not None, self.said
-        return dict(json.loads(found[1]))
+        Every second run has two workers. Returns the result.
+        """
+        for at, kill in enumerate(kills):
+            assert self.start({"job": job, "die": kill, "workers": at % 2 * 2, **options}) != 0, self.said
+            assert "Error" not in self.said.replace("ChildFailedError", ""), self.said
+        [got] = self.results({"job": job, "workers": len(kills) % 2 * 2, **options})
+        self.table.append(f"{self.name} {self.ranks} ranks: {job}, killed at {kills}: {got}")
+        return got
 
-    def refused(self, says: str, **options: Any) -> None:
-        """Runs the script, which ends with an error of Fletch that says what to write."""
-        assert self.start(**options) != 0, self.said
-        errors = re.findall(r"^(?:\[rank\d\]: ?)?fletch\.errors\.Invalid: (.*)$", self.said, re.MULTILINE)
-        assert errors and re.search(says, errors[0]), self.said
-        assert "RESULT" not in self.said
+    def results(self, *cases: dict[str, Any]) -> list[dict[str, Any]]:
+        """Runs cases. Returns what each of them prints as its result, or as its refusal."""
+        assert self.start(*cases) == 0, self.said
+        found: dict[str, Any] = {}
+        for kind, text in re.findall(r"^(RESULT|REFUSED) (.*)$", self.said, re.MULTILINE):
+            got = json.loads(text)
+            assert kind == "REFUSED" or got["job"] not in found, f"a result beside a refusal: {self.said}"
+            found[got["job"]] = got
+        assert found.keys() == {case["job"] for case in cases}, self.said
+        return [found[case["job"]] for case in cases]
+
+    def check(self, rows: list[Row]) -> None:
+        """Runs rows, compares each of them with what it must give, and notes them in the table."""
+        faults = []
+        cases = [{"job": f"{self.name[4:-3]}-{self.ranks}-{at}", **row.case} for at, row in enumerate(rows)]
+        for row, got in zip(rows, self.results(*cases)):
+            if isinstance(row.gives, str):
+                holds = re.search(row.gives, got.get("says", "")) is not None
+            else:
+                holds = all(got.get(key) == value for key, value in row.gives.items())
+            shown = f"refused, says {row.gives!r}" if isinstance(row.gives, str) else str(row.gives)
+            line = f"{self.name} {self.ranks} ranks: {row.case}: {shown}"
+            self.table.append(line)
+            if not holds:
+                faults.append(f"{line}, and got {got}")
+        assert not faults, "\n".join(faults)
+
+
+@dataclass
+class Row:
+    """A case, and what it gives: the words of its refusal, or a part of its result."""
+
+    case: dict[str, Any]
+    gives: str | dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """The rows that hold, which are printed at the end."""
+    lines: list[str] = []
+    yield lines
+    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    for line in lines:
+        reporter.write_line(line)
 
 
 @pytest.fixture
-def run(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
-    job = re.sub(r"\W+", "-", request.node.name).strip("-")
-    return lambda script, ranks: Run(server, tmp_path, job, script, ranks)
+def script(server: Server, tmp_path: Path, table: list[str]) -> Any:
+    return lambda name, ranks: Script(server, tmp_path, name, ranks, table)
 
 
 RANKS = pytest.mark.parametrize("ranks", [1, 2])
-KILLS = [("step", 37, 2), ("step", 90, 0), ("sanity", 1, 0), ("validation", 20, 0)]
 
 
-# Lightning.
+# Trainings that are killed, and continue by the means of their framework.
 
 
 @RANKS
-@pytest.mark.parametrize(("place", "count", "workers"), KILLS)
-def test_lightning_is_killed_and_continues(run: Any, ranks: int, place: str, count: int, workers: int) -> None:
-    fit = run("use_lightning.py", ranks)
-    fit.killed(place, count, workers=workers)
-    got = fit.finished(workers=workers)
+def test_lightning_is_killed_and_continues(script: Any, ranks: int) -> None:
+    # Before the first checkpoint a new model continues the job, so the kills come after it.
+    kills = [("step", 37), ("sanity", 1), ("validation", 20), ("step", 40)]
+    got = script("use_lightning.py", ranks).is_killed_and_finishes(f"lightning-{ranks}", kills)
     assert got["trained"] == TWICE
-    assert set(map(str, got["validations"])) == {str(WHOLE)} and got["validations"]
+    assert got["validations"] and all(one == WHOLE for one in got["validations"])
 
 
 @RANKS
-@pytest.mark.parametrize(
-    ("settings", "passes", "each"),
-    [
-        ({"limit_val_batches": 3}, 2, 24), ({"val_check_interval": 20}, None, SAMPLES),
-        ({"num_sanity_val_steps": -1}, 2, SAMPLES), ({"limit_val_batches": 0.5}, 2, None),
-        ({"gradient_clip_val": 1.0, "accumulate_grad_batches": 3}, 2, SAMPLES),
-    ],
-)
-def test_lightning_limits_validation(
-    run: Any, ranks: int, settings: Any, passes: int | None, each: int | None
-) -> None:
-    got = run("use_lightning.py", ranks).finished(trainer=settings, save_every=0)
+def test_epoch_trainer_is_killed_and_continues(script: Any, ranks: int) -> None:
+    kills = [("step", 3), ("step", 37), ("validation", 20), ("step", 40)]
+    settings = {"save_every": 10, "eval": "whole", "resume": True}
+    got = script("use_trainer.py", ranks).is_killed_and_finishes(f"trainer-{ranks}", kills, **settings)
     assert got["trained"] == TWICE
-    sizes = {one["total"] for one in got["validations"]}
-    assert len(sizes) == 1 and all(one["most"] == 1 for one in got["validations"])
-    assert each is None or sizes == {each * (ranks if each < SAMPLES else 1)}
-    assert len(got["validations"]) == passes if passes else len(got["validations"]) > 2
-
-
-def test_lightning_runs_one_batch_and_then_all(run: Any) -> None:
-    fit = run("use_lightning.py", 1)
-    assert fit.finished(trainer={"fast_dev_run": True}, save_every=0)["trained"]["total"] == 8
-    rest = fit.finished(max_epochs=1, save_every=0)
-    # The job goes on after that batch, and the validation is whole.
-    assert rest["trained"] == {"least": 0, "most": 1, "total": SAMPLES - 8}
-    assert rest["validations"] == [WHOLE]
-
-
-def test_lightning_cuts_epochs(run: Any) -> None:
-    got = run("use_lightning.py", 1).finished(trainer={"limit_train_batches": 25}, max_epochs=5, save_every=0)
-    assert got["trained"] == WHOLE and got["steps"] == 125
-
-
-@RANKS
-def test_lightning_divides_a_dataset_by_index(run: Any, ranks: int) -> None:
-    got = run("use_lightning.py", ranks).finished(data="map", save_every=0)
-    assert got["trained"] == TWICE
-
-
-@RANKS
-def test_a_checkpoint_of_lightning_without_a_state_is_refused(run: Any, ranks: int) -> None:
-    fit = run("use_lightning.py", ranks)
-    fit.killed("step", 37, loader="torch")
-    fit.refused("checkpoint without a state .* give it fletch.torch.DataLoader", loader="torch")
-
-
-@RANKS
-def test_torchs_loader_in_lightning(run: Any, ranks: int) -> None:
-    assert run("use_lightning.py", ranks).finished(loader="torch", save_every=0)["trained"] == TWICE
-
-
-# Hugging Face's Trainer.
-
-
-@RANKS
-@pytest.mark.parametrize(("place", "count", "workers"), KILLS[:2] + [("validation", 20, 0), ("step", 3, 0)])
-def test_epoch_trainer_is_killed_and_continues(
-    run: Any, ranks: int, place: str, count: int, workers: int
-) -> None:
-    settings = {"save_every": 10, "workers": workers, "eval": "whole", "resume": True}
-    training = run("use_trainer.py", ranks)
-    training.killed(place, count, **settings)
-    got = training.finished(**settings)
-    assert got["trained"] == TWICE
-    assert got["validations"] == [WHOLE] * len(got["validations"]) and got["validations"]
+    assert got["validations"] and all(one == WHOLE for one in got["validations"])
     assert got["global_step"] == 2 * -(-SAMPLES // (8 * ranks))
 
 
-def test_epoch_trainer_accumulates(run: Any) -> None:
+def test_epoch_trainer_accumulates_gradients(script: Any) -> None:
     settings = {"save_every": 5, "resume": True, "args": {"gradient_accumulation_steps": 3}}
-    training = run("use_trainer.py", 2)
-    training.killed("step", 31, **settings)
-    assert training.finished(**settings)["trained"] == TWICE
-
-
-def test_a_new_model_does_not_continue_a_job(run: Any) -> None:
-    training = run("use_trainer.py", 1)
-    training.killed("step", 12, save_every=10)
-    training.refused("give resume_from_checkpoint=True to continue", save_every=10)
-    assert training.finished(save_every=10, resume=True)["trained"] == TWICE
-
-
-DISPATCH = [{}, {"dispatch_batches": False}, {"split_batches": True}, {"even_batches": False}]
-
-
-@pytest.mark.parametrize("config", DISPATCH, ids=str)
-def test_trainer_itself_is_refused_on_two_ranks(run: Any, config: Any) -> None:
-    run("use_trainer.py", 2).refused("use fletch.torch.hugging_face.EpochTrainer", plain=True,
-                                     args={"accelerator_config": config})
-
-
-def test_trainer_itself_trains_on_one_rank_and_is_refused_at_a_restart(run: Any) -> None:
-    training = run("use_trainer.py", 1)
-    training.killed("step", 37, plain=True, save_every=10)
-    for more in ({}, {"args": {"ignore_data_skip": True}}):
-        training.refused("EpochTrainer", plain=True, save_every=10, resume=True, **more)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_trainer_itself_trains_on_one_rank(run: Any, workers: int) -> None:
-    assert run("use_trainer.py", 1).finished(plain=True, workers=workers)["trained"] == TWICE
-
-
-@RANKS
-@pytest.mark.parametrize("data", ["whole", "map"])
-@pytest.mark.parametrize("config", DISPATCH, ids=str)
-def test_trainer_evaluates_every_sample_once(run: Any, ranks: int, data: str, config: Any) -> None:
-    got = run("use_trainer.py", ranks).finished(
-        only_eval=True, eval=data, args={"accelerator_config": config, "eval_strategy": "no"}
-    )
-    assert got["validations"] == [WHOLE, WHOLE]
-
-
-def test_trainer_is_not_given_a_part_to_evaluate(run: Any) -> None:
-    run("use_trainer.py", 2).refused(r"rank=0, ranks=1", only_eval=True, eval="parts",
-                                     args={"eval_strategy": "no"})
-
-
-# Accelerate.
-
-
-@RANKS
-@pytest.mark.parametrize(("place", "count", "workers"), KILLS[:2] + [("validation", 20, 0)])
-def test_accelerate_is_killed_and_continues(
-    run: Any, ranks: int, place: str, count: int, workers: int
-) -> None:
-    loop = run("use_accelerate.py", ranks)
-    loop.killed(place, count, workers=workers, eval=True)
-    got = loop.finished(workers=workers, eval=True)
+    got = script("use_trainer.py", 2).is_killed_and_finishes("accumulates", [("step", 31)], **settings)
     assert got["trained"] == TWICE
-    assert got["validations"] == [WHOLE] * len(got["validations"]) and got["validations"]
 
 
-REFUSED = [
-    ("epochs", ["prepare"], "fletch", {}, "do not give it to prepare"),
-    ("epochs", ["skip"], "fletch", {}, r"save dataset.state_dict\(\)"),
-    ("epochs", ["skip0"], "fletch", {}, "whose batches only that loader makes"),
-    ("epochs", ["prepare", "skip"], "torch", {}, r"dataset.state_dict\(\)|EpochTrainer"),
-    ("epochs", ["prepare"], "torch", {"use_stateful_dataloader": True}, "fletch.torch.DataLoader"),
-    ("epochs", ["stateful"], "fletch", {}, "give the EpochDataset to fletch.torch.DataLoader"),
+@RANKS
+def test_accelerate_is_killed_and_continues(script: Any, ranks: int) -> None:
+    kills = [("step", 37), ("validation", 20), ("step", 40)]
+    got = script("use_accelerate.py", ranks).is_killed_and_finishes(f"accelerate-{ranks}", kills, eval=True)
+    assert got["trained"] == TWICE
+    assert got["validations"] and all(one == WHOLE for one in got["validations"])
+
+
+# Trainings that cannot continue say what to write.
+
+
+@RANKS
+def test_lightning_does_not_continue_without_a_state(script: Any, ranks: int) -> None:
+    job = {"job": f"stateless-{ranks}", "loader": "torch"}
+    fit = script("use_lightning.py", ranks)
+    assert fit.start({**job, "die": ["step", 37]}) != 0
+    [got] = fit.results(job)
+    assert re.search("checkpoint without a state .* give it fletch.torch.DataLoader", got["says"])
+
+
+def test_trainer_itself_does_not_continue(script: Any) -> None:
+    job = {"job": "plain", "plain": True, "save_every": 10}
+    training = script("use_trainer.py", 1)
+    assert training.start({**job, "die": ["step", 37]}) != 0
+    for more in ({}, {"args": {"ignore_data_skip": True}}):
+        [got] = training.results({**job, "resume": True, **more})
+        assert "EpochTrainer" in got["says"]
+
+
+# What else Lightning does with loaders.
+
+
+@RANKS
+def test_lightning(script: Any, ranks: int) -> None:
+    no_saves = {"save_every": 0}
+    whole = {"trained": TWICE, "validations": [WHOLE, WHOLE]}
+    part = {"least": 0, "most": 1, "total": 24 * ranks}
+    rows = [
+        Row({"trainer": {"num_sanity_val_steps": -1}, **no_saves}, whole),
+        Row({"trainer": {"accumulate_grad_batches": 3}, "workers": 2, **no_saves}, whole),
+        Row({"trainer": {"limit_val_batches": 3}, **no_saves}, {"trained": TWICE, "validations": [part] * 2}),
+        Row({"trainer": {"val_check_interval": 30}, **no_saves},
+            {"trained": TWICE, "validations": [WHOLE] * (8 if ranks == 1 else 4)}),
+        Row({"trainer": {"fast_dev_run": True}, "job": f"dev-{ranks}"},
+            {"trained": {"least": 0, "most": 1, "total": 8 * ranks}}),
+        Row({"trainer": {"limit_train_batches": 21}, "max_epochs": 6 // ranks, **no_saves},
+            {"trained": WHOLE}),
+        Row({"loader": "torch", **no_saves}, whole),
+        Row({"data": "map", **no_saves}, whole),
+        Row({"data": "map", "loader": "torch", **no_saves}, whole),
+        Row({"trainer": {"overfit_batches": 2}, **no_saves}, "overfit_batches"),
+    ]
+    script("use_lightning.py", ranks).check(rows)
+
+
+# What else Trainer does with loaders.
+
+CONFIGS: list[dict[str, Any]] = [
+    {}, {"dispatch_batches": False}, {"split_batches": True}, {"even_batches": False},
 ]
 
 
 @RANKS
-@pytest.mark.parametrize(("data", "wrap", "loader", "config", "says"), REFUSED)
-def test_wrapped_epochs_are_refused(
-    run: Any, ranks: int, data: str, wrap: list[str], loader: str, config: Any, says: str
-) -> None:
-    run("use_accelerate.py", ranks).refused(says, data=data, wrap=wrap, loader=loader, config=config)
+def test_trainer(script: Any, ranks: int) -> None:
+    only = {"only_eval": True, "args": {"eval_strategy": "no"}}
+    twice = {"validations": [WHOLE, WHOLE]}
+    rows = [
+        Row({**only, "eval": data, "args": {"eval_strategy": "no", "accelerator_config": config}}, twice)
+        for data in ("whole", "map") for config in CONFIGS
+    ]
+    rows += [Row({**only, "eval": "parts"}, twice if ranks == 1 else "rank=0, ranks=1")]
+    trained = {"trained": {"least": 1, "most": 1, "total": SAMPLES}}
+    for config in CONFIGS:
+        case = {"plain": True, "max_epochs": 1, "args": {"accelerator_config": config}}
+        rows.append(Row(case, trained if ranks == 1 else "use fletch.torch.hugging_face.EpochTrainer"))
+    plain = {"plain": True, "max_epochs": 1, "workers": 2}
+    rows.append(Row(plain, trained if ranks == 1 else "EpochTrainer"))
+    again = {"job": f"again-{ranks}", "max_epochs": 1}
+    script("use_trainer.py", ranks).check([*rows, Row(again, {})])
+    script("use_trainer.py", ranks).check([Row(again, "give resume_from_checkpoint=True to continue")])
 
 
-@pytest.mark.parametrize(
-    "config", [{"dispatch_batches": d, "split_batches": s, "even_batches": e}
-               for d in (True, False) for s in (True, False) for e in (True, False)][:8:2], ids=str,
-)
-@pytest.mark.parametrize("data", ["epochs", "epochs-whole", "passes"])
-def test_what_is_divided_already_is_not_divided_again(run: Any, data: str, config: Any) -> None:
-    says = "rank=0, ranks=1" if data == "passes" else "do not give it to prepare"
-    run("use_accelerate.py", 2).refused(says, data=data, wrap=["prepare"], loader="torch", config=config)
+# What else Accelerate and torchdata do with loaders.
 
 
-WORKS = [
-    # data, wrap, loader, ranks, metrics
-    ("epochs", ["prepare"], "torch", 1, False),
-    ("passes", ["prepare"], "fletch", 1, False),
-    ("passes", ["stateful"], "fletch", 1, False),
-    ("passes", ["stateful"], "fletch", 2, False),
-    ("whole", ["prepare"], "torch", 2, True),
-    ("whole", ["prepare"], "fletch", 2, True),
-    ("map", ["prepare"], "torch", 2, True),
-    ("map", ["prepare"], "fletch", 2, True),
-    ("map", ["prepare"], "fletch", 1, False),
-    ("map", ["stateful"], "fletch", 1, False),
-]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("data", "wrap", "loader", "ranks", "metrics"), WORKS)
-def test_wrapped_loaders_have_every_sample_once(
-    run: Any, data: str, wrap: list[str], loader: str, ranks: int, metrics: bool, workers: int
-) -> None:
-    got = run("use_accelerate.py", ranks).finished(
-        data=data, wrap=wrap, loader=loader, metrics=metrics, workers=workers
-    )
-    assert got["counted"] == WHOLE
-
-
-@pytest.mark.parametrize("data", ["passes", "map"])
-def test_skipped_batches_of_a_pass_are_the_first_ones(run: Any, data: str) -> None:
-    got = run("use_accelerate.py", 1).finished(data=data, wrap=["skip"], loader="fletch")
-    assert got["counted"] == {"least": 0, "most": 1, "total": SAMPLES - 3 * 8}
+@RANKS
+def test_accelerate(script: Any, ranks: int) -> None:
+    whole, rest = {"counted": WHOLE}, {"counted": {"least": 0, "most": 1, "total": SAMPLES - 3 * 8 * ranks}}
+    own = "do not give it to prepare"
+    rows = [
+        Row({"data": "epochs", "wrap": ["prepare"]}, own),
+        Row({"data": "epochs", "wrap": ["prepare"], "workers": 2}, own),
+        Row({"data": "epochs", "wrap": ["prepare"], "config": {"use_stateful_dataloader": True}}, own),
+        Row({"data": "epochs", "wrap": ["skip"]}, r"save dataset.state_dict\(\)"),
+        Row({"data": "epochs", "wrap": ["skip0"]}, "whose batches only that loader makes"),
+        Row({"data": "epochs", "wrap": ["prepare", "skip"], "loader": "torch"}, "EpochTrainer"),
+        Row({"data": "epochs", "wrap": ["stateful"]}, "give the EpochDataset to fletch.torch.DataLoader"),
+        Row({"data": "epochs", "wrap": ["stateful"], "workers": 2}, "fletch.torch.DataLoader"),
+        Row({"data": "passes", "wrap": ["stateful"]}, whole),
+        Row({"data": "passes", "wrap": ["stateful"], "workers": 2}, whole),
+        Row({"data": "passes", "wrap": ["skip"]}, rest),
+    ]
+    for config in ({}, {"dispatch_batches": False}, {"split_batches": True}, {"even_batches": False}):
+        torchs = {"wrap": ["prepare"], "loader": "torch", "config": config}
+        rows.append(Row({"data": "epochs", **torchs}, whole if ranks == 1 else own))
+        rows.append(Row({"data": "passes", **torchs}, whole if ranks == 1 else "rank=0, ranks=1"))
+        for loader in ("torch", "fletch"):
+            for workers in (0, 2):
+                case = {**torchs, "loader": loader, "workers": workers, "metrics": True}
+                rows.append(Row({"data": "whole", **case}, whole))
+                rows.append(Row({"data": "map", **case}, whole))
+    if ranks == 1:
+        rows.append(Row({"data": "map", "wrap": ["skip"]}, rest))
+        rows.append(Row({"data": "map", "wrap": ["stateful"]}, whole))
+    else:
+        # On every process an epoch of one rank, which would be divided.
+        rows.append(Row({"data": "epochs-whole", "wrap": ["prepare"], "loader": "torch"}, own))
+    script("use_accelerate.py", ranks).check(rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import shutil
 from typing import Any
 
 import accelerate
@@ -12,7 +12,9 @@ import torch.utils.data
 from accelerate.utils import DataLoaderConfiguration
 
 import fletch.torch
-from kit import BATCH, RANK, RANKS, Net, by_index, counted, die_at, epochs, gathered, option, passes, result
+from kit import (
+    BATCH, RANK, Case, Net, by_index, counted, die_at, epochs, gathered, option, passes, result, run_cases,
+)
 
 torch.set_num_threads(1)
 
@@ -30,8 +32,8 @@ def train(accelerator: Any) -> None:
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
     accelerator.register_for_checkpointing(loader)
     first = 0
-    if os.path.isdir("checkpoint"):
-        accelerator.load_state("checkpoint")
+    if os.path.isdir(Case.job):
+        accelerator.load_state(Case.job)
         state = data.state_dict()
         first = state["epoch"] + state["finished"]
     validations = []
@@ -56,10 +58,12 @@ def train(accelerator: Any) -> None:
 
 
 def save(accelerator: Any) -> None:
-    accelerator.save_state("checkpoint.new")
+    accelerator.save_state(f"{Case.job}.new")
     accelerator.wait_for_everyone()
     if RANK == 0:
-        os.system("rm -rf checkpoint && mv checkpoint.new checkpoint")
+        # No process is killed in here; the page's program shows how to replace a folder in one step.
+        shutil.rmtree(Case.job, ignore_errors=True)
+        os.rename(f"{Case.job}.new", Case.job)
     accelerator.wait_for_everyone()
 
 
@@ -99,10 +103,13 @@ def wrap(accelerator: Any) -> None:
 
 
 def main() -> None:
+    # Each case configures Accelerate anew.
+    accelerate.state.GradientState._reset_state()
+    accelerate.state.AcceleratorState._reset_state()
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=DataLoaderConfiguration(**option("config", {}))
     )
     train(accelerator) if option("wrap") is None else wrap(accelerator)
 
 
-main()
+run_cases(main)

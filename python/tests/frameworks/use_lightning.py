@@ -11,7 +11,9 @@ import torch.utils.data
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import fletch.torch
-from kit import BATCH, RANKS, Net, by_index, counted, die_at, epochs, gathered, option, passes, result
+from kit import (
+    BATCH, RANKS, Case, Net, by_index, counted, die_at, epochs, gathered, option, passes, result, run_cases,
+)
 
 torch.set_num_threads(1)
 
@@ -49,7 +51,7 @@ def loader(dataset: Any, **more: Any) -> Any:
 
 def main() -> None:
     more, every = option("trainer", {}), option("save_every", 10)
-    save = ModelCheckpoint("checkpoints", every_n_train_steps=every or None, save_top_k=-1)
+    save = ModelCheckpoint(Case.job, every_n_train_steps=every or None, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=RANKS if RANKS > 1 else 1, strategy="ddp" if RANKS > 1 else "auto",
         max_epochs=option("max_epochs", 2), logger=False, enable_progress_bar=False,
@@ -57,7 +59,7 @@ def main() -> None:
         enable_checkpointing=bool(every), **more,
     )
     module = Module()
-    latest = max(glob.glob("checkpoints/*.ckpt"), key=os.path.getmtime, default=None)
+    latest = max(glob.glob(f"{Case.job}/*.ckpt"), key=os.path.getmtime, default=None)
     if RANKS > 1:
         # A user makes datasets in a hook, where the process group exists.
         datamodule: Any = Data()
@@ -82,4 +84,4 @@ class Data(lightning.LightningDataModule):
         return loader(passes(), batch_size=BATCH)
 
 
-main()
+run_cases(main)

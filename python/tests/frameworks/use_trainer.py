@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from fletch.torch.hugging_face import EpochTrainer
-from kit import BATCH, RANKS, Net, by_index, counted, die_at, epochs, option, passes, result
+from kit import BATCH, Case, Net, by_index, counted, die_at, epochs, option, passes, result, run_cases
 
 torch.set_num_threads(1)
 evaluations: list[Any] = []
@@ -28,8 +28,9 @@ def measure(predicted: Any) -> dict[str, float]:
 
 
 def main() -> None:
+    evaluations.clear()
     args = transformers.TrainingArguments(
-        "checkpoints", per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
+        Case.job, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
         num_train_epochs=option("max_epochs", 2), report_to=[], disable_tqdm=True, use_cpu=True,
         save_strategy="steps" if option("save_every") else "no", save_steps=option("save_every", 500),
         eval_strategy="epoch" if option("eval") else "no", dataloader_num_workers=option("workers", 0),
@@ -52,4 +53,4 @@ def main() -> None:
     result(trainer.model, validations=evaluations, global_step=trainer.state.global_step)
 
 
-main()
+run_cases(main)

@@ -84,7 +84,8 @@ class Trainer:
         self.module.load_state_dict(saved["module"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.global_step, self.current_epoch = saved["step"], saved["epoch"]
-        self.fit_loop.batch, self.fit_loop.states, self.fit_loop.restarting = saved["batch"], saved["data"], True
+        self.fit_loop.batch, self.fit_loop.states = saved["batch"], saved["data"]
+        self.fit_loop.restarting = True
 
 
 class _FitLoop:

@@ -64,7 +64,8 @@ class SkipDataLoader(torch.utils.data.DataLoader[Any]):
 class Trainer:
     def __init__(self, model: Any, args: Any, train_dataset: Any = None, eval_dataset: Any = None,
                  compute_metrics: Any = None, callbacks: Any = ()) -> None:
-        self.model, self.args, self.train_dataset, self.eval_dataset = model, args, train_dataset, eval_dataset
+        self.model, self.args = model, args
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.compute_metrics, self.callbacks = compute_metrics, callbacks
         self.data_collator = torch.utils.data.default_collate
         self.state, self.is_in_train = SimpleNamespace(global_step=0), False

@@ -147,8 +147,8 @@ RANKS = pytest.mark.parametrize("ranks", [1, 2])
 
 @RANKS
 def test_lightning_is_killed_and_continues(script: Any, ranks: int) -> None:
-    # Before the first checkpoint a new model continues the job, so the kills come after it.
-    kills = [("step", 37), ("sanity", 1), ("validation", 20), ("step", 40)]
+    # A kill between the first step and the first checkpoint would leave a new model with a begun job.
+    kills = [("sanity", 1), ("step", 37), ("validation", 20), ("step", 40)]
     got = script("use_lightning.py", ranks).is_killed_and_finishes(f"lightning-{ranks}", kills)
     assert got["trained"] == TWICE
     assert got["validations"] and all(one == WHOLE for one in got["validations"])

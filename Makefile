@@ -21,7 +21,7 @@ export FLETCH_TEST_REQUIRE
     test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
     accept-allocator accept-attacks accept-buckets accept-check-time accept-clusters accept-code-size \
     accept-comments accept-contributing accept-dashboards accept-data-plane accept-datasets-mount \
-    accept-dist accept-domains accept-estimator accept-formats accept-fuzz accept-help \
+    accept-dist accept-domains accept-estimator accept-formats accept-frameworks accept-fuzz accept-help \
     accept-hung-objects accept-images accept-lines accept-lost-tests accept-mistakes accept-mount \
     accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs accept-queries \
     accept-questions accept-readme accept-sentences accept-servers accept-structure accept-test-time
@@ -218,6 +218,10 @@ accept-estimator: ## the estimator of jobs on 600 simulated loaders that it was 
 accept-domains: programs ## with tokens, an origin or a directory without domains stops the start
 	$(CARGO) nextest run --release $(TESTED) -E \
 	    'test(with_tokens_an_origin_and_a_directory_without_domains) or test(browser::)'
+
+# It installs 6 GB below the directory of the test servers, and runs for about half an hour.
+accept-frameworks: programs wheel ## today's Lightning, transformers, Accelerate, torchdata: killed, resumed
+	python/tests/frameworks/run.sh "$(abspath $(SERVERS))/frameworks" "$(abspath $(TARGET))/release"
 
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'

@@ -2,9 +2,8 @@
 
     python train_hooks.py SERVER DATASET JOB
 
-`Pictures` has the methods of a LightningDataModule: move them into yours. `fit` calls them as Lightning's
-trainer does. With Lightning itself set `Trainer(use_distributed_sampler=False)`, because Fletch divides the
-samples among ranks, and save with `ModelCheckpoint(every_n_train_steps=…)`. The checkpoint is JOB.pt.
+`Pictures` has the methods of a LightningDataModule, and `fit` calls them as Lightning's trainer does: a
+pattern for a trainer of your own. For Lightning itself copy `train_lightning.py`. The checkpoint is JOB.pt.
 """
 
 import io, os, sys

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 import pytest
 import torch
 import torchvision
-from torch.utils.data import BatchSampler, Subset
+from torch.utils.data import Subset
 from torchvision.transforms import functional
 
 import fletch
@@ -117,7 +117,7 @@ def test_without_workers_batches_are_read_ahead(server: Any, files: Path, ahead:
     subset = Subset(Subset(dataset, few), range(1, 80))
     loader = fletch.torch.DataLoader(subset, 8, collate_fn=list, prefetch_factor=ahead)
     assert len(loader) == 10
-    assert isinstance(loader.sampler, BatchSampler) and loader.sampler.batch_size == 8
+    assert (loader.batch_size, loader.batch_sampler.batch_size) == (8, 8)
     expected = [dataset[i] for i in few[1:]]
     assert [item for batch in loader for item in batch] == expected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import re
@@ -17,6 +18,17 @@ from PIL import Image
 from conftest import BIN, Server, serving, until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+#: Frameworks with the same calls, for an interpreter that lacks them.
+STAND_INS = Path(__file__).parent / "stand_ins"
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+# Torch 1.13 on Python 3.11 cannot read the defaults of these two, which redirect nothing.
+LAUNCHER += ["--redirects=2", "--tee=2"]
+PAGES = {
+    "validation.md": "evaluate.py",
+    "lightning.md": "train_lightning.py",
+    "hugging-face-trainer.md": "train_hugging_face.py",
+    "accelerate.md": "train_accelerate.py",
+}
 IMAGES = 48
 
 
@@ -52,7 +64,10 @@ class Training:
 
     def start(self) -> subprocess.Popen[bytes]:
         # A session of its own, so that everything it starts can be ended together.
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "ACCELERATE_USE_CPU": "true"}
+        lacks = [name for name in ("lightning", "transformers") if importlib.util.find_spec(name) is None]
+        if lacks:
+            env["PYTHONPATH"] = os.pathsep.join([str(STAND_INS), env.get("PYTHONPATH", "")])
         with open(self.out, "ab") as out:
             return subprocess.Popen(
                 self.words, cwd=self.folder, stdout=out, stderr=out, env=env, start_new_session=True
@@ -91,17 +106,37 @@ def test_a_killed_training_continues(pictures: Server, tmp_path: Path, script: s
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_evaluation_has_every_image_once(pictures: Server, tmp_path: Path, ranks: int) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    launcher += ["--redirects=2", "--tee=2"]
-    training = Training(pictures, tmp_path, "", [] if ranks == 1 else launcher, "evaluate.py")
+    training = Training(pictures, tmp_path, "", [] if ranks == 1 else LAUNCHER, "evaluate.py")
     training.words.pop()
     said = training.finished()
     assert re.search(rf"{IMAGES} images of 3 classes, \d+ right, 0 skipped", said), said
 
 
-def test_the_page_on_validation_shows_the_example() -> None:
-    page = (EXAMPLES.parent.parent / "docs" / "howto" / "validation.md").read_text()
-    assert f"```python\n{(EXAMPLES / 'evaluate.py').read_text()}```\n" in page
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_its_example(page: str) -> None:
+    shown = (EXAMPLES.parent.parent / "docs" / "howto" / page).read_text()
+    assert f"```python\n{(EXAMPLES / PAGES[page]).read_text()}```\n" in shown
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("script", ["train_lightning.py", "train_hugging_face.py", "train_accelerate.py"])
+def test_a_killed_training_of_a_framework_continues(
+    pictures: Server, tmp_path: Path, script: str, ranks: int
+) -> None:
+    if script == "train_accelerate.py":
+        pytest.importorskip("accelerate", reason="tests/install.sh installs it")
+    job = f"{script.removesuffix('.py')}-{ranks}".replace("_", "-")
+    training = Training(pictures, tmp_path, job, [] if ranks == 1 else LAUNCHER, script)
+    training.killed_after_a_checkpoint()
+    said = training.finished()
+    ended = re.search(r"epoch 1: (\d+) images, receipt (\w+)", said)
+    assert ended is not None and int(ended[1]) * ranks == IMAGES, said
+    assert ended[2] == ("agrees" if ranks == 1 else "None"), said
+    # The latest validation: by each rank its share, or by all of them together.
+    shares = {rank: int(count) for rank, count in re.findall(r"rank (\d) validated (\d+) images", said)}
+    whole = re.findall(r"evaluated (\d+) images", said)
+    assert set(whole) == {str(IMAGES)} if whole else sum(shares.values()) == IMAGES, said
+    assert f"rank {ranks}" not in said
 
 
 def rank_of(job: str, rank: int) -> int | None:
@@ -122,9 +157,7 @@ def rank_of(job: str, rank: int) -> int | None:
 
 
 def test_a_lost_rank_is_started_again_in_mid_epoch(pictures: Server, tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=3"]
-    # Torch 1.13 on Python 3.11 cannot read the defaults of these two, which redirect nothing.
-    launcher += ["--redirects=2", "--tee=2"]
+    launcher = [*LAUNCHER, "--max_restarts=3"]
     training = Training(pictures, tmp_path, "two-ranks", launcher, "train_torchrun.py")
     process = training.start()
     try:

@@ -60,6 +60,11 @@ fn epochs_deliver_once_and_prove_it() {
 }
 
 #[test]
+fn wrappers_have_every_sample_or_are_refused() {
+    pytest(&["test_wrappers.py"]);
+}
+
+#[test]
 fn examples_that_are_killed_continue() {
     pytest(&["test_examples.py"]);
 }

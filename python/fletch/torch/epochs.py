@@ -21,11 +21,17 @@ from .ack_tracking import COUNTERS, AckTracker
 from .contents import ContentForm, checked_content_form
 from .lease_stream import _SETTLE_SECONDS, Batch, BatchesWithStatus, EpochSample, Receiver
 from .other_settings import hint_of_other_settings
-from .ranks import rank_of
+from .ranks import announce_load, await_load, rank_of, run_together
 from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
 from .selection import Selection, plan_with_selection
 from .worker_table import WorkerTable
+from .wrappers import (
+    is_begun_after_a_step,
+    refuse_repeated_batches,
+    refuse_resumes_without_state,
+    refuse_wrappers_of_epochs,
+)
 
 _log = logging.getLogger("fletch")
 
@@ -37,6 +43,10 @@ _ASK_FIRST_SECONDS, _ASK_AGAIN_SECONDS = 0.02, 0.5
 _OTHERS_SECONDS = 2.0
 #: A sweep with room for fewer units shares almost nothing, as `SWEEP_UNITS_MIN` of the server says.
 _SWEEP_UNITS_MIN = 5
+
+#: The time that `state_dict` waits for the other ranks' acks of the same step, and the pause between two
+#: looks, in seconds.
+_STATE_SECONDS, _STATE_PAUSE_SECONDS = 10.0, 0.02
 
 #: The number of these pauses after which a warning is logged.
 _PAUSES_PER_WARNING = 120
@@ -194,6 +204,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._replays = order == "replay"
         #: The epoch that a loaded state continues. A part of it was consumed before this process began.
         self._restored_epoch: int | None = None
+        #: The number of states that this process loaded.
+        self._loads = 0
         first = _next_epoch(info["epochs"]) if isinstance(epoch, str) else epoch
         self._begin_epoch(first)
         #: The number of iterations that began in this process.
@@ -268,6 +280,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._over = False
         #: The samples that this rank consumed before a state that another rank saved.
         self._consumed_before = 0
+        #: After a state was loaded: the samples of all ranks, and of this one, that were consumed before it.
+        self._loaded_at = (0, 0)
         #: The visitation of the current iteration, if it is not `_visitation`.
         self._mode: str | None = None
 
@@ -306,6 +320,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy only receives. The process of the loop tracks what is consumed.
+        self._refuse_wrappers()
         self._require_world()
         own = dict.fromkeys(("_client", "_spec", "_acks", "_receipt", "_iteration"))
         return {**self.__dict__, **own, "_parent_has_unacked": self._acks.has_unacked()}
@@ -316,12 +331,30 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _start_iteration(self) -> None:
         """Begins an iteration of this epoch, or of the next one if this one is over."""
+        self._refuse_trainers()
         self._require_world()
+        if is_begun_after_a_step():
+            self._acks.mark_consumed()
         self._leave_iteration()
         self._read_worker_table()
         if self._over or self._has_all(0):
             self._begin_epoch(self.epoch + 1)
             self._worker_table.set_epoch(self.epoch)
+
+    def _refuse_wrappers(self) -> None:
+        """Raises `Invalid` if a wrapper that would leave out samples begins an iteration."""
+        refuse_wrappers_of_epochs(self.job, self.rank, self.ranks)
+        self._refuse_trainers()
+
+    def _refuse_trainers(self) -> None:
+        """Raises `Invalid` if a trainer continues without a state, or wants the same batches again."""
+        refuse_repeated_batches(self.job)
+        if self._restored_epoch is None:
+            refuse_resumes_without_state(self.job, self._has_begun)
+
+    def _has_begun(self) -> bool:
+        """Whether the server delivered a sample of the job that was acknowledged."""
+        return any(e["acked"] > 0 for e in self._acks.wait_for_server(lambda _: self._job.info())["epochs"])
 
     def _leave_iteration(self) -> None:
         """Ends the current iteration.
@@ -419,6 +452,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Iterates single items, at most once: a batch is acknowledged before the loop gets its items."""
         # Torch calls this once for each iteration in each worker, and starts to read later, or never.
+        self._refuse_wrappers()
         self._iterations += 1
         return self._items(torch.utils.data.get_worker_info(), self._iterations)
 
@@ -671,9 +705,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The position in the epoch, self-contained: it survives the loss of every server.
 
         Call it after the step, when the model is saved: the batch in hand counts as consumed. With several
-        ranks, call it on all of them at the same step. After a barrier, call it once more on rank 0 and keep
-        that result: it has the steps of all ranks. ``state["finished"]`` says whether nothing is left of the
-        epoch.
+        ranks, call it on all of them at the same step, and keep the result of rank 0: it has the steps of all
+        ranks. Under ``torch.distributed`` rank 0 waits for that, 10 seconds at most; without it, call it once
+        more on rank 0 after a barrier. ``state["finished"]`` says whether nothing is left of the epoch.
 
         Under visitation ``"checkpoint"`` the call is a commit, durable on the server when it returns, and
         `load_state_dict` rolls back to it. The server remembers the latest four commits of an epoch. An older
@@ -682,6 +716,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._read_worker_table()
         self._acks.mark_consumed()
         self._acks.flush_acks()
+        self._await_other_ranks()
         there, commit = self._server_epoch(self.epoch), None
         if self._visitation == "checkpoint":
             # The number of entries that all ranks acknowledged, padding included. So every rank gives the
@@ -700,6 +735,29 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "received": self.consumed_sum(),
         }
 
+    def _await_other_ranks(self) -> None:
+        """On rank 0, waits until the server has the acks of the other ranks for this rank's step."""
+        counts_acks = self._visitation != "at-most-once" and not self._replays
+        if self.rank > 0 or not counts_acks or not run_together(self.ranks):
+            return
+        before, own_before = self._loaded_at
+        due = before + (self._totals()[1].delivered - own_before) * self.ranks
+        end = time.monotonic() + _STATE_SECONDS
+        while (missing := due - self._acked_by_all()) > 0:
+            if time.monotonic() > end:
+                _log.warning(
+                    "job %s, epoch %d: the state lacks %d samples that other ranks have not acknowledged, so "
+                    "a restart delivers them again: call state_dict() on every rank at the same step",
+                    self.job, self.epoch, missing,
+                )
+                return
+            time.sleep(_STATE_PAUSE_SECONDS)
+
+    def _acked_by_all(self) -> int:
+        """The samples of this epoch that all ranks acknowledged, including those that pad a last step."""
+        there = self._server_epoch(self.epoch)
+        return 0 if there is None else int(there["acked"] + there["padded"])
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state_dict` was called, with any number of ranks.
 
@@ -707,9 +765,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         The receipt sum continues too, if the state is of this rank and of the same number of ranks.
 
         Rank 0 sends the state, and the number of ranks of this dataset, to the server. The other ranks must
-        begin after that (use a barrier). A strict order continues as it would have run with these ranks from
-        the start, if the state was taken between steps and a step of all ranks has the same number of
-        samples.
+        begin after that: under ``torch.distributed`` their calls wait for it, else use a barrier. A strict
+        order continues as it would have run with these ranks from the start, if the state was taken between
+        steps and a step of all ranks has the same number of samples.
 
         Raises:
             Invalid: the state is of another version or plan, and nothing changed. Or the order cannot
@@ -738,6 +796,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         if self.rank == 0 and self._world_differs:
             self._job.world(json.dumps(self._spec["world"]))
             self._require_world()
+        self._loads += 1
+        if run_together(self.ranks):
+            if self.rank == 0:
+                self._loaded_at = (self._acked_by_all(), self._totals()[1].delivered)
+                announce_load(self.job, self._loads)
+            else:
+                await_load(self.job, self._loads)
 
     def _roll_back(self, state: dict[str, Any]) -> bool:
         """Rolls the epoch back to the state's commit.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from .map import content_of_indexed
 from .ranks import rank_of
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, checked_on_error, named
 from .worker_table import WORKERS_MAX, _table
+from .wrappers import refuse_sharders_of_passes
 
 _log = logging.getLogger("fletch")
 
@@ -34,9 +34,6 @@ _READ_BYTES_MAX = 64 << 20
 #: The reads that are under way while the samples of an earlier one are prepared: in the process of the loop,
 #: and in each worker, which prepares batches ahead of the loop in any case.
 _READS_AHEAD, _READS_AHEAD_OF_WORKER = 2, 1
-
-#: Classes that give each rank a part of what the dataset yields, in `accelerate` and `transformers`.
-_SHARDERS = frozenset(("IterableDatasetShard", "DataLoaderDispatcher"))
 
 #: The columns of the table of counters.
 _SAMPLES, _SKIPPED = range(2)
@@ -80,8 +77,8 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
     rank has neighbouring samples, in the version's order. `fletch.torch.DataLoader` yields them in that
     order, with any number of workers.
 
-    Do not give a dataset of several ranks to a wrapper that shards it once more, such as `Trainer` or
-    ``accelerator.prepare``: it is an error where this class can see it. Give them a `MapDataset`.
+    A wrapper that divides the samples among the ranks itself, such as `Trainer` or ``accelerator.prepare``,
+    needs the whole pass on every process: give ``rank=0, ranks=1``. It is an error to give it a part.
 
     Args:
         client: the client of the server.
@@ -176,12 +173,12 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         return len(self._share) + len(self._padding)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_sharders()
+        refuse_sharders_of_passes(self.rank, self.ranks)
         return self.__dict__
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates the items of one whole pass; in a worker those of this worker."""
-        self._refuse_sharders()
+        refuse_sharders_of_passes(self.rank, self.ranks)
         info = torch.utils.data.get_worker_info()
         if info is not None and info.num_workers > WORKERS_MAX:
             raise Invalid(f"a loader has {info.num_workers} workers; an EvalDataset allows {WORKERS_MAX}")
@@ -193,24 +190,6 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         own.batch_size = batch_size
         own.recent = deque(maxlen=batch_size)
         return own
-
-    def _refuse_sharders(self) -> None:
-        """Raises if a wrapper that gives each rank a part of this dataset iterates it or sends it to workers.
-
-        Such a wrapper would take a part of this rank's part.
-        """
-        frame = sys._getframe(1) if self.ranks > 1 else None
-        while frame is not None:
-            is_method = frame.f_code.co_varnames[:1] == ("self",)
-            kind = type(frame.f_locals.get("self")) if is_method else object
-            found = _SHARDERS.intersection(base.__name__ for base in kind.__mro__)
-            if found:
-                raise Invalid(
-                    f"{min(found)} shards an EvalDataset that is rank {self.rank} of {self.ranks}, so a "
-                    "part of the samples would be evaluated: give the wrapper a MapDataset, or do not wrap "
-                    "the loader"
-                )
-            frame = frame.f_back
 
     def _items(self, info: Any) -> Iterator[Any]:
         maker = ItemMaker(self.transform, self.on_error)

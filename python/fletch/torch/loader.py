@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Callable, Iterator
 
 import torch.utils.data
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
+from torch.utils.data import Subset
 
 from .epochs import EpochDataset
 from .evaluation import CollateWithNames, EvalDataset
@@ -20,6 +20,7 @@ from .lease_journal import lease_journal
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
 from .shared_buffers import IntoSharedBuffers, buffer_memory
+from .wrappers import RebuiltLoader
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
@@ -31,8 +32,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """``torch.utils.data.DataLoader`` with the same arguments, which reads a whole batch in one request.
 
     For datasets of this package, and ``Subset``\\ s of them, the loader reads a batch with one call of the
-    dataset, in every version of torch. To torch the unit of such a loader is the batch: its ``batch_size``
-    attribute is ``None``, and its ``sampler`` yields batches. Torch itself loads other datasets.
+    dataset, in every version of torch. Its attributes are those of torch's loader, so that frameworks can
+    build another loader of them. Torch itself loads other datasets.
 
     Without workers the loader reads the bytes of the next ``prefetch_factor`` batches while the loop runs;
     the loop's own thread decodes them. The default is 2. With a sampler of the caller the default is 0,
@@ -42,7 +43,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     batch, so each sample is delivered exactly once, with any number of workers. The batch size is the
     dataset's; ``shuffle``, samplers, ``drop_last`` and ``persistent_workers`` do not apply. If the loop
     leaves an iteration, the server delivers its unacknowledged samples again. A dataset has one iteration at
-    a time: the next one ends the one before, and asking the ended one for a batch is a ``RuntimeError``.
+    a time: the next one ends the one before, and asking the ended one for a batch is a ``RuntimeError``. The
+    loader has the dataset's ``state_dict`` and ``load_state_dict``, by which frameworks save it.
 
     For an `EvalDataset` the batch size is this loader's, or else the dataset's, and each iteration is a whole
     pass. Give such a dataset no ``shuffle`` and no samplers.
@@ -56,6 +58,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     #: The number of batches that are prefetched without workers.
     _prefetched = 0
+    #: Whether the dataset reads a batch by the list of its indices.
+    _by_batch = False
+
+    #: Those of the `EpochDataset`. A loader over another dataset has none of the two, so that frameworks do
+    #: not take it for one whose position they can save.
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
 
     def __init__(
         self,
@@ -85,15 +94,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             self._epochs._check_held(num_workers, kwargs.get("prefetch_factor") or _PREFETCH_OF_WORKERS)
             super().__init__(
-                _LeaseDataset(self._epochs, self._collate),
+                # Wrappers see the caller's dataset. `_get_iterator` puts one of leases in its place.
+                self._epochs,
                 None,
                 num_workers=num_workers,
-                collate_fn=_identity,
+                collate_fn=RebuiltLoader(),
                 pin_memory=pin_memory,
                 timeout=timeout,
                 generator=generator,
                 **kwargs,
             )
+            self.state_dict, self.load_state_dict = self._epochs.state_dict, self._epochs.load_state_dict
             return
         if isinstance(dataset, EvalDataset):
             if dataset.batch_size is not None and batch_size not in (None, 1, dataset.batch_size):
@@ -103,55 +114,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             if batch_size == 1:
                 batch_size = dataset.batch_size or 1
-        if not _reads_batches(dataset) or (batch_size is None and batch_sampler is None):
-            super().__init__(
-                dataset,
-                batch_size,
-                shuffle,
-                sampler,
-                batch_sampler,
-                num_workers,
-                collate_fn,
-                pin_memory,
-                drop_last,
-                timeout,
-                generator=generator,
-                **kwargs,
-            )
-            return
-        own = sampler is None and batch_sampler is None
-        if batch_sampler is None:
-            if sampler is not None and shuffle:
-                raise ValueError("both a sampler and shuffle=True are given; give one of them")
-            batch_sampler = BatchSampler(
-                _sampler(dataset, shuffle, generator) if sampler is None else sampler,
-                batch_size or 1,
-                drop_last,
-            )
-        elif batch_size != 1 or shuffle or sampler is not None or drop_last:
-            raise ValueError(
-                "batch_sampler is given with batch_size, shuffle, sampler or drop_last; give batch_sampler "
-                "alone"
-            )
-        if num_workers == 0 and can_prefetch(dataset, (MapDataset, ImageFolder)):
-            most = kwargs.pop("prefetch_factor", None)
-            if most is not None and most < 0:
-                raise ValueError(f"prefetch_factor is {most}; it must be at least 0")
-            self._prefetched = (_PREFETCH_WITHOUT_WORKERS if own else 0) if most is None else most
+        by_batch = _reads_batches(dataset) and (batch_size is not None or batch_sampler is not None)
+        if by_batch:
+            if batch_sampler is None:
+                if sampler is not None and shuffle:
+                    raise ValueError("both a sampler and shuffle=True are given; give one of them")
+            elif batch_size != 1 or shuffle or sampler is not None or drop_last:
+                raise ValueError(
+                    "batch_sampler is given with batch_size, shuffle, sampler or drop_last; give "
+                    "batch_sampler alone"
+                )
+            if num_workers == 0 and can_prefetch(dataset, (MapDataset, ImageFolder)):
+                own = sampler is None and batch_sampler is None
+                most = kwargs.pop("prefetch_factor", None)
+                if most is not None and most < 0:
+                    raise ValueError(f"prefetch_factor is {most}; it must be at least 0")
+                self._prefetched = (_PREFETCH_WITHOUT_WORKERS if own else 0) if most is None else most
         super().__init__(
             dataset,
-            None,
-            None,
+            batch_size,
+            shuffle,
+            sampler,
             batch_sampler,
-            None,
             num_workers,
-            self._collate,
+            self._collate if by_batch else collate_fn,
             pin_memory,
-            False,
+            drop_last,
             timeout,
             generator=generator,
             **kwargs,
         )
+        self._by_batch = by_batch
 
     @property
     def _index_sampler(self) -> Any:
@@ -189,6 +182,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _get_iterator(self) -> Any:
         # Torch calls this when it makes the workers, which get the loader's `collate_fn`.
         own = copy.copy(self)
+        if self._epochs is not None:
+            own.__dict__["dataset"] = _LeaseDataset(self._epochs, self._collate)
+            own.collate_fn = _identity
+        if self._by_batch:
+            # To torch's iterator a batch is an item, whose index is a list. Torch before 2.0 knows no other
+            # way to read a batch at once.
+            own.__dict__.update(sampler=self.batch_sampler, batch_sampler=None, batch_size=None)
         if isinstance(self.dataset, EvalDataset) and self.batch_size is not None:
             # `dataset` stays the caller's, for wrappers that make another loader of it.
             own.__dict__["dataset"] = dataset = self.dataset.of_batches(self.batch_size)
@@ -231,10 +231,6 @@ class _WorkerInit:
 
 def _identity(batch: Any) -> Any:
     return batch
-
-
-def _sampler(dataset: Any, shuffle: bool | None, generator: torch.Generator | None) -> Sampler[int]:
-    return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
 
 
 def _reads_batches(dataset: Any) -> bool:

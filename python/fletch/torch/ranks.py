@@ -1,10 +1,20 @@
-"""The rank of a process among the data-parallel consumers of a job."""
+"""The rank of a process among the data-parallel consumers of a job, and the order of their calls.
+
+Ranks meet in the key-value store of ``torch.distributed``, not in a collective. So a rank whose call another
+rank leaves out gets an error, and takes part in no collective of the training.
+"""
 
 from __future__ import annotations
 
 import os
+import time
+from datetime import timedelta
+from typing import Any
 
-from .. import Invalid
+from .. import Invalid, Unavailable
+
+#: The time that a rank waits until rank 0 has sent a state to the server, in seconds.
+_LOAD_SECONDS = 300.0
 
 
 def rank_of(rank: int | None, ranks: int | None) -> tuple[int, int]:
@@ -32,3 +42,46 @@ def rank_of(rank: int | None, ranks: int | None) -> tuple[int, int]:
             "make the dataset after torch.distributed.init_process_group, or give rank and ranks"
         )
     return 0, 1
+
+
+def run_together(ranks: int) -> bool:
+    """Whether the ranks are processes of ``torch.distributed``, which make their steps together."""
+    from torch import distributed
+
+    there = distributed.is_available() and distributed.is_initialized()
+    return ranks > 1 and there and distributed.get_world_size() >= ranks
+
+
+def _store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def announce_load(job: str, number: int) -> None:
+    """Tells the other ranks that the server has the state which rank 0 loaded as its ``number``-th one."""
+    _store().set(_load_key(job, number), "done")
+
+
+def await_load(job: str, number: int) -> None:
+    """Waits until rank 0 has called `announce_load`.
+
+    Raises:
+        Unavailable: it has not called it within five minutes.
+    """
+    end, store = time.monotonic() + _LOAD_SECONDS, _store()
+    while True:
+        try:
+            # Short waits, because Ctrl-C does not interrupt one.
+            store.wait([_load_key(job, number)], timedelta(seconds=1))
+            return
+        except RuntimeError as error:
+            if time.monotonic() > end:
+                raise Unavailable(
+                    f"job {job}: rank 0 has not loaded a state within {_LOAD_SECONDS:.0f} s, and the other "
+                    "ranks begin after it: call load_state_dict() on every rank"
+                ) from error
+
+
+def _load_key(job: str, number: int) -> str:
+    return f"fletch/{job}/load/{number}"

@@ -1,0 +1,176 @@
+"""Wrappers of loaders that would deliver a part of a dataset: recognises them, and says what to write.
+
+A framework takes the dataset of a loader and builds a loader of its own, which gives each process a part,
+skips batches, or counts them. The samples of this package are divided among the ranks already, and the server
+counts them. So such a loader would leave samples out, and say nothing.
+
+Frameworks are recognised by the names of their classes on the stack of the process that begins an iteration
+or that sends a dataset to workers. None of them is imported.
+
+Invariant: a dataset is refused before a sample is requested, so a refusal consumes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Callable, Iterator, NamedTuple
+
+from .. import Invalid
+
+#: Classes that give each process a part of what the dataset yields.
+_SHARDERS = frozenset(("IterableDatasetShard", "DataLoaderDispatcher"))
+#: Classes that can leave out the first batches.
+_SKIPPERS = frozenset(("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader"))
+#: Loaders that save the state of a dataset by rules of their own.
+_STATEFUL = frozenset(("StatefulDataLoader",))
+#: The loops of Lightning's trainer and the trainer of transformers.
+_LIGHTNING, _TRAINER = "_FitLoop", "Trainer"
+#: The loop of Lightning that counts the batches of an epoch.
+_COUNTER = "_TrainingEpochLoop"
+
+_OF_TRAINER = (
+    "with transformers.Trainer use fletch.torch.hugging_face.EpochTrainer "
+    "(docs/howto/hugging-face-trainer.md)"
+)
+_OF_ACCELERATE = (
+    "with Accelerate iterate fletch.torch.DataLoader(dataset) itself and do not give it to prepare() "
+    "(docs/howto/accelerate.md)"
+)
+_OF_STATES = "save dataset.state_dict() with the model and call dataset.load_state_dict() after a restart"
+
+
+class _Caller(NamedTuple):
+    """A method on the stack: the names of its object's classes, the object, and the frame."""
+
+    names: frozenset[str]
+    object: Any
+    frame: FrameType
+
+
+def _callers() -> Iterator[_Caller]:
+    """The methods on the stack, from the innermost one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            found = frame.f_locals.get("self")
+            yield _Caller(frozenset(base.__name__ for base in type(found).__mro__), found, frame)
+        frame = frame.f_back
+
+
+class RebuiltLoader:
+    """The ``collate_fn`` that a loader over epochs shows to others.
+
+    The batches of such a loader are leases, and its workers make them. A framework that builds another loader
+    of the dataset and this ``collate_fn`` would get single samples in place of batches.
+    """
+
+    def __call__(self, _item: Any) -> Any:
+        raise Invalid(self.refusal("another loader"))
+
+    @staticmethod
+    def refusal(wrapper: str) -> str:
+        """The text that says that a wrapper has built another loader."""
+        return (
+            f"{wrapper} was built of the dataset of a fletch.torch.DataLoader over an EpochDataset, whose "
+            f"batches only that loader makes: {_OF_ACCELERATE}; {_OF_TRAINER}"
+        )
+
+
+def refuse_wrappers_of_epochs(job: str, rank: int, ranks: int) -> None:
+    """Raises `Invalid` if a wrapper that leaves out samples iterates an `EpochDataset`."""
+    rebuilt, outermost = False, "a loader"
+    for names, found, frame in _callers():
+        if isinstance(frame.f_locals.get("collate_fn"), RebuiltLoader):
+            rebuilt = True
+        if "DataLoader" in names or names & (_SHARDERS | _SKIPPERS):
+            outermost = type(found).__name__
+        sharder = names & _SHARDERS
+        if sharder and (ranks > 1 or _processes(found) > 1):
+            raise Invalid(
+                f"{min(sharder)} would give each process a part of job {job}, and this dataset is rank "
+                f"{rank} of {ranks}, so samples would be left out: {_OF_TRAINER}; {_OF_ACCELERATE}"
+            )
+        if names & _SKIPPERS and getattr(found, "skip_batches", 0) > 0:
+            raise Invalid(
+                f"{type(found).__name__} skips {found.skip_batches} batches of job {job}, which never comes "
+                f"back to samples that were consumed, so unseen ones would be left out: {_OF_STATES}; "
+                f"{_OF_TRAINER}"
+            )
+        if names & _STATEFUL:
+            raise Invalid(
+                f"StatefulDataLoader saves the state of a copy of job {job} in a worker, or none: give the "
+                "EpochDataset to fletch.torch.DataLoader, which has state_dict() and load_state_dict()"
+            )
+    if rebuilt:
+        raise Invalid(RebuiltLoader.refusal(outermost))
+
+
+def refuse_resumes_without_state(job: str, is_begun: Callable[[], bool]) -> None:
+    """Raises `Invalid` if a trainer continues from a checkpoint that has no state of this job.
+
+    The job would go on after the last sample that the lost process consumed. The restored model has not seen
+    the samples between the checkpoint and that one.
+
+    Args:
+        job: the job's name.
+        is_begun: whether the server delivered a sample of the job. Called only if a trainer continues.
+    """
+    for names, found, frame in _callers():
+        if _LIGHTNING in names and getattr(found, "restarting", False):
+            trainer, hint = "Lightning's Trainer", (
+                "give it fletch.torch.DataLoader(dataset), whose state it saves in its checkpoints"
+            )
+        elif _TRAINER in names and frame.f_locals.get("resume_from_checkpoint"):
+            trainer, hint = "Trainer", _OF_TRAINER
+        else:
+            continue
+        if is_begun():
+            raise Invalid(
+                f"{trainer} continues from a checkpoint without a state of job {job}, so the samples "
+                f"between the checkpoint and the last one that was consumed would be left out: {hint}; or "
+                f"start again with another job name, or delete the job (`fletch jobs delete {job}`)"
+            )
+        return
+
+
+def refuse_repeated_batches(job: str) -> None:
+    """Raises `Invalid` if Lightning wants the same batches in every epoch."""
+    for names, found, _ in _callers():
+        if _LIGHTNING in names and getattr(getattr(found, "trainer", None), "overfit_batches", 0) > 0:
+            raise Invalid(
+                f"overfit_batches repeats the first batches in every epoch, and job {job} goes on with new "
+                "ones: give Lightning a loader over a MapDataset, or EpochDataset(..., select=) and no "
+                "overfit_batches"
+            )
+
+
+def is_begun_after_a_step() -> bool:
+    """Whether the loop that begins an iteration has made its step with the batch in hand.
+
+    Lightning counts batches (``limit_train_batches``), and asks for none after the last one of its epoch.
+    """
+    return any(_COUNTER in names for names, _, _ in _callers())
+
+
+def refuse_sharders_of_passes(rank: int, ranks: int) -> None:
+    """Raises `Invalid` if a wrapper iterates a rank's part of an `EvalDataset`, or sends it to workers.
+
+    Such a wrapper would take a part of this rank's part.
+    """
+    if ranks == 1:
+        return
+    for names, _, _ in _callers():
+        sharder = names & _SHARDERS
+        if sharder:
+            raise Invalid(
+                f"{min(sharder)} shards an EvalDataset that is rank {rank} of {ranks}, so a part of the "
+                "samples would be evaluated: give the wrapper EvalDataset(..., rank=0, ranks=1) on every "
+                "process, or a MapDataset, or do not wrap the loader"
+            )
+
+
+def _processes(wrapper: Any) -> int:
+    """The number of processes to which a wrapper gives parts."""
+    own = getattr(wrapper, "num_processes", None)
+    return int(own if own is not None else getattr(getattr(wrapper, "state", None), "num_processes", 1))

@@ -1,0 +1,290 @@
+"""Trainings and evaluations with the frameworks themselves: exactly once and whole, or an error that helps.
+
+`make accept-frameworks` runs them, and prints a table. Each test runs a script of this folder, on one rank or
+under ``torchrun`` on two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+from conftest import Server, serving
+
+for framework in ("accelerate", "lightning", "torchdata", "transformers"):
+    pytest.importorskip(framework, reason="make accept-frameworks installs it")
+
+HERE = Path(__file__).parent
+SAMPLES = 1000
+WHOLE = {"least": 1, "most": 1, "total": SAMPLES}
+TWICE = {"least": 2, "most": 2, "total": 2 * SAMPLES}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server with 1,000 samples, whose leases expire soon after their holders end."""
+    with serving("--limits-lease-ttl", "3s") as server:
+        tree = server.scratch / "tree-numbered"
+        tree.mkdir()
+        rng = random.Random(3)
+        for i in range(SAMPLES):
+            (tree / f"{i:04}").write_bytes(i.to_bytes(4, "little") + rng.randbytes(rng.randrange(300)))
+        server.publish("numbered", tree)
+        yield server
+
+
+@dataclass
+class Script:
+    """A script of this folder, in a folder of its own, started once or more often."""
+
+    server: Server
+    folder: Path
+    name: str
+    ranks: int
+    table: list[str]
+    said: str = field(default="")
+
+    def start(self, *cases: dict[str, Any]) -> int:
+        """Runs cases to their end. Returns the exit status."""
+        words = [sys.executable, "-W", "ignore"]
+        if self.ranks > 1:
+            words += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
+        words += [str(HERE / self.name), f"unix:{self.server.socket}", json.dumps(cases)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        out = self.folder / "out"
+        with open(out, "wb") as file:
+            process = subprocess.Popen(
+                words, cwd=self.folder, stdout=file, stderr=file, env=env, start_new_session=True
+            )
+            try:
+                return process.wait(900)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                self.said = out.read_text(errors="replace")
+
+    def is_killed_and_finishes(
+        self, job: str, kills: list[tuple[str, int]], **options: Any
+    ) -> dict[str, Any]:
+        """Starts a training again and again, which kills itself at a place, and at last to its end.
+
+        Every second run has two workers. Returns the result.
+        """
+        for at, kill in enumerate(kills):
+            assert self.start({"job": job, "die": kill, "workers": at % 2 * 2, **options}) != 0, self.said
+            assert "Error" not in self.said.replace("ChildFailedError", ""), self.said
+        [got] = self.results({"job": job, "workers": len(kills) % 2 * 2, **options})
+        self.table.append(f"{self.name} {self.ranks} ranks: {job}, killed at {kills}: {got}")
+        return got
+
+    def results(self, *cases: dict[str, Any]) -> list[dict[str, Any]]:
+        """Runs cases. Returns what each of them prints as its result, or as its refusal."""
+        assert self.start(*cases) == 0, self.said
+        found: dict[str, Any] = {}
+        for kind, text in re.findall(r"^(RESULT|REFUSED) (.*)$", self.said, re.MULTILINE):
+            got = json.loads(text)
+            assert kind == "REFUSED" or got["job"] not in found, f"a result beside a refusal: {self.said}"
+            found[got["job"]] = got
+        assert found.keys() == {case["job"] for case in cases}, self.said
+        return [found[case["job"]] for case in cases]
+
+    def check(self, rows: list[Row]) -> None:
+        """Runs rows, compares each of them with what it must give, and notes them in the table."""
+        faults = []
+        cases = [{"job": f"{self.name[4:-3]}-{self.ranks}-{at}", **row.case} for at, row in enumerate(rows)]
+        for row, got in zip(rows, self.results(*cases)):
+            if isinstance(row.gives, str):
+                holds = re.search(row.gives, got.get("says", "")) is not None
+            else:
+                holds = all(got.get(key) == value for key, value in row.gives.items())
+            shown = f"refused, says {row.gives!r}" if isinstance(row.gives, str) else str(row.gives)
+            line = f"{self.name} {self.ranks} ranks: {row.case}: {shown}"
+            self.table.append(line)
+            if not holds:
+                faults.append(f"{line}, and got {got}")
+        assert not faults, "\n".join(faults)
+
+
+@dataclass
+class Row:
+    """A case, and what it gives: the words of its refusal, or a part of its result."""
+
+    case: dict[str, Any]
+    gives: str | dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """The rows that hold, which are printed at the end."""
+    lines: list[str] = []
+    yield lines
+    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    for line in lines:
+        reporter.write_line(line)
+
+
+@pytest.fixture
+def script(server: Server, tmp_path: Path, table: list[str]) -> Any:
+    return lambda name, ranks: Script(server, tmp_path, name, ranks, table)
+
+
+RANKS = pytest.mark.parametrize("ranks", [1, 2])
+
+
+# Trainings that are killed, and continue by the means of their framework.
+
+
+@RANKS
+def test_lightning_is_killed_and_continues(script: Any, ranks: int) -> None:
+    # A kill between the first step and the first checkpoint would leave a new model with a begun job.
+    kills = [("sanity", 1), ("step", 37), ("validation", 20), ("step", 40)]
+    got = script("use_lightning.py", ranks).is_killed_and_finishes(f"lightning-{ranks}", kills)
+    assert got["trained"] == TWICE
+    assert got["validations"] and all(one == WHOLE for one in got["validations"])
+
+
+@RANKS
+def test_epoch_trainer_is_killed_and_continues(script: Any, ranks: int) -> None:
+    kills = [("step", 3), ("step", 37), ("validation", 20), ("step", 40)]
+    settings = {"save_every": 10, "eval": "whole", "resume": True}
+    got = script("use_trainer.py", ranks).is_killed_and_finishes(f"trainer-{ranks}", kills, **settings)
+    assert got["trained"] == TWICE
+    assert got["validations"] and all(one == WHOLE for one in got["validations"])
+    assert got["global_step"] == 2 * -(-SAMPLES // (8 * ranks))
+
+
+def test_epoch_trainer_accumulates_gradients(script: Any) -> None:
+    settings = {"save_every": 5, "resume": True, "args": {"gradient_accumulation_steps": 3}}
+    got = script("use_trainer.py", 2).is_killed_and_finishes("accumulates", [("step", 31)], **settings)
+    assert got["trained"] == TWICE
+
+
+@RANKS
+def test_accelerate_is_killed_and_continues(script: Any, ranks: int) -> None:
+    kills = [("step", 37), ("validation", 20), ("step", 40)]
+    got = script("use_accelerate.py", ranks).is_killed_and_finishes(f"accelerate-{ranks}", kills, eval=True)
+    assert got["trained"] == TWICE
+    assert got["validations"] and all(one == WHOLE for one in got["validations"])
+
+
+# Trainings that cannot continue say what to write.
+
+
+@RANKS
+def test_lightning_does_not_continue_without_a_state(script: Any, ranks: int) -> None:
+    job = {"job": f"stateless-{ranks}", "loader": "torch"}
+    fit = script("use_lightning.py", ranks)
+    assert fit.start({**job, "die": ["step", 37]}) != 0
+    [got] = fit.results(job)
+    assert re.search("checkpoint without a state .* give it fletch.torch.DataLoader", got["says"])
+
+
+def test_trainer_itself_does_not_continue(script: Any) -> None:
+    job = {"job": "plain", "plain": True, "save_every": 10}
+    training = script("use_trainer.py", 1)
+    assert training.start({**job, "die": ["step", 37]}) != 0
+    for more in ({}, {"args": {"ignore_data_skip": True}}):
+        [got] = training.results({**job, "resume": True, **more})
+        assert "EpochTrainer" in got["says"]
+
+
+# What else Lightning does with loaders.
+
+
+@RANKS
+def test_lightning(script: Any, ranks: int) -> None:
+    no_saves = {"save_every": 0}
+    whole = {"trained": TWICE, "validations": [WHOLE, WHOLE]}
+    part = {"least": 0, "most": 1, "total": 24 * ranks}
+    rows = [
+        Row({"trainer": {"num_sanity_val_steps": -1}, **no_saves}, whole),
+        Row({"trainer": {"accumulate_grad_batches": 3}, "workers": 2, **no_saves}, whole),
+        Row({"trainer": {"limit_val_batches": 3}, **no_saves}, {"trained": TWICE, "validations": [part] * 2}),
+        Row({"trainer": {"val_check_interval": 30}, **no_saves},
+            {"trained": TWICE, "validations": [WHOLE] * (8 if ranks == 1 else 4)}),
+        Row({"trainer": {"fast_dev_run": True}, "job": f"dev-{ranks}"},
+            {"trained": {"least": 0, "most": 1, "total": 8 * ranks}}),
+        Row({"trainer": {"limit_train_batches": 21}, "max_epochs": 6 // ranks, **no_saves},
+            {"trained": WHOLE}),
+        Row({"loader": "torch", **no_saves}, whole),
+        Row({"data": "map", **no_saves}, whole),
+        Row({"data": "map", "loader": "torch", **no_saves}, whole),
+        Row({"trainer": {"overfit_batches": 2}, **no_saves}, "overfit_batches"),
+    ]
+    script("use_lightning.py", ranks).check(rows)
+
+
+# What else Trainer does with loaders.
+
+CONFIGS: list[dict[str, Any]] = [
+    {}, {"dispatch_batches": False}, {"split_batches": True}, {"even_batches": False},
+]
+
+
+@RANKS
+def test_trainer(script: Any, ranks: int) -> None:
+    only = {"only_eval": True, "args": {"eval_strategy": "no"}}
+    twice = {"validations": [WHOLE, WHOLE]}
+    rows = [
+        Row({**only, "eval": data, "args": {"eval_strategy": "no", "accelerator_config": config}}, twice)
+        for data in ("whole", "map") for config in CONFIGS
+    ]
+    rows += [Row({**only, "eval": "parts"}, twice if ranks == 1 else "rank=0, ranks=1")]
+    trained = {"trained": {"least": 1, "most": 1, "total": SAMPLES}}
+    for config in CONFIGS:
+        case = {"plain": True, "max_epochs": 1, "args": {"accelerator_config": config}}
+        rows.append(Row(case, trained if ranks == 1 else "use fletch.torch.hugging_face.EpochTrainer"))
+    plain = {"plain": True, "max_epochs": 1, "workers": 2}
+    rows.append(Row(plain, trained if ranks == 1 else "EpochTrainer"))
+    again = {"job": f"again-{ranks}", "max_epochs": 1}
+    script("use_trainer.py", ranks).check([*rows, Row(again, {})])
+    script("use_trainer.py", ranks).check([Row(again, "give resume_from_checkpoint=True to continue")])
+
+
+# What else Accelerate and torchdata do with loaders.
+
+
+@RANKS
+def test_accelerate(script: Any, ranks: int) -> None:
+    whole, rest = {"counted": WHOLE}, {"counted": {"least": 0, "most": 1, "total": SAMPLES - 3 * 8 * ranks}}
+    own = "do not give it to prepare"
+    rows = [
+        Row({"data": "epochs", "wrap": ["prepare"]}, own),
+        Row({"data": "epochs", "wrap": ["prepare"], "workers": 2}, own),
+        Row({"data": "epochs", "wrap": ["prepare"], "config": {"use_stateful_dataloader": True}}, own),
+        Row({"data": "epochs", "wrap": ["skip"]}, r"save dataset.state_dict\(\)"),
+        Row({"data": "epochs", "wrap": ["skip0"]}, "whose batches only that loader makes"),
+        Row({"data": "epochs", "wrap": ["prepare", "skip"], "loader": "torch"}, "EpochTrainer"),
+        Row({"data": "epochs", "wrap": ["stateful"]}, "give the EpochDataset to fletch.torch.DataLoader"),
+        Row({"data": "epochs", "wrap": ["stateful"], "workers": 2}, "fletch.torch.DataLoader"),
+        Row({"data": "passes", "wrap": ["stateful"]}, whole),
+        Row({"data": "passes", "wrap": ["stateful"], "workers": 2}, whole),
+        Row({"data": "passes", "wrap": ["skip"]}, rest),
+    ]
+    for config in ({}, {"dispatch_batches": False}, {"split_batches": True}, {"even_batches": False}):
+        torchs = {"wrap": ["prepare"], "loader": "torch", "config": config}
+        rows.append(Row({"data": "epochs", **torchs}, whole if ranks == 1 else own))
+        rows.append(Row({"data": "passes", **torchs}, whole if ranks == 1 else "rank=0, ranks=1"))
+        for loader in ("torch", "fletch"):
+            for workers in (0, 2):
+                case = {**torchs, "loader": loader, "workers": workers, "metrics": True}
+                rows.append(Row({"data": "whole", **case}, whole))
+                rows.append(Row({"data": "map", **case}, whole))
+    if ranks == 1:
+        rows.append(Row({"data": "map", "wrap": ["skip"]}, rest))
+        rows.append(Row({"data": "map", "wrap": ["stateful"]}, whole))
+    else:
+        # On every process an epoch of one rank, which would be divided.
+        rows.append(Row({"data": "epochs-whole", "wrap": ["prepare"], "loader": "torch"}, own))
+    script("use_accelerate.py", ranks).check(rows)

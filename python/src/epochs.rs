@@ -5,8 +5,8 @@
 //!    whatever its threads do and however often it forks. A forked child renews none of them.
 //! 2. A lease that was received and lost before the consumer got it is held until the consumer names the
 //!    leases that it has ([`Job::hold_only`]), and no longer.
-//! 3. The server is told of every lease that this process drops, also after a fork. If it does not answer, the
-//!    lease expires.
+//! 3. The server is told of every lease that this process drops, also after a fork. If it does not answer,
+//!    the lease expires.
 
 use crate::buffer;
 use crate::client::{Client, parsed};
@@ -327,7 +327,7 @@ impl Job {
         parsed(py, serde_json::to_string(&acked)).map(Some)
     }
 
-    /// Drops a lease that this process holds. The server delivers its samples again, at once if it can be told.
+    /// Drops a lease that this process holds. The server delivers its samples again, at once if it answers.
     fn drop_lease(&self, py: Python<'_>, token: Token) -> PyResult<()> {
         let (epoch, rank, lease, _, _) = token;
         let is_held = self.0.process().held.contains_key(&(epoch, rank, lease));
@@ -353,7 +353,8 @@ impl Job {
         self.0.release(py, leases.into_iter().map(|lease| (epoch, rank, lease)))
     }
 
-    /// Waits until the server knows of every dropped lease, at most `within` seconds. Returns whether it does.
+    /// Waits until the server knows of every dropped lease, at most `within` seconds. Returns whether it
+    /// does.
     ///
     /// Returns at once if no lease was dropped.
     fn settle(&self, py: Python<'_>, within: f64) -> PyResult<bool> {

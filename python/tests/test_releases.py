@@ -148,11 +148,11 @@ def test_workers_that_torch_kills_leave_no_lease(patient: Server, monkeypatch: p
     batches: Any = iter(DataLoader(dataset, num_workers=2))
     got = next(batches).tolist()
     workers = batches._torch_iterator._workers
-    # The one in hand, those of worker 0 in the queue, and three of worker 1: one that it decodes, two ahead.
-    until("worker 1 received three leases", lambda: held(watching) >= 6)
+    # Of worker 0: the one in hand, two in the queue and two ahead. Of worker 1: one that it decodes, two ahead.
+    until("both received what they may", lambda: held(watching) >= 8)
     batches.close()
-    until("both ended", lambda: not any(w.is_alive() for w in workers))
-    assert workers[1].exitcode not in (0, None), "torch killed it"
+    # Worker 1 sleeps for ten minutes, so it ends by torch's signal only.
+    until("both ended", lambda: not any(w.is_alive() for w in workers), AT_ONCE)
     dataset.state_dict()
     until("nobody holds a lease", lambda: held(watching) == 0, AT_ONCE)
     got += [n for batch in DataLoader(watching) for n in batch.tolist()]

@@ -157,11 +157,15 @@ class AckTracker:
         self.job.hold_only([tracked.batch.held for tracked in self._batches])
 
     def release_lost(self, rank: int, leases: Iterable[int]) -> None:
-        """Releases those of the leases that workers got whose batches were never handed out. 0 is no lease."""
+        """Releases those leases of workers whose batches were never handed out. 0 is no lease."""
         handed_out = {0, *self._handed_out, *(tracked.batch.lease for tracked in self._batches)}
         lost = [lease for lease in leases if lease not in handed_out]
         if lost:
             self.job.release(self._epoch, rank, lost)
+
+    def settle(self) -> None:
+        """Waits a moment until the server knows of the dropped and released leases."""
+        self.job.settle(_END_SECONDS)
 
     def flush_acks(self, more: bool = False) -> bool:
         """Acknowledges the consumed batches. Returns whether all of them count and none is delivered again.

@@ -15,6 +15,7 @@ import inspect
 import os
 import time
 import traceback
+import weakref
 from collections import deque
 from multiprocessing.connection import wait
 from typing import Any, Callable, Generator, Iterator
@@ -81,6 +82,10 @@ class _Iteration(Iterator[Any]):
         self._job, self._torch_iterator = dataset.job, torch_iterator if workers else None
         self._batches = _acknowledged_batches(dataset, torch_iterator, workers, collate)
         self._pid, self._replaced = os.getpid(), False
+        if workers:
+            left = weakref.finalize(self, _end_unasked, self._batches, torch_iterator, self._pid)
+            # When Python ends, the loader ends the workers.
+            left.atexit = False
 
     def __next__(self) -> Any:
         if self._replaced:
@@ -120,6 +125,15 @@ class _Iteration(Iterator[Any]):
             )
         self._replaced = self._replaced or state != inspect.GEN_CLOSED
         self.close()
+
+
+def _end_unasked(batches: Generator[Any, None, None], torch_iterator: Any, pid: int) -> None:
+    """Ends the workers of an iteration that is gone and was never asked for a batch.
+
+    Its generator did not begin, so the end of the generator does not end them.
+    """
+    if pid == os.getpid() and inspect.getgeneratorstate(batches) == inspect.GEN_CREATED:
+        _end_workers(torch_iterator)
 
 
 def _acknowledged_batches(
@@ -183,7 +197,7 @@ def _shut_down_workers(torch_iterator: Any) -> None:
 
 
 def _end_workers(torch_iterator: Any) -> None:
-    """Ends the workers of a loop that was left, and releases the leases whose batches the loop did not get."""
+    """Ends the workers of a loop that was left, and releases the leases of the batches that it did not get."""
     _shut_down_workers(torch_iterator)
     journal: LeaseJournal | None = getattr(torch_iterator, "_fletch_journal", None)
     if journal is not None:

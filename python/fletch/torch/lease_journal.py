@@ -1,8 +1,8 @@
 """The journal of the leases that workers got, from which the process of the loop releases the lost ones.
 
-Torch ends the workers of a loop that was left, and kills those that do not end in time. Their batches are then
-in no queue and in no process. So each worker lists the leases that it gets, before it does anything with them,
-and the process of the loop reads the list when the workers have ended.
+Torch ends the workers of a loop that was left, and kills those that do not end in time. Then their batches
+are in no queue and in no process. So each worker lists the leases that it gets, before it does anything with
+them, and the process of the loop reads the list when the workers have ended.
 
 Invariants:
     1. A lease whose batch the loop got is not released: the loop, or `state_dict`, decides about it.
@@ -46,7 +46,8 @@ class LeaseJournal:
 
     def _own(self, fd: int) -> None:
         self._fd = fd
-        weakref.finalize(self, os.close, fd)
+        # When Python ends, the loader still reads the file after such calls were made.
+        weakref.finalize(self, os.close, fd).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Works only while a worker is being started, as torch's own shared memory.
@@ -57,8 +58,12 @@ class LeaseJournal:
         self._own(state["_fd"].detach())
 
     def slots_of(self, worker: int) -> tuple[int, int, int]:
-        """What the reader of a worker takes: the file, the worker's first slot, and the number of its slots."""
+        """The journal for the reader of a worker: the file, the first slot, and the number of slots."""
         return self._fd, worker * self._slots, self._slots
+
+    def settle(self) -> None:
+        """Waits a moment until the server knows of the released leases."""
+        self._acks.settle()
 
     def release_lost(self) -> None:
         """Releases the leases whose batches the loop did not get. Call it after the workers ended."""

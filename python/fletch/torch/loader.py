@@ -215,6 +215,8 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()
 def _end() -> None:
     for batches in list(_running):
         _end_workers(batches)
+        if (journal := getattr(batches, "_fletch_journal", None)) is not None:
+            journal.settle()
 
 
 class _WorkerInit:

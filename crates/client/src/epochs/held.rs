@@ -300,13 +300,16 @@ impl LeaseHold {
 
 impl Drop for LeaseHold {
     fn drop(&mut self) {
+        if self.holder == 0 {
+            return;
+        }
         let (epoch, rank, lease) = self.at;
         let mut state = self.held.lock();
         let holder = match state.leases.get(&(epoch, rank)) {
             Some(of) => of.get(&lease).map(|one| one.holder),
             None => None,
         };
-        if self.holder > 0 && holder == Some(self.holder) {
+        if holder == Some(self.holder) {
             state.release((epoch, rank), lease);
             drop(state);
             self.held.releases_changed.notify_waiters();

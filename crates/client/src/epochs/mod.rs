@@ -16,8 +16,9 @@
 //!    announced. The receipt proves that the version has these files.
 //! 2. (I2) A batch is one whole lease. After a broken stream the reader asks again with the same sequence
 //!    number. If the lease is gone by then, the reader discards the samples it had received of it.
-//! 3. A lease that was handed out stays held until it was acknowledged ([`HeldLeases::forget`]) or its samples
-//!    will not be used ([`HeldLeases::release`]). Held leases expire unless [`JobHandle::keep_alive`] runs.
+//! 3. A lease that was handed out stays held until it was acknowledged ([`HeldLeases::forget`]) or its
+//!    samples will not be used ([`HeldLeases::release`]). Held leases expire unless [`JobHandle::keep_alive`]
+//!    runs.
 //! 4. A lease that was received and not handed out is released.
 
 mod held;

@@ -119,7 +119,7 @@ impl Epoch {
         acks: &[Ack],
         events: &mut Vec<Event>,
     ) -> Result<Step, JobError> {
-        self.apply(inner, ask.rank, acks, events)?;
+        self.apply(inner, (ask.rank, ask.loader.as_ref()), acks, events)?;
         self.renew(inner, ask.rank, &ask.renew);
         if self.at_most_once() {
             // A worker that asks for more has received its earlier leases, or will not ask for them again.

@@ -256,7 +256,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let first = batch(&job, 0, 0, 2).await.expect("a batch");
     let stale = lease(serde_json::json!({"rank": 0, "sequence": 1, "want": 1})).await;
     problem(stale, Code::StaleSequence).await;
-    let acks = Acks { rank: 0, acks: vec![Ack { lease: 99, upto: 1, batches: vec![] }], renew: vec![] };
+    let acks = Acks { acks: vec![Ack { lease: 99, upto: 1, batches: vec![] }], ..Acks::default() };
     assert_eq!(job.send_acks(0, &acks).await.expect_err("foreign").code(), Some(Code::LeaseGone));
     assert_eq!(job.send_acks(7, &acks).await.expect_err("no epoch").code(), Some(Code::NotFound));
     assert_eq!(job.receipt(0).await.expect_err("open").code(), Some(Code::EpochOpen));

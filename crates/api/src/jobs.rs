@@ -3,6 +3,7 @@
 use crate::allocation::{JobSettings, JobShare};
 use crate::benefit::JobBenefit;
 use crate::epochs::Epoch;
+use crate::loaders::JobLoaders;
 use crate::world::WorldSpec;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root};
@@ -289,6 +290,9 @@ pub struct Job {
     /// What the job has of the disk, and why. Absent while the job does not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<JobShare>,
+    /// The processes that read as its ranks. Absent in the answers of older servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loaders: Option<JobLoaders>,
 }
 
 /// Fewer units than these share almost nothing between jobs, unless they are all.

@@ -16,10 +16,11 @@ from typing import Any, Callable, Generator, Iterator, Literal, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
-from . import consumption_log
+from . import consumption_log, receipt_difference
 from .ack_tracking import COUNTERS, AckTracker
 from .lease_stream import Batch, BatchesWithStatus, EpochSample, Receiver
 from .other_settings import hint_of_other_settings
+from .rank_loader import RankLoader, leave_at_end, leave_now
 from .ranks import rank_of
 from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
@@ -102,6 +103,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             It counts as consumed. Or a callable of the error and the sample, which returns an item in its
             place or `fletch.torch.SKIP`. A batch whose every sample is skipped is acknowledged and passed
             over, so the loop has one step less. An error of Fletch that is retryable is always raised.
+        take_over: takes the rank over at once if another process is the same rank of the job. That process
+            gets the error ``rank_taken``. Without it, this process waits until the other one has been silent
+            for ``limits.lease_ttl`` of the server, and gets the error ``rank_in_use`` if it is not silent.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -134,6 +138,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         visitation: str = "exactly-once",
         epoch: int | Literal["next"] = 0,
         on_error: OnError = "raise",
+        take_over: bool = False,
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
@@ -163,6 +168,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             optional["replay"] = {"ledger": base64.b64encode(replay).decode()}
         spec.update({key: value for key, value in optional.items() if value is not None})
         self._client, self._spec = client, spec
+        #: The name of this process as the rank. Its workers inherit it.
+        self._loader = RankLoader(take_over)
         #: Whether the server's job has another number of ranks, which `load_state_dict` changes.
         self._world_differs = not self._declare()
         if self._world_differs:
@@ -195,6 +202,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         #: The loader's current iteration, if there is one.
         self._iteration: weakref.ref[Any] | None = None
         self._worker_table = WorkerTable(first, len(COUNTERS), len(self._acks.sum.bytes()))
+        leave_at_end(self, self._loader, EpochDataset._end_with_process)
+
+    def _end_with_process(self) -> None:
+        """Ends the iteration and gives the rank up, so that a restart need not wait for this process."""
+        try:
+            self._end_iteration()
+        except RuntimeError as error:
+            # A thread of the program still asks for a batch.
+            _log.warning("job %s: its iteration goes on while the process ends: %s", self.job, error)
+            return
+        leave_now(self._loader)
 
     def _warn_of_small_sweep(self, info: dict[str, Any]) -> None:
         """Warns once if the cache holds so few chunks that jobs share almost nothing."""
@@ -213,7 +231,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _declare(self) -> bool:
         """Declares the job. Returns False if the server's job has other settings, such as another world."""
         try:
-            self._job = _native._declare(self._client, json.dumps(self._spec))
+            self._job = self._loader.declare(self._client, self._spec)
         except Invalid as error:
             if error.code != "job_differs":
                 raise
@@ -223,7 +241,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _declared(self, spec: dict[str, Any]) -> _native.Job:
         """Declares the job. An error of other settings names the argument that would make them the same."""
         try:
-            return _native._declare(self._client, json.dumps(spec))
+            return self._loader.declare(self._client, spec)
         except Invalid as error:
             if error.code != "job_differs":
                 raise
@@ -556,6 +574,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             - ``stepped_seconds``: the time of the steps.
             - ``receipt``: ``"agrees"`` or ``"differs"``, after the epoch ended for all ranks, else ``None``.
               With several ranks it is the result of the last `verify`.
+            - ``differs_because``: what explains a receipt that differs, as a list of sentences: other
+              processes of this rank, samples that a loaded state contains. Empty if none differs.
             - ``certificate``: the statistics of the shuffle, after the epoch ended for all ranks, else
               ``None``.
         """
@@ -567,6 +587,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         agrees = self._agrees
         if receipt is not None and self.ranks == 1:
             agrees = total.agrees(self._receipt)
+        because = self._why_differs(receipt, total) if agrees is False else []
         return {
             "job": self.job,
             "epoch": self.epoch,
@@ -576,8 +597,19 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             **{key: counts[key] for key in COUNTERS[:6]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
             "receipt": None if agrees is None else "agrees" if agrees else "differs",
+            "differs_because": because,
             "certificate": None if receipt is None else receipt["certificate"],
         }
+
+    def _why_differs(self, receipt: dict[str, Any], total: Any) -> list[str]:
+        """What explains that the consumed samples are not those of the receipt."""
+        return receipt_difference.reasons(
+            receipt,
+            loader=self._loader.id,
+            rank=self.rank if self.ranks == 1 else None,
+            consumed=total.delivered,
+            restored=self._restored_epoch == self.epoch,
+        )
 
     def _ask_for_receipt(self) -> None:
         """Gets the receipt if the epoch is over for all ranks and the server is reachable."""

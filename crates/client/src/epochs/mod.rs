@@ -9,6 +9,7 @@
 //! - `job` has the calls about a job and its epochs.
 //! - `reader` requests leases, and `stream` decodes one answer.
 //! - `lease` has the values that a reader hands out, `held` the leases to renew.
+//! - `loader` has the name of this process, which its requests carry.
 //! - `received_sum` checks a receipt.
 //!
 //! 1. (I1) A reader hands out a sample only if each of its files hashes to the value that the server
@@ -21,6 +22,7 @@
 mod held;
 mod job;
 mod lease;
+mod loader;
 mod reader;
 mod received_sum;
 mod stream;

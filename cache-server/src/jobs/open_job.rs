@@ -503,10 +503,10 @@ impl OpenJob {
         })
     }
 
-    /// Returns how much the job's sweep can hold.
+    /// Returns how much the job's sweep can hold, if the job has a sweep and the disk has a share for it.
     #[must_use]
     pub fn sweep_size(&self) -> Option<JobSweep> {
-        self.setup.sweep.as_ref().map(|sweep| sweep.size())
+        self.setup.sweep.as_ref().and_then(|sweep| sweep.size())
     }
 
     /// Returns the view of the latest epoch in memory.

@@ -92,7 +92,8 @@ async fn a_second_process_is_refused_while_the_first_lives() {
     let receipt = first.receipt(0).await.expect("finished");
     assert!(received.agrees(&receipt));
     assert_eq!(receipt.receipt.redelivered, 0);
-    let rows: Vec<_> = receipt.acked_by.iter().map(|row| (row.rank, row.loader.clone(), row.entries)).collect();
+    let rows: Vec<_> =
+        receipt.acked_by.iter().map(|row| (row.rank, row.loader.clone(), row.entries)).collect();
     assert_eq!(rows, [(0, Some(process(1)), n as u64)]);
     node.running.shutdown().await;
 }

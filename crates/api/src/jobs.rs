@@ -278,7 +278,8 @@ pub struct Job {
     pub steps: u64,
     /// The epochs that the server remembers, in order.
     pub epochs: Vec<Epoch>,
-    /// The sweep that gives the job its samples. Absent with other orders than `substitute`.
+    /// The sweep that gives the job its samples. Absent with other orders than `substitute`, and while the
+    /// disk has no share for sweeps, as with the cache policies `lru` and `pin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sweep: Option<JobSweep>,
     /// What cache is worth to the job. Absent in the answers of older servers.
@@ -317,9 +318,12 @@ impl JobSweep {
     }
 
     /// Returns whether the sweep is too small to share: below five chunks, and not the whole version.
+    ///
+    /// A version that has fewer than five chunks itself is never too small for its sweep.
     #[must_use]
     pub fn is_too_small(&self) -> bool {
-        self.capacity_bytes < self.total_bytes && self.units() < SWEEP_UNITS_MIN
+        let all = self.total_bytes.checked_div(self.unit_bytes).unwrap_or(0);
+        self.capacity_bytes < self.total_bytes && self.units() < SWEEP_UNITS_MIN && all >= SWEEP_UNITS_MIN
     }
 
     /// Returns a sentence for people about a sweep that is too small.
@@ -360,7 +364,7 @@ pub struct JobLine {
     /// The latest epoch. Absent while the job is not open: no request came for `limits.job_ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
-    /// The sweep that gives the job its samples. Absent while the job is not open, and with other orders.
+    /// The sweep that gives the job its samples. Absent as in [`Job::sweep`], and while the job is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sweep: Option<JobSweep>,
 }

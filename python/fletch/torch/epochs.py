@@ -220,7 +220,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             return
         sweep = info.get("sweep") or {}
         capacity, total, unit = (sweep.get(f"{key}_bytes", 0) for key in ("capacity", "total", "unit"))
-        if unit and capacity < total and capacity // unit < _SWEEP_UNITS_MIN:
+        if unit and capacity < total and capacity // unit < _SWEEP_UNITS_MIN <= total // unit:
             self._warned_of_small_sweep = True
             _log.warning(
                 "job %s: the server's sweep holds %d chunks of %d bytes, and below %d it shares almost "
@@ -275,6 +275,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._acks = AckTracker(self._job, self.job, epoch, self.root)
         self._receipt: str | None = None
         self._agrees: bool | None = None
+        #: What explains that the last `verify` did not agree.
+        self._because: list[str] = []
         self._over = False
         #: The samples that this rank consumed before a state that another rank saved.
         self._consumed_before = 0
@@ -554,6 +556,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         for one in (mine, *others):
             total.merge(one)
         self._agrees = total.agrees(self._receipt)
+        self._because = [] if self._agrees else self._why_differs(json.loads(self._receipt), total)
         return self._agrees
 
     def stats(self) -> dict[str, Any]:
@@ -584,10 +587,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         if (self._over or self._has_all(0)) and self._receipt is None:
             self._ask_for_receipt()
         receipt = None if self._receipt is None else json.loads(self._receipt)
-        agrees = self._agrees
+        agrees, because = self._agrees, self._because
         if receipt is not None and self.ranks == 1:
             agrees = total.agrees(self._receipt)
-        because = self._why_differs(receipt, total) if agrees is False else []
+            because = [] if agrees else self._why_differs(receipt, total)
         return {
             "job": self.job,
             "epoch": self.epoch,

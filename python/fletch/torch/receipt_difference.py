@@ -6,6 +6,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 
+#: The most rows that the server lists.
+_ROWS_MAX = 256
+
+
 def reasons(
     receipt: dict[str, Any], *, loader: str, rank: int | None, consumed: int, restored: bool
 ) -> list[str]:
@@ -27,7 +31,7 @@ def reasons(
         if is_other or len(of_rank) > 1:
             found.append(f"{_name(row, loader)} acknowledged {row['entries']} samples of rank {row['rank']}")
     elsewhere = delivered - sum(row["entries"] for row in rows)
-    if elsewhere > 0:
+    if elsewhere > 0 and len(rows) < _ROWS_MAX:
         found.append(
             f"{elsewhere} samples were acknowledged before the server started or opened the epoch, or are "
             "part of a state that was loaded: the server does not know by which process"

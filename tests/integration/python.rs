@@ -60,6 +60,11 @@ fn epochs_deliver_once_and_prove_it() {
 }
 
 #[test]
+fn a_rank_belongs_to_one_process() {
+    pytest(&["test_loaders.py"]);
+}
+
+#[test]
 fn examples_that_are_killed_continue() {
     pytest(&["test_examples.py"]);
 }

@@ -90,6 +90,8 @@ struct Current {
     /// When it last showed life.
     seen_ms: u64,
     has_left: bool,
+    /// The job returned to a state or changed its world since it last asked, so its leases are void.
+    is_void: bool,
 }
 
 #[derive(Debug)]
@@ -141,6 +143,15 @@ impl RankLoaders {
         }
     }
 
+    /// Opens every rank to the next process that asks, because the leases of all ranks became void.
+    ///
+    /// A process that reads on keeps its rank by its next request.
+    pub fn open_all(&mut self) {
+        for current in self.ranks.values_mut().filter_map(|state| state.current.as_mut()) {
+            current.is_void = true;
+        }
+    }
+
     /// Returns the loaders as the API shows them.
     #[must_use]
     pub fn view(&self, now_ms: u64) -> JobLoaders {
@@ -175,14 +186,14 @@ impl RankState {
             }
             // A renewal may have been sent before the loader left.
             if sign == Sign::Uses {
-                current.has_left = false;
+                (current.has_left, current.is_void) = (false, false);
             }
             return Ok(Admitted::Goes);
         }
         let by = Arc::clone(&current.loader);
         // A process that makes a second loader goes on with the second one.
         let silent_long_ms = current.seen_ms.saturating_add(2 * ttl_ms);
-        let at_once = current.has_left || asked.take_over || by.is_same_process(asked);
+        let at_once = current.has_left || current.is_void || asked.take_over || by.is_same_process(asked);
         if at_once || now_ms >= silent_long_ms {
             return Ok(self.take_over(asked, now_ms));
         }
@@ -213,7 +224,8 @@ impl RankState {
 
     fn seat(&mut self, loader: &Loader, now_ms: u64) -> Arc<Loader> {
         let loader = Arc::new(loader.shown());
-        self.current = Some(Current { loader: Arc::clone(&loader), seen_ms: now_ms, has_left: false });
+        self.current =
+            Some(Current { loader: Arc::clone(&loader), seen_ms: now_ms, has_left: false, is_void: false });
         loader
     }
 

@@ -110,6 +110,18 @@ fn the_flag_the_farewell_and_the_same_process_need_no_wait() {
 }
 
 #[test]
+fn a_job_that_returns_to_a_state_is_open_to_the_first_that_asks() {
+    let mut rank = Rank::default();
+    rank.uses(1, 0).expect("first");
+    rank.0.open_all();
+    assert_eq!(rank.admit(&loader(1), Sign::Renews, 1), Ok(Admitted::Goes), "a late renewal");
+    assert_eq!(rank.uses(2, 2), took_over(1));
+    rank.0.open_all();
+    assert_eq!(rank.uses(2, 3), Ok(Admitted::Goes), "it reads on");
+    assert_eq!(rank.uses(3, 4), waits(2, 1_000));
+}
+
+#[test]
 fn a_third_process_waits_for_the_place_to_wait() {
     let mut rank = Rank::default();
     rank.uses(1, 0).expect("first");

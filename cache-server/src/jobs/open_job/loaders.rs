@@ -67,6 +67,11 @@ impl OpenJob {
         }
     }
 
+    /// Opens every rank to the next process that asks: the job returned to a state, or changed its world.
+    pub(super) fn open_ranks(&self) {
+        lock(&self.loaders).open_all();
+    }
+
     fn end_leases_of(&self, rank: u32) {
         let epochs: Vec<_> = lock(&self.epochs).values().cloned().collect();
         epochs.iter().for_each(|epoch| epoch.end_leases_of(rank));

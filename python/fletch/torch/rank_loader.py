@@ -95,7 +95,8 @@ def leave_at_end(owner: Any, loader: RankLoader, end: Callable[[Any], None]) -> 
     A process that is killed gives nothing up.
     """
     finalizer = weakref.finalize(owner, loader.leave)
-    finalizer.atexit = False
+    # At the end of the process `end` comes first.
+    finalizer.atexit = False  # type: ignore[misc]
     _LIVING[owner] = end
 
 

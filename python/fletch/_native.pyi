@@ -339,6 +339,12 @@ class Job:
 
         Returns whether it does; at once if no lease was dropped.
         """
+    def leave(self, within: float | None = None) -> None:
+        """Gives up every rank as which this process read, with its leases.
+
+        Waits ``within`` so many seconds for the answer. Without it the request is made in the background, and
+        if it fails, the leases expire by themselves.
+        """
     def state(self, epoch: int) -> bytes:
         """The epoch's self-contained state."""
     def ledger(self, epoch: int) -> bytes:
@@ -370,8 +376,8 @@ class ReceiptSum:
     def agrees(self, receipt: str) -> bool:
         """Whether the sum is exactly that of the receipt's plan."""
 
-def _declare(client: Client, spec: str) -> Job: ...
-def _job(client: Client, spec: str, server: str | None = None) -> Job: ...
+def _declare(client: Client, spec: str, loader: str) -> Job: ...
+def _job(client: Client, spec: str, loader: str, server: str | None = None) -> Job: ...
 def _world(client: Client, name: str) -> str | None: ...
 def _select(
     path: str | PathLike[str], keys: str | None, numbers: str | None, weights: str | None, draws: int | None

@@ -14,7 +14,8 @@ use crate::errors::{Failure, Pickled};
 use crate::process::{Slot, spawn_background, wait, wait_reporting};
 use crate::receipt_sum::delivery;
 use bytes::Bytes;
-use fletch_api::{Ack, BatchTimes, StartJob, WorldSpec};
+use fletch_api::{Ack, BatchTimes, Loader, StartJob, WorldSpec};
+use fletch_client::ClientError;
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeaseJournal, LeasedSample, Next};
 use fletch_client::selection::{Columns, Selection};
 use pyo3::prelude::*;
@@ -31,6 +32,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 ///
 /// A caller interrupts the wait.
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
+/// The longest time for a request in the background that gives a rank up, in seconds.
+const LEAVE_SECONDS: f64 = 10.0;
 /// The time without an answer after which the server is probed.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -51,6 +54,8 @@ pub struct Job(Arc<Inner>);
 struct Inner {
     client: Py<Client>,
     spec: StartJob,
+    /// The name of the process that made the job, as a rank. Its workers inherit it.
+    loader: Loader,
     live: Slot<LiveJob>,
     process: Mutex<ProcessState>,
 }
@@ -67,6 +72,8 @@ struct ProcessState {
     held: BTreeMap<(u64, u32, u64), u64>,
     /// The dropped leases of which the server may not know yet.
     dropped: BTreeSet<(u64, u32, u64)>,
+    /// The ranks as which this process read: rank → its latest epoch.
+    ranks: BTreeMap<u32, u64>,
 }
 
 /// All live jobs. After a fork their renewals continue.
@@ -98,6 +105,7 @@ impl Inner {
         }
         let (client, spec) = (self.client(py)?, self.spec.clone());
         let handle = wait(py, async move { client.declare(&spec).await.map_err(Failure::from) })?;
+        let handle = handle.with_loader(self.loader.clone());
         let mut own = self.process();
         own.job = Some(handle.info().clone());
         own.server = Some(handle.server());
@@ -111,7 +119,7 @@ impl Inner {
             return Ok(Some(live.handle));
         }
         let Some(job) = self.process().job.clone() else { return Ok(None) };
-        let handle = self.client(py)?.job_handle(job);
+        let handle = self.client(py)?.job_handle(job).with_loader(self.loader.clone());
         self.start_renewals(py, handle).map(Some)
     }
 
@@ -135,6 +143,7 @@ impl Inner {
         let mut own = self.process();
         own.dropped.remove(&key);
         own.held.insert(key, ttl);
+        own.ranks.insert(key.1, key.0);
     }
 
     /// Stops renewing a lease that was acknowledged or is gone.
@@ -192,8 +201,8 @@ pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
 
 /// Declares a job, or finds the job of that name with these settings.
 #[pyfunction(name = "_declare")]
-pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Job> {
-    let job = unpickle_job(client, spec, None)?;
+pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str, loader: &str) -> PyResult<Job> {
+    let job = unpickle_job(client, spec, loader, None)?;
     job.0.live(py)?;
     Ok(job)
 }
@@ -229,11 +238,12 @@ pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Opti
 
 /// Creates a job from its pickled settings. Its first use declares it again, which changes nothing.
 #[pyfunction(name = "_job")]
-#[pyo3(signature = (client, spec, server=None))]
-pub fn unpickle_job(client: Py<Client>, spec: &str, server: Option<String>) -> PyResult<Job> {
+#[pyo3(signature = (client, spec, loader, server=None))]
+pub fn unpickle_job(client: Py<Client>, spec: &str, loader: &str, server: Option<String>) -> PyResult<Job> {
     let spec = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
+    let loader = serde_json::from_str(loader).map_err(|e| Failure::Invalid(format!("loader: {e}")))?;
     let process = ProcessState { pid: id(), server, ..ProcessState::default() };
-    let job = Arc::new(Inner { client, spec, live: Slot::new(), process: Mutex::new(process) });
+    let job = Arc::new(Inner { client, spec, loader, live: Slot::new(), process: Mutex::new(process) });
     let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
     jobs.retain(|job| job.strong_count() > 0);
     jobs.push(Arc::downgrade(&job));
@@ -269,6 +279,7 @@ impl Job {
         leases_ahead: usize,
         journal: Option<JournalSlots>,
     ) -> PyResult<Reader> {
+        slf.get().0.process().ranks.insert(rank, epoch);
         let reader = Reader {
             job: slf.clone().unbind(),
             params: ReaderParams { epoch, rank, worker, leases_ahead, journal },
@@ -371,6 +382,46 @@ impl Job {
         Ok(is_settled)
     }
 
+    /// Gives up every rank as which this process read, with its leases.
+    ///
+    /// Waits `within` so many seconds for the answer. Without it the request is made in the background, and if
+    /// it fails, the leases expire by themselves.
+    #[pyo3(signature = (within = None))]
+    fn leave(&self, py: Python<'_>, within: Option<f64>) -> PyResult<()> {
+        let (ranks, held) = {
+            let mut own = self.0.process();
+            (std::mem::take(&mut own.ranks), std::mem::take(&mut own.held))
+        };
+        let Some(job) = self.0.declared(py)?.filter(|_| !ranks.is_empty()) else { return Ok(()) };
+        // The server ends them when the process leaves.
+        for (epoch, rank, lease) in held.into_keys() {
+            job.held().forget(epoch, rank, lease);
+        }
+        let most = Duration::try_from_secs_f64(within.unwrap_or(LEAVE_SECONDS)).unwrap_or(Duration::ZERO);
+        let leaving = async move {
+            for (rank, epoch) in ranks {
+                job.leave(epoch, rank).await?;
+            }
+            Ok::<_, ClientError>(())
+        };
+        let leaving = tokio::time::timeout(most, leaving);
+        if within.is_none() {
+            // Nobody waits for it, and a lease that nobody renews expires.
+            drop(spawn_background(py, leaving)?);
+            return Ok(());
+        }
+        wait(py, async move {
+            match leaving.await {
+                Ok(left) => left.map_err(Failure::from),
+                Err(_) => Err(Failure::from(ClientError::Unreachable {
+                    endpoint: "the server".to_owned(),
+                    why: format!("no answer within {most:?}"),
+                    refused: false,
+                })),
+            }
+        })
+    }
+
     /// The epoch's self-contained state.
     fn state<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
         let job = self.0.live(py)?;
@@ -420,10 +471,12 @@ impl Job {
         Ok(serde_json::to_string(&receipt).map_err(|e| Failure::Invalid(e.to_string()))?)
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String, Option<String>)> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String, String, Option<String>)> {
         let spec = serde_json::to_string(&self.0.spec).map_err(|e| Failure::Invalid(e.to_string()))?;
+        let loader = serde_json::to_string(&self.0.loader).map_err(|e| Failure::Invalid(e.to_string()))?;
         let server = self.0.process().server.clone();
-        Ok((py.import("fletch._native")?.getattr("_job")?, (self.0.client.clone_ref(py), spec, server)))
+        let parts = (self.0.client.clone_ref(py), spec, loader, server);
+        Ok((py.import("fletch._native")?.getattr("_job")?, parts))
     }
 }
 

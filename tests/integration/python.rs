@@ -65,6 +65,11 @@ fn wrappers_have_every_sample_or_are_refused() {
 }
 
 #[test]
+fn a_rank_belongs_to_one_process() {
+    pytest(&["test_loaders.py"]);
+}
+
+#[test]
 fn examples_that_are_killed_continue() {
     pytest(&["test_examples.py"]);
 }

@@ -5,7 +5,7 @@
 use super::{Epoch, Inner};
 use crate::{benefit::AckedLease, epochs::JobError};
 use fletch_api::{
-    EpochState,
+    AckedBy, EpochState, Loader,
     epochs::{ACKS_MAX, Ack, Acked, Acks},
 };
 use fletch_core::delivery::{Event, lease::LeaseError};
@@ -20,6 +20,24 @@ pub(super) struct Reported<'a> {
     pub release: &'a [u64],
     /// Leases that the rank still holds.
     pub renew: &'a [u64],
+}
+
+/// The most loaders of a rank whose acks are counted apart.
+const LOADERS_OF_RANK_MAX: usize = 8;
+
+impl Inner {
+    /// Counts acknowledged entries to their loader.
+    fn note_acked_by(&mut self, rank: u32, loader: Option<&Loader>, entries: u64) {
+        let rows = self.acked_by.entry(rank).or_default();
+        let id = |loader: Option<&Loader>| loader.map(|l| l.id.clone());
+        let is_known = rows.iter().any(|row| id(row.loader.as_ref()) == id(loader));
+        let named = rows.iter().filter(|row| row.loader.is_some()).count();
+        let loader = if is_known || named < LOADERS_OF_RANK_MAX { loader } else { None };
+        match rows.iter_mut().find(|row| id(row.loader.as_ref()) == id(loader)) {
+            Some(row) => row.entries += entries,
+            None => rows.push(AckedBy { rank, loader: loader.map(Loader::shown), entries }),
+        }
+    }
 }
 
 impl Epoch {
@@ -44,7 +62,7 @@ impl Epoch {
             self.ledger.append(&events);
             return Err(e);
         }
-        let entries = self.apply(inner, ask.rank, &ask.acks, &mut events)?;
+        let entries = self.apply(inner, (ask.rank, ask.loader.as_ref()), &ask.acks, &mut events)?;
         self.release(inner, ask.rank, &ask.release, &mut events)?;
         let gone = self.renew(inner, ask.rank, &ask.renew);
         let finished = inner.state == EpochState::Finished;
@@ -96,7 +114,7 @@ impl Epoch {
     pub(super) fn apply(
         &self,
         inner: &mut Inner,
-        rank: u32,
+        (rank, loader): (u32, Option<&Loader>),
         acks: &[Ack],
         events: &mut Vec<Event>,
     ) -> Result<u64, JobError> {
@@ -125,6 +143,7 @@ impl Epoch {
             }
         }
         if entries > 0 {
+            inner.note_acked_by(rank, loader, entries);
             self.setup.context.counts.acked.fetch_add(entries, Relaxed);
             self.changed.notify_waiters();
             self.end_if_over(inner, events);

@@ -4,13 +4,13 @@ use crate::{
     tenants::StateFull,
     versions::{SamplesError, VersionError},
 };
-use fletch_api::Code;
+use fletch_api::{Code, Loader};
 use fletch_core::{
     delivery::{lease::LeaseError, ledger::BadLedger},
     order::bucketed::BadBuckets,
     plan::{PlanError, unit_map::BadUnitMap},
 };
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 /// The error of a request to a job or an epoch; `http/error.rs` maps its code to a status.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +47,43 @@ pub enum JobError {
     /// The request asks for, acknowledges or renews more than one request may.
     #[error("{0}")]
     TooLarge(String),
+    /// The request names its process in a form that is not valid.
+    #[error("{0}")]
+    BadLoader(String),
+    /// Another process is this rank, and lives.
+    #[error("rank {rank} of job {job} belongs to {by}, which reads on")]
+    RankInUse {
+        /// The job's name.
+        job: String,
+        /// The rank.
+        rank: u32,
+        /// The process that is the rank.
+        by: Arc<Loader>,
+    },
+    /// Another process took over this rank.
+    #[error("rank {rank} of job {job} was taken over by {by}")]
+    RankTaken {
+        /// The job's name.
+        job: String,
+        /// The rank.
+        rank: u32,
+        /// The process that is the rank now.
+        by: Arc<Loader>,
+    },
+    /// Another process was this rank, and may still live.
+    #[error(
+        "rank {rank} of job {job} belongs to {by}; if that stays silent, this process gets it in {left:.1?}"
+    )]
+    RankWaits {
+        /// The job's name.
+        job: String,
+        /// The rank.
+        rank: u32,
+        /// The process that is the rank.
+        by: Arc<Loader>,
+        /// The time until that process counts as gone.
+        left: Duration,
+    },
     /// The leases reject the request.
     #[error(transparent)]
     Lease(#[from] LeaseError),
@@ -178,7 +215,10 @@ impl JobError {
             JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) | JobError::TooLarge(_) => {
                 Code::BadPlan
             }
-            JobError::BadSettings(_) | JobError::NoProbe(_) => Code::BadRequest,
+            JobError::BadSettings(_) | JobError::NoProbe(_) | JobError::BadLoader(_) => Code::BadRequest,
+            JobError::RankInUse { .. } => Code::RankInUse,
+            JobError::RankTaken { .. } => Code::RankTaken,
+            JobError::RankWaits { .. } => Code::RankWaits,
             JobError::Lease(e) => match e {
                 LeaseError::Rank { .. } => Code::BadRank,
                 LeaseError::Stale { .. } => Code::StaleSequence,
@@ -228,6 +268,19 @@ impl JobError {
             JobError::BadSettings(_) => "nothing was changed; `fletch jobs show NAME` shows the settings",
             JobError::NoProbe(_) => {
                 "probe it while it trains under the order substitute, with a part of its dataset in the cache"
+            }
+            JobError::BadLoader(_) => "name the process as docs/EPOCHS.md says, or leave `loader` out",
+            JobError::RankInUse { .. } => {
+                "end that process, give this one another job name (`job=` of EpochDataset), or take the rank \
+                 over (`take_over=True` of EpochDataset, `loader.take_over` of the API)"
+            }
+            JobError::RankTaken { .. } => {
+                "end this process; to read beside the other one, give it another job name (`job=` of \
+                 EpochDataset)"
+            }
+            JobError::RankWaits { .. } => {
+                "wait: a restart gets the rank when its former process has been silent for limits.lease_ttl; \
+                 `take_over=True` of EpochDataset takes it at once"
             }
             JobError::TooLarge(_) => {
                 "ask for as much as the message says, in several requests; nothing was changed"
@@ -295,6 +348,11 @@ impl JobError {
 mod tests {
     use super::*;
 
+    fn loader() -> Arc<Loader> {
+        let (id, host) = ("0".repeat(32), "host".to_owned());
+        Arc::new(Loader { id, host, pid: 1, since_ms: 0, take_over: false, leave: false })
+    }
+
     #[test]
     fn hints_name_no_methods_of_the_api() {
         let errors = [
@@ -304,6 +362,10 @@ mod tests {
             JobError::InvalidPlan(String::new()),
             JobError::BadSettings(String::new()),
             JobError::NoProbe(String::new()),
+            JobError::BadLoader(String::new()),
+            JobError::RankInUse { job: String::new(), rank: 0, by: loader() },
+            JobError::RankTaken { job: String::new(), rank: 0, by: loader() },
+            JobError::RankWaits { job: String::new(), rank: 0, by: loader(), left: Duration::ZERO },
             JobError::TooLarge(String::new()),
             JobError::Lease(LeaseError::Gone(1)),
             JobError::Closed { epoch: 1, what: "finished" },

@@ -120,7 +120,7 @@ impl Epoch {
         reported: Reported,
         events: &mut Vec<Event>,
     ) -> Result<Step, JobError> {
-        self.apply(inner, ask.rank, reported.acks, events)?;
+        self.apply(inner, (ask.rank, ask.loader.as_ref()), reported.acks, events)?;
         self.release(inner, ask.rank, reported.release, events)?;
         self.renew(inner, ask.rank, reported.renew);
         if self.at_most_once() {

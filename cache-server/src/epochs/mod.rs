@@ -38,7 +38,7 @@ use commits::Committed;
 pub use context::JobContext;
 pub use delivery::Delivery;
 pub use error::JobError;
-use fletch_api::{EpochState, OrderKind, Times, Visitation};
+use fletch_api::{AckedBy, EpochState, OrderKind, Times, Visitation};
 use fletch_core::{
     Hash, LayoutId, Root, Tenant,
     delivery::{Event, Lease, Leases, Request, certificate::Shuffle, ledger::Header},
@@ -113,6 +113,8 @@ struct Inner {
     shuffles: Vec<Shuffle>,
     padded: BTreeSet<u32>,
     times: Times,
+    /// By rank: the loaders that acknowledged entries, since the server opened the epoch.
+    acked_by: BTreeMap<u32, Vec<AckedBy>>,
     /// By lease: (rank, entries) of leases that were acknowledged in full.
     acked_leases: BTreeMap<u64, (u32, u32)>,
     /// By live lease: the classes of its entries. A restart forgets them.
@@ -171,7 +173,9 @@ impl JobSetup {
         Ok(self.context.tenants.check_state_bytes(&self.tenant, more)?)
     }
 
-    fn ttl_ms(&self) -> u64 {
+    /// Returns how long a lease lives without a sign of life, in milliseconds.
+    #[must_use]
+    pub fn ttl_ms(&self) -> u64 {
         u64::try_from(self.context.lease_ttl.as_millis()).unwrap_or(u64::MAX)
     }
 }
@@ -289,7 +293,13 @@ impl Epoch {
             return Vec::new();
         }
         let (events, back) = inner.leases.expire(now);
-        for &(lease, rank) in &due {
+        self.note_expired(inner, &due, &back);
+        events
+    }
+
+    /// Gives the order what expired leases held.
+    fn note_expired(&self, inner: &mut Inner, due: &[(u64, u32)], back: &[u32]) {
+        for &(lease, rank) in due {
             tracing::info!(
                 job = %self.setup.job, epoch = self.number(), lease, rank,
                 "a lease expired; what it held is granted again"
@@ -297,9 +307,30 @@ impl Epoch {
             inner.lease_ended(lease, rank);
         }
         self.setup.context.counts.expired.fetch_add(back.len() as u64, Relaxed);
-        inner.sequence.take_back(&back);
+        inner.sequence.take_back(back);
         self.changed.notify_waiters();
-        events
+    }
+
+    /// Ends all leases of a rank, because another process is this rank now, or its process ended.
+    ///
+    /// The events become durable with the next ones, as those of [`Epoch::tick`].
+    pub fn end_leases_of(&self, rank: u32) {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if inner.state != EpochState::Open {
+            return;
+        }
+        let mut events = Vec::new();
+        if self.at_most_once() {
+            self.deliver(inner, |l| l.request.rank == rank, &mut events);
+        } else {
+            let of_rank = inner.leases.live().filter(|l| l.request.rank == rank);
+            let due: Vec<(u64, u32)> = of_rank.map(|l| (l.id, rank)).collect();
+            let (ended, back) = inner.leases.expire_rank(rank);
+            self.note_expired(inner, &due, &back);
+            events = ended;
+        }
+        self.ledger.append(&events);
     }
 
     /// Ends leases whose time is over, and a prefetch that nobody uses.

@@ -90,6 +90,7 @@ impl Epoch {
             shuffles: Vec::new(),
             padded: BTreeSet::new(),
             times: Times::default(),
+            acked_by: BTreeMap::new(),
             acked_leases: BTreeMap::new(),
             classes: BTreeMap::new(),
             commits: BTreeMap::new(),

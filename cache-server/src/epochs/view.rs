@@ -2,7 +2,10 @@
 
 use super::{Epoch, Inner};
 use crate::epochs::JobError;
-use fletch_api::{Epoch as View, EpochReceipt, EpochState, OrderKind, WorldSpec, epochs::HELD_MAX};
+use fletch_api::{
+    Epoch as View, EpochReceipt, EpochState, OrderKind, WorldSpec, epochs::HELD_MAX,
+    loaders::LOADERS_LISTED_MAX,
+};
 use fletch_core::{
     Hash,
     delivery::{
@@ -149,7 +152,7 @@ impl Epoch {
     }
 
     fn make_receipt(&self, contents: &[Hash]) -> Result<EpochReceipt, JobError> {
-        let (acked, padded, pads, left_out, redelivered, certificate) = {
+        let (acked, padded, pads, left_out, redelivered, certificate, acked_by) = {
             let inner = self.lock();
             if inner.state != EpochState::Finished {
                 return Err(JobError::Reopening);
@@ -162,6 +165,7 @@ impl Epoch {
                 left_out,
                 inner.leases.redelivered(),
                 self.certificate(&inner),
+                inner.acked_by.values().flatten().take(LOADERS_LISTED_MAX).cloned().collect(),
             )
         };
         let samples = &self.setup.samples;
@@ -190,7 +194,7 @@ impl Epoch {
             key_id: None,
             signature: None,
         };
-        Ok(EpochReceipt { receipt, certificate })
+        Ok(EpochReceipt { receipt, certificate, acked_by })
     }
 
     /// Returns how well the entries granted so far are shuffled.

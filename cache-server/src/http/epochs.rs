@@ -76,8 +76,12 @@ async fn epoch_of(
         (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
             content_type = "application/problem+json"),
         (status = 409,
-            description = "The lease belongs to another rank, or the epoch is closed", body = Problem,
+            description = "The lease belongs to another rank, the epoch is closed, or another process is \
+            this rank", body = Problem,
             content_type = "application/problem+json"),
+        (status = 429,
+            description = "The rank waits for its former process. Wait for `Retry-After`, then retry",
+            body = Problem, content_type = "application/problem+json"),
         (status = 410, description = "The lease expired, and its samples are granted again", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -88,9 +92,19 @@ pub async fn acks(
     path: EpochPath,
     body: Body,
 ) -> ApiResult<Json<Acked>> {
-    let (_, epoch) = epoch_of(&server, &principal, path).await?;
+    let (job, number) = job_of(&server, &principal, path).await?;
     let request: Acks = read_json(&server, &principal.tenant, body).await?;
-    Ok(Json(epoch.acks(&request).await?))
+    job.admit_acks(&request)?;
+    let acked = acks_of(&job, number, &request).await;
+    // Also if an ack is refused: the process has ended.
+    if let Some(loader) = request.loader.as_ref().filter(|loader| loader.leave) {
+        job.leave(request.rank, loader);
+    }
+    Ok(Json(acked?))
+}
+
+async fn acks_of(job: &Arc<OpenJob>, number: u64, request: &Acks) -> ApiResult<Acked> {
+    Ok(job.epoch(number).await?.acks(request).await?)
 }
 
 /// Returns the state of an epoch: which entries were acknowledged.

@@ -93,7 +93,7 @@ impl IntoResponse for ApiError {
         let h = response.headers_mut();
         h.insert(header::CONTENT_TYPE, HeaderValue::from_static(headers::PROBLEM));
         h.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if [Code::Overloaded, Code::NotReady, Code::JobWaits].contains(&self.0.code) {
+        if [Code::Overloaded, Code::NotReady, Code::JobWaits, Code::RankWaits].contains(&self.0.code) {
             h.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
         }
         if self.0.code == Code::Unauthorized {

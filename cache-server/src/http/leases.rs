@@ -75,13 +75,14 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
         (status = 404, description = "The tenant has no such job", body = Problem,
             content_type = "application/problem+json"),
         (status = 409, description = "The sequence number is too old, the lease belongs to another rank, the \
-            epoch is closed, or its ledger is full", body = Problem,
+            epoch is closed, its ledger is full, or another process is this rank", body = Problem,
             content_type = "application/problem+json"),
         (status = 410,
             description = "The lease of an ack expired, and its samples are granted again", body = Problem,
             content_type = "application/problem+json"),
         (status = 429,
-            description = "The server is at a limit. Wait for `Retry-After`, then retry", body = Problem,
+            description = "The server is at a limit, or the rank waits for its former process. Wait for \
+            `Retry-After`, then retry", body = Problem,
             content_type = "application/problem+json"),
         (status = 507,
             description = "The job records and ledgers of the tenant are at their limit. Nothing was granted",
@@ -98,6 +99,8 @@ pub async fn post(
     check_read_permit(&server, &principal.tenant)?;
     let (job, number) = job_of(&server, &principal, path).await?;
     let request: LeaseRequest = read_json(&server, &principal.tenant, body).await?;
+    Epoch::check_want(&request)?;
+    job.admit_lease(&request)?;
     let epoch = job.epoch_for_lease(number, &request).await?;
     let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     // Before the grant: the sweep begins to fetch for it.

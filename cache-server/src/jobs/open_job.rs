@@ -11,6 +11,7 @@
 //!    whole. The same holds for ledgers: no client was told of a ledger that is shorter than its head.
 //! 2. A job reads what its names meant when it was declared.
 
+mod loaders;
 mod measured;
 mod progress;
 mod rollback;
@@ -18,6 +19,7 @@ mod states;
 mod worlds;
 
 use super::{
+    loaders::RankLoaders,
     plan::{bucketed_of, check_ledger_size, plan_of},
     record::{Record, RecordSummary},
     settings::StoredSettings,
@@ -83,6 +85,8 @@ pub struct OpenJob {
     opened: Instant,
     known: Mutex<RecordSummary>,
     epochs: Mutex<BTreeMap<u64, Arc<Epoch>>>,
+    /// The processes that read as its ranks. Locked before `epochs`.
+    loaders: Mutex<RankLoaders>,
     /// Serializes what opens, begins or replaces epochs.
     opening: Arc<tokio::sync::Mutex<()>>,
     /// Nothing is opened any more: the job was deleted, or is open elsewhere.
@@ -183,6 +187,7 @@ impl OpenJob {
             opened: Instant::now(),
             known: Mutex::new(record.known()),
             epochs: Mutex::default(),
+            loaders: Mutex::default(),
             opening: Arc::default(),
             gone: AtomicBool::new(false),
             contents: OnceCell::new(),
@@ -496,13 +501,14 @@ impl OpenJob {
             benefit: Some(self.benefit()),
             settings: self.settings.get(),
             share: None,
+            loaders: Some(self.loaders_view()),
         })
     }
 
-    /// Returns how much the job's sweep can hold.
+    /// Returns how much the job's sweep can hold, if the job has a sweep and the disk has a share for it.
     #[must_use]
     pub fn sweep_size(&self) -> Option<JobSweep> {
-        self.setup.sweep.as_ref().map(|sweep| sweep.size())
+        self.setup.sweep.as_ref().and_then(|sweep| sweep.size())
     }
 
     /// Returns the view of the latest epoch in memory.

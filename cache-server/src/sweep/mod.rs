@@ -514,17 +514,22 @@ impl Sweep {
         }
     }
 
-    /// Returns how much the sweep can hold.
+    /// Returns how much the sweep can hold. `None` while the disk has no share for it: by its policy, or
+    /// because no share was decided yet.
     #[must_use]
-    pub fn size(&self) -> JobSweep {
+    pub fn size(&self) -> Option<JobSweep> {
+        if let Some(disk) = self.context.store.disk() {
+            disk.share_of(self.kept_sources.dataset_id())?;
+            disk.engine().filter(|engine| engine.policy() == Policy::Fletch)?;
+        }
         let (units, total) = (self.samples.unit_map.units() as u64, self.samples.unit_map.total_bytes());
-        let capacity_bytes = self.lock().capacity;
-        JobSweep { capacity_bytes, total_bytes: total, unit_bytes: total.checked_div(units).unwrap_or(0) }
+        let (capacity_bytes, unit_bytes) = (self.lock().capacity, total.checked_div(units).unwrap_or(0));
+        Some(JobSweep { capacity_bytes, total_bytes: total, unit_bytes })
     }
 
     /// Warns of a sweep that was too small to share for [`SMALL_FOR_NS`], once until it has grown.
     fn warn_if_small(&self, now_ns: u64) {
-        let Some(why) = self.size().warning().filter(|_| !self.waits_for_share()) else {
+        let Some(why) = self.size().and_then(|size| size.warning()) else {
             self.small_since_ns.store(u64::MAX, Relaxed);
             return;
         };

@@ -26,6 +26,7 @@ mod leases;
 mod ledgers;
 mod lies;
 mod limits;
+mod loaders;
 mod mounts;
 mod neighbours;
 mod origins;

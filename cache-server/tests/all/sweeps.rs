@@ -370,3 +370,21 @@ async fn one_plain_read_costs_a_sweep_next_to_nothing() {
     assert!(beside * 100 <= alone * 102 + 100 * 27_000, "{alone} bytes alone, {beside} beside a plain read");
     node.running.shutdown().await;
 }
+
+/// A cache whose policy keeps nothing for sweeps, and a version of few chunks, are no fault of the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_without_a_share_by_policy_is_not_too_small() {
+    let tree = tree(10);
+    tree.index();
+    for (policy, has_share) in [("fletch", true), ("lru", false), ("pin", false)] {
+        let node = Node::serving(&tree, &[&format!("--cache-policy={policy}")]).await;
+        let asked = ask("j", OrderKind::Substitute, world(1, 4, Tail::Keep));
+        let job = client(&node).declare(&asked).await.expect("declared");
+        consume(&job, &tree, 0, 0, 4).await;
+        let now = job.current().await.expect("job");
+        assert_eq!(now.sweep.is_some(), has_share, "{policy}: {:?}", now.sweep);
+        let lines = client(&node).jobs().await.expect("jobs");
+        assert!(lines.iter().all(|line| line.sweep.as_ref().and_then(|s| s.warning()).is_none()), "{policy}");
+        node.running.shutdown().await;
+    }
+}

@@ -10,7 +10,10 @@
 //!
 //! The index of a frame is the position of its entry in the lease.
 
-use crate::world::WorldSpec;
+use crate::{
+    loaders::{AckedBy, Loader},
+    world::WorldSpec,
+};
 use fletch_core::{
     Hash,
     delivery::{certificate::Certificate, receipt::Receipt},
@@ -63,6 +66,9 @@ pub struct LeaseRequest {
     /// Ids of leases that the client will not consume further. They end after the acks are applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub release: Vec<u64>,
+    /// The process that reads as this rank. Clients that do not name themselves cannot be told apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader: Option<Loader>,
 }
 
 /// Acknowledges the first `upto` entries of a lease as consumed.
@@ -121,6 +127,9 @@ pub struct Acks {
     /// Ids of leases that the client will not consume further. They end after the acks are applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub release: Vec<u64>,
+    /// The process that reads as this rank. Clients that do not name themselves cannot be told apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader: Option<Loader>,
 }
 
 /// The answer to acks. The acknowledged entries are durable.
@@ -320,6 +329,11 @@ pub struct EpochReceipt {
     /// The shuffle certificate: how well the delivered order was shuffled.
     #[schema(value_type = Object)]
     pub certificate: Certificate,
+    /// Which loaders acknowledged how much, as far as this server knows since it started; at most 256 rows.
+    ///
+    /// What is missing here was acknowledged before that, or is part of a state that was loaded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub acked_by: Vec<AckedBy>,
 }
 
 #[cfg(test)]

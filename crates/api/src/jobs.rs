@@ -3,6 +3,7 @@
 use crate::allocation::{JobSettings, JobShare};
 use crate::benefit::JobBenefit;
 use crate::epochs::Epoch;
+use crate::loaders::JobLoaders;
 use crate::world::WorldSpec;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root};
@@ -277,7 +278,8 @@ pub struct Job {
     pub steps: u64,
     /// The epochs that the server remembers, in order.
     pub epochs: Vec<Epoch>,
-    /// The sweep that gives the job its samples. Absent with other orders than `substitute`.
+    /// The sweep that gives the job its samples. Absent with other orders than `substitute`, and while the
+    /// disk has no share for sweeps, as with the cache policies `lru` and `pin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sweep: Option<JobSweep>,
     /// What cache is worth to the job. Absent in the answers of older servers.
@@ -289,6 +291,9 @@ pub struct Job {
     /// What the job has of the disk, and why. Absent while the job does not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<JobShare>,
+    /// The processes that read as its ranks. Absent in the answers of older servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loaders: Option<JobLoaders>,
 }
 
 /// Fewer units than these share almost nothing between jobs, unless they are all.
@@ -313,9 +318,12 @@ impl JobSweep {
     }
 
     /// Returns whether the sweep is too small to share: below five chunks, and not the whole version.
+    ///
+    /// A version that has fewer than five chunks itself is never too small for its sweep.
     #[must_use]
     pub fn is_too_small(&self) -> bool {
-        self.capacity_bytes < self.total_bytes && self.units() < SWEEP_UNITS_MIN
+        let all = self.total_bytes.checked_div(self.unit_bytes).unwrap_or(0);
+        self.capacity_bytes < self.total_bytes && self.units() < SWEEP_UNITS_MIN && all >= SWEEP_UNITS_MIN
     }
 
     /// Returns a sentence for people about a sweep that is too small.
@@ -356,7 +364,7 @@ pub struct JobLine {
     /// The latest epoch. Absent while the job is not open: no request came for `limits.job_ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
-    /// The sweep that gives the job its samples. Absent while the job is not open, and with other orders.
+    /// The sweep that gives the job its samples. Absent as in [`Job::sweep`], and while the job is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sweep: Option<JobSweep>,
 }

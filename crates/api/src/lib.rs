@@ -17,6 +17,7 @@ pub mod headers;
 pub mod hits;
 pub mod hosts;
 pub mod jobs;
+pub mod loaders;
 pub mod mounts;
 pub mod node;
 pub mod origins;
@@ -44,6 +45,7 @@ pub use jobs::{
     BucketSpec, EchoSpec, Job, JobLine, JobList, JobSweep, LedgerBytes, OrderKind, PlanBase, PlanSpec,
     ReplaySpec, StartJob, Visitation, WeightOf, Weights,
 };
+pub use loaders::{AckedBy, JobLoaders, Loader, RankLoader};
 pub use mounts::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, Mounts};
 pub use origins::{OriginFailure, OriginList, OriginState, OriginView};
 pub use problem::{Code, Problem};

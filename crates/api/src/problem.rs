@@ -85,6 +85,12 @@ codes! {
     JobDiffers = "job_differs", Invalid, Some(409), "a job with this name has other settings";
     /// The world of the job has no such rank.
     BadRank = "bad_rank", Invalid, None, "the world has no such rank";
+    /// Another process has the rank, and lives.
+    RankInUse = "rank_in_use", Invalid, Some(409), "another process is this rank";
+    /// Another process took over the rank.
+    RankTaken = "rank_taken", Invalid, Some(409), "another process took over this rank";
+    /// Another process had the rank, and may still live. Ask again.
+    RankWaits = "rank_waits", Overloaded, None, "the rank waits for its former process";
     /// The worker has already used a higher sequence number.
     StaleSequence = "stale_sequence", Invalid, Some(409), "the sequence number is too low";
     /// The lease has expired, was released or never existed. Its entries may be in another lease.

@@ -91,6 +91,7 @@ fn job() -> Job {
         benefit: None,
         settings: Default::default(),
         share: None,
+        loaders: None,
     }
 }
 

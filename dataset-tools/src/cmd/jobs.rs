@@ -4,8 +4,9 @@ use super::Context;
 use crate::cli::{JobsCommand, OrDefault};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
+use crate::status::span;
 use fletch_api::{
-    EpochState, JobLine, JobSettings, JobShare, ShareBasis,
+    EpochState, JobLine, JobLoaders, JobSettings, JobShare, ShareBasis,
     benefit::{BenefitEstimate, JobBenefit},
 };
 use fletch_client::Client;
@@ -115,6 +116,9 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
             write_share(w, share, job.benefit.as_ref().and_then(|b| b.estimate.as_ref()))?;
         }
         write_settings(w, &job.settings)?;
+        if let Some(loaders) = &job.loaders {
+            write_loaders(w, loaders)?;
+        }
         for e in &job.epochs {
             let state = state_word(e.state);
             write!(w, "{}\t{state}\t{} of {} acknowledged", e.epoch, e.acked, e.planned)?;
@@ -131,6 +135,38 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
         }
         Ok(())
     })
+}
+
+/// Writes which processes read as the job's ranks.
+fn write_loaders(w: &mut dyn Write, loaders: &JobLoaders) -> io::Result<()> {
+    for of in &loaders.ranks {
+        if let Some(loader) = &of.loader {
+            write!(w, "rank {}\t{loader}", of.rank)?;
+            match (of.has_left, of.silent_ms) {
+                (true, _) => write!(w, ", ended")?,
+                (false, Some(ms)) => write!(w, ", seen {} ago", span(Duration::from_millis(ms)))?,
+                (false, None) => {}
+            }
+            if let Some(waiting) = &of.waiting {
+                write!(w, "; {waiting} waits for the rank")?;
+            }
+            writeln!(w)?;
+        }
+        if let Some(ms) = of.unnamed_ms {
+            writeln!(
+                w,
+                "warning\trank {}: a client that does not name its process asked {} ago: nobody can tell \
+                 whether two processes share this rank; update the client",
+                of.rank,
+                span(Duration::from_millis(ms))
+            )?;
+        }
+    }
+    let more = loaders.total.saturating_sub(loaders.ranks.len() as u64);
+    if more > 0 {
+        writeln!(w, "ranks\tand {more} more")?;
+    }
+    Ok(())
 }
 
 /// Writes what cache is worth to a job.

@@ -8,7 +8,7 @@ use crate::{
     cli::{Proof, ReceiptCommand},
     failure::{Exit, Failure},
 };
-use fletch_api::EpochReceipt;
+use fletch_api::{AckedBy, EpochReceipt, loaders::LOADERS_LISTED_MAX};
 use fletch_core::{
     Hash,
     delivery::{
@@ -55,6 +55,7 @@ fn show(ctx: &Context, job: &str, epoch: u64) -> Result<(), Failure> {
 /// The receipt that the consumption logs are compared with, and what explains a difference.
 struct Evidence {
     receipt: Receipt,
+    acked_by: Vec<AckedBy>,
     ledger: Option<Ledger>,
     version: Option<Version>,
 }
@@ -77,9 +78,9 @@ fn ledger_of(bytes: &[u8]) -> Result<Ledger, Failure> {
 
 impl Evidence {
     fn saved(ctx: &Context, path: &Path, proof: &Proof) -> Result<Self, Failure> {
-        let receipt = match serde_json::from_slice(&read(path)?) {
-            Ok(Saved::Answer(answer)) => answer.receipt,
-            Ok(Saved::Bare(receipt)) => *receipt,
+        let (receipt, acked_by) = match serde_json::from_slice(&read(path)?) {
+            Ok(Saved::Answer(answer)) => (answer.receipt, answer.acked_by),
+            Ok(Saved::Bare(receipt)) => (*receipt, Vec::new()),
             Err(e) => return Err(Failure::new(format!("{} is not a receipt: {e}", path.display()))),
         };
         let ledger = proof.ledger.as_deref().map(|p| ledger_of(&read(p)?)).transpose()?;
@@ -89,7 +90,7 @@ impl Evidence {
                 format!("the dataset is version {}, but the receipt is of {}", other.root(), receipt.root);
             return Err(Failure::new(what));
         }
-        Ok(Evidence { receipt, ledger, version })
+        Ok(Evidence { receipt, acked_by, ledger, version })
     }
 
     fn served(ctx: &Context, name: &str, epoch: u64) -> Result<Self, Failure> {
@@ -99,8 +100,10 @@ impl Evidence {
             let (root, layout) = (job.info().root, job.info().layout);
             let source = client.for_dataset(Some(&job.info().dataset)).tables(root, layout);
             let cache = PartCache::new(super::PART_CACHE_BYTES);
+            let EpochReceipt { receipt, acked_by, .. } = job.receipt(epoch).await?;
             Ok(Evidence {
-                receipt: job.receipt(epoch).await?.receipt,
+                receipt,
+                acked_by,
                 ledger: Some(ledger_of(&job.ledger(epoch).await?)?),
                 version: Some(Version::open(source, root, layout, cache).await?),
             })
@@ -128,6 +131,35 @@ impl Evidence {
             }
         }
         Ok(out.into_iter().map(|(ordinal, hashes)| (ordinal, content(&hashes))).collect())
+    }
+
+    /// Returns a sentence for each rank that several processes acknowledged, or that named none.
+    fn loaders(&self) -> Vec<String> {
+        let mut told = Vec::new();
+        for row in &self.acked_by {
+            let of_rank = self.acked_by.iter().filter(|other| other.rank == row.rank).count();
+            let (rank, entries) = (row.rank, count(row.entries, "sample"));
+            match &row.loader {
+                None => {
+                    told.push(format!(
+                        "rank {rank}: clients that do not name themselves acknowledged {entries}"
+                    ));
+                }
+                Some(loader) if of_rank > 1 => {
+                    told.push(format!("rank {rank}: {loader} acknowledged {entries}"));
+                }
+                Some(_) => {}
+            }
+        }
+        let known: u64 = self.acked_by.iter().map(|row| row.entries).sum();
+        let rest = self.receipt.delivered.saturating_sub(known);
+        if rest > 0 && !self.acked_by.is_empty() && self.acked_by.len() < LOADERS_LISTED_MAX {
+            told.push(format!(
+                "{} acknowledged before the server started, or part of a state that was loaded",
+                count(rest, "sample")
+            ));
+        }
+        told
     }
 
     /// Returns what is wrong with the receipt itself, even if the logs agree with it.
@@ -357,6 +389,7 @@ async fn explain(
         );
         rows.push(plain("value", why));
     }
+    rows.extend(evidence.loaders().into_iter().map(|why| plain("loader", why)));
     Ok((rows, found.len().saturating_sub(LISTED_MAX)))
 }
 

@@ -226,6 +226,8 @@ fn a_sweep_that_is_too_small_is_a_reason() {
     assert_eq!(health(&s).state, "ok", "five chunks");
     s.jobs[0].sweep = serde_json::from_str(r#"{"capacity_bytes":8,"total_bytes":8,"unit_bytes":4}"#).ok();
     assert_eq!(health(&s).state, "ok", "the whole version");
+    s.jobs[0].sweep = serde_json::from_str(r#"{"capacity_bytes":8,"total_bytes":16,"unit_bytes":4}"#).ok();
+    assert_eq!(health(&s).state, "ok", "a version of four chunks");
 }
 
 #[test]

@@ -16,11 +16,12 @@ from typing import Any, Callable, Generator, Iterator, Literal, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
-from . import consumption_log
+from . import consumption_log, receipt_difference
 from .ack_tracking import COUNTERS, AckTracker
 from .contents import ContentForm, checked_content_form
 from .lease_stream import _SETTLE_SECONDS, Batch, BatchesWithStatus, EpochSample, Receiver
 from .other_settings import hint_of_other_settings
+from .rank_loader import RankLoader, leave_at_end, leave_now
 from .ranks import announce_load, await_load, rank_of, run_together
 from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
@@ -117,6 +118,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         content: ``"view"``: every sample's content is the view of its file, and a sample of several files is
             an error. ``"dict"``: every content is a dict of views by extension, also that of a plain file. By
             default a plain file has a view, and members of a tar shard, or several files, have a dict.
+        take_over: takes the rank over at once if another process is the same rank of the job. That process
+            gets the error ``rank_taken``. Without it, this process waits until the other one has been silent
+            for ``limits.lease_ttl`` of the server, and gets the error ``rank_in_use`` if it is not silent.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -150,6 +154,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         epoch: int | Literal["next"] = 0,
         on_error: OnError = "raise",
         content: ContentForm = None,
+        take_over: bool = False,
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
@@ -180,6 +185,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             optional["replay"] = {"ledger": base64.b64encode(replay).decode()}
         spec.update({key: value for key, value in optional.items() if value is not None})
         self._client, self._spec = client, spec
+        #: The name of this process as the rank. Its workers inherit it.
+        self._loader = RankLoader(take_over)
         #: Whether the server's job has another number of ranks, which `load_state_dict` changes.
         self._world_differs = not self._declare()
         if self._world_differs:
@@ -215,6 +222,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         #: The loader's current iteration, if there is one.
         self._iteration: weakref.ref[Any] | None = None
         self._worker_table = WorkerTable(first, len(COUNTERS), len(self._acks.sum.bytes()))
+        leave_at_end(self, self._loader, EpochDataset._end_with_process)
+
+    def _end_with_process(self) -> None:
+        """Ends the iteration and gives the rank up, so that a restart need not wait for this process."""
+        try:
+            self._end_iteration()
+        except RuntimeError as error:
+            # A thread of the program still asks for a batch.
+            _log.warning("job %s: its iteration goes on while the process ends: %s", self.job, error)
+            return
+        leave_now(self._loader)
 
     def _warn_of_small_sweep(self, info: dict[str, Any]) -> None:
         """Warns once if the cache holds so few chunks that jobs share almost nothing."""
@@ -222,7 +240,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             return
         sweep = info.get("sweep") or {}
         capacity, total, unit = (sweep.get(f"{key}_bytes", 0) for key in ("capacity", "total", "unit"))
-        if unit and capacity < total and capacity // unit < _SWEEP_UNITS_MIN:
+        if unit and capacity < total and capacity // unit < _SWEEP_UNITS_MIN <= total // unit:
             self._warned_of_small_sweep = True
             _log.warning(
                 "job %s: the server's sweep holds %d chunks of %d bytes, and below %d it shares almost "
@@ -233,7 +251,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _declare(self) -> bool:
         """Declares the job. Returns False if the server's job has other settings, such as another world."""
         try:
-            self._job = _native._declare(self._client, json.dumps(self._spec))
+            self._job = self._loader.declare(self._client, self._spec)
         except Invalid as error:
             if error.code != "job_differs":
                 raise
@@ -243,7 +261,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _declared(self, spec: dict[str, Any]) -> _native.Job:
         """Declares the job. An error of other settings names the argument that would make them the same."""
         try:
-            return _native._declare(self._client, json.dumps(spec))
+            return self._loader.declare(self._client, spec)
         except Invalid as error:
             if error.code != "job_differs":
                 raise
@@ -277,6 +295,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._acks = AckTracker(self._job, self.job, epoch, self.root)
         self._receipt: str | None = None
         self._agrees: bool | None = None
+        #: What explains that the last `verify` did not agree.
+        self._because: list[str] = []
         self._over = False
         #: The samples that this rank consumed before a state that another rank saved.
         self._consumed_before = 0
@@ -585,6 +605,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         for one in (mine, *others):
             total.merge(one)
         self._agrees = total.agrees(self._receipt)
+        self._because = [] if self._agrees else self._why_differs(json.loads(self._receipt), total)
         return self._agrees
 
     def stats(self) -> dict[str, Any]:
@@ -605,6 +626,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             - ``stepped_seconds``: the time of the steps.
             - ``receipt``: ``"agrees"`` or ``"differs"``, after the epoch ended for all ranks, else ``None``.
               With several ranks it is the result of the last `verify`.
+            - ``differs_because``: what explains a receipt that differs, as a list of sentences: other
+              processes of this rank, samples that a loaded state contains. Empty if none differs.
             - ``certificate``: the statistics of the shuffle, after the epoch ended for all ranks, else
               ``None``.
         """
@@ -613,9 +636,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         if (self._over or self._has_all(0)) and self._receipt is None:
             self._ask_for_receipt()
         receipt = None if self._receipt is None else json.loads(self._receipt)
-        agrees = self._agrees
+        agrees, because = self._agrees, self._because
         if receipt is not None and self.ranks == 1:
             agrees = total.agrees(self._receipt)
+            because = [] if agrees else self._why_differs(receipt, total)
         return {
             "job": self.job,
             "epoch": self.epoch,
@@ -625,8 +649,19 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             **{key: counts[key] for key in COUNTERS[:6]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
             "receipt": None if agrees is None else "agrees" if agrees else "differs",
+            "differs_because": because,
             "certificate": None if receipt is None else receipt["certificate"],
         }
+
+    def _why_differs(self, receipt: dict[str, Any], total: Any) -> list[str]:
+        """What explains that the consumed samples are not those of the receipt."""
+        return receipt_difference.reasons(
+            receipt,
+            loader=self._loader.id,
+            rank=self.rank if self.ranks == 1 else None,
+            consumed=total.delivered,
+            restored=self._restored_epoch == self.epoch,
+        )
 
     def _ask_for_receipt(self) -> None:
         """Gets the receipt if the epoch is over for all ranks and the server is reachable."""

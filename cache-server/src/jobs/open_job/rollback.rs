@@ -17,7 +17,10 @@ impl OpenJob {
         commit: Option<u64>,
     ) -> Result<Arc<Epoch>, JobError> {
         let this = Arc::clone(self);
-        self.exclusively(async move { this.roll_back_exclusively(number, commit).await }).await
+        let rolled_back = self.exclusively(async move { this.roll_back_exclusively(number, commit).await });
+        let epoch = rolled_back.await?;
+        self.open_ranks();
+        Ok(epoch)
     }
 
     async fn roll_back_exclusively(

@@ -56,8 +56,13 @@ impl OpenJob {
         let acked = leases.acked().clone();
         schedule.can_enter_world(number, &acked, read.header.world, world_of(&self.current_world()))?;
         let this = Arc::clone(self);
-        self.exclusively(async move { this.put_state_exclusively(number, header, acked, replace).await })
-            .await
+        let put =
+            self.exclusively(async move { this.put_state_exclusively(number, header, acked, replace).await });
+        let epoch = put.await?;
+        if replace {
+            self.open_ranks();
+        }
+        Ok(epoch)
     }
 
     async fn put_state_exclusively(

@@ -24,7 +24,9 @@ impl OpenJob {
         }
         self.setup.replay.as_ref().map_or(Ok(()), |told| told.check(world_of(&world)))?;
         let this = Arc::clone(self);
-        self.exclusively(async move { this.change_world_exclusively(world).await }).await
+        self.exclusively(async move { this.change_world_exclusively(world).await }).await?;
+        self.open_ranks();
+        Ok(())
     }
 
     async fn change_world_exclusively(self: &Arc<Self>, world: WorldSpec) -> Result<(), JobError> {

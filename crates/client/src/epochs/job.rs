@@ -1,13 +1,13 @@
 //! The calls about a job and its epochs: declare, acknowledge, renew, checkpoint, roll back, state, receipt.
 
-use super::held::HeldLeases;
+use super::{held::HeldLeases, loader::OwnLoader};
 use crate::call::Call;
 use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError, body::BodyLength};
 use bytes::Bytes;
 use fletch_api::{
-    Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, JobSettings, Rollback,
-    StartJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
+    Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, JobSettings, Loader,
+    Rollback, StartJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
 };
 use http::{Method, StatusCode};
 use serde::Serialize;
@@ -30,6 +30,7 @@ pub struct JobHandle {
     pub(super) client: Client,
     pub(super) job: Arc<Job>,
     pub(super) held: Arc<HeldLeases>,
+    pub(super) loader: Arc<OwnLoader>,
 }
 
 impl Client {
@@ -56,7 +57,7 @@ impl Client {
     #[must_use]
     pub fn job_handle(&self, job: Job) -> JobHandle {
         let client = self.for_dataset(Some(&job.dataset)).for_calls_of_job();
-        JobHandle { client, job: Arc::new(job), held: Arc::default() }
+        JobHandle { client, job: Arc::new(job), held: Arc::default(), loader: OwnLoader::of_process() }
     }
 
     /// Returns the jobs of the caller's tenant at one server: the one that answers first.
@@ -108,6 +109,32 @@ impl JobHandle {
     #[must_use]
     pub fn info(&self) -> &Job {
         &self.job
+    }
+
+    /// Sets the loader that the requests of this handle carry.
+    ///
+    /// By default all handles of a process share one. Workers that get their leases' acks sent by another
+    /// process carry the loader of that process.
+    #[must_use]
+    pub fn with_loader(mut self, loader: Loader) -> Self {
+        self.loader = Arc::new(OwnLoader::new(loader));
+        self
+    }
+
+    /// Returns the loader that the requests of this handle carry.
+    #[must_use]
+    pub fn loader(&self) -> &Loader {
+        self.loader.loader()
+    }
+
+    /// Gives a rank up, and with it all its leases: another process gets the rank and the samples at once.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn leave(&self, epoch: u64, rank: u32) -> Result<(), ClientError> {
+        let loader = Loader { leave: true, ..self.loader.for_request()? };
+        let acks = Acks { rank, loader: Some(loader), ..Acks::default() };
+        self.post_epoch::<Acked>(epoch, "acks", &acks).await.map(|_| ())
     }
 
     /// Returns the address of the server where the job lives, for [`Client::at`] in another process.
@@ -168,19 +195,25 @@ impl JobHandle {
         self.send_acks(epoch, &Acks { rank, acks: acks.to_vec(), ..Acks::default() }).await
     }
 
-    /// Sends acks, releases and renewals of one rank in one request.
+    /// Sends acks, releases and renewals of one rank in one request. A request without a loader gets the
+    /// handle's.
     ///
     /// # Errors
     /// [`ClientError`].
     pub async fn send_acks(&self, epoch: u64, acks: &Acks) -> Result<Acked, ClientError> {
-        self.post_epoch(epoch, "acks", acks).await
+        if acks.loader.is_some() {
+            return self.post_epoch(epoch, "acks", acks).await;
+        }
+        let acks = Acks { loader: Some(self.loader.for_request()?), ..acks.clone() };
+        self.post_epoch(epoch, "acks", &acks).await
     }
 
     /// Renews every held lease and sends every release for as long as this future is polled. Run it beside
     /// whatever holds leases.
     ///
     /// Renews the leases that are held already at once, because their age is not known. Forgets a lease when
-    /// its epoch or rank is gone. Retries after every other error. Returns only when the job is gone.
+    /// its epoch or rank is gone, or another process has the rank. Retries after every other error. Returns
+    /// only when the job is gone.
     ///
     /// # Errors
     /// [`ClientError`] with the code `not_found`.
@@ -235,7 +268,16 @@ impl JobHandle {
                     Err(error) => {
                         tracing::warn!(job = %self.job.name, epoch, rank, %error, "could not renew leases");
                         let code = error.code();
-                        if matches!(code, Some(Code::NotFound | Code::EpochClosed | Code::BadRank)) {
+                        if matches!(
+                            code,
+                            Some(
+                                Code::NotFound
+                                    | Code::EpochClosed
+                                    | Code::BadRank
+                                    | Code::RankInUse
+                                    | Code::RankTaken
+                            )
+                        ) {
                             renewals.renew.iter().for_each(|&l| self.held.forget(epoch, rank, l));
                         }
                         // The epoch is gone; is the job gone too?

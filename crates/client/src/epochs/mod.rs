@@ -9,6 +9,7 @@
 //! - `job` has the calls about a job and its epochs.
 //! - `reader` requests leases, and `stream` decodes one answer.
 //! - `lease` has the values that a reader hands out, `held` the leases to renew and to release.
+//! - `loader` has the name of this process, which its requests carry.
 //! - `request` is one lease request under way, and `journal` lists the leases of a process for another one.
 //! - `received_sum` checks a receipt.
 //!
@@ -25,6 +26,7 @@ mod held;
 mod job;
 mod journal;
 mod lease;
+mod loader;
 mod reader;
 mod received_sum;
 mod request;

@@ -119,6 +119,7 @@ impl Requester {
             refs: self.refs,
             from: received,
             wait_ms: WAIT_MS,
+            loader: Some(self.job.loader.for_request().map_err(StreamError::Fatal)?),
             ..LeaseRequest::default()
         };
         let client = &self.job.client;

@@ -291,7 +291,16 @@ impl Leases {
     /// Ends all leases that have expired at `now_ms`. Returns their events and the entries that are free
     /// again, which the order hands out anew.
     pub fn expire(&mut self, now_ms: u64) -> (Vec<Event>, Vec<u32>) {
-        let due: Vec<u64> = self.live.values().filter(|l| l.expires_ms <= now_ms).map(|l| l.id).collect();
+        self.expire_where(|lease| lease.expires_ms <= now_ms)
+    }
+
+    /// Ends all leases of a rank, as if they had expired.
+    pub fn expire_rank(&mut self, rank: u32) -> (Vec<Event>, Vec<u32>) {
+        self.expire_where(|lease| lease.request.rank == rank)
+    }
+
+    fn expire_where(&mut self, is_due: impl Fn(&Lease) -> bool) -> (Vec<Event>, Vec<u32>) {
+        let due: Vec<u64> = self.live.values().filter(|l| is_due(l)).map(|l| l.id).collect();
         let mut back = Vec::new();
         let events = due
             .into_iter()

@@ -250,7 +250,8 @@ def test_a_trainer_does_not_continue_without_a_state(server: Server) -> None:
         for start, remedy in zip(starts, ("give it fletch.torch.DataLoader", "EpochTrainer")):
             with pytest.raises((fletch.Invalid, RuntimeError), match=f"without a state .*{remedy}"):
                 next(iter(start(loader)))
-        Trainer()._run_epoch(loader, None)
+    said = str(error_of(DataLoaderShard(epochs(server, "resumes-begun"), batch_size=8), fletch.Invalid))
+    assert "without a state" in said and "register_for_checkpointing(loader)" in said
     # With the state it goes on.
     loaded = epochs(server, "resumes-begun")
     loaded.load_state_dict(state)

@@ -174,7 +174,8 @@ def test_wrappers_of_passes_and_indices_have_every_sample(server: Server) -> Non
     client = fletch.Client(server.url)
     whole = EvalDataset(client, "numbered", transform=number, rank=0, ranks=1)
     for workers in (0, 2):
-        for loader in (DataLoader(whole, 8, num_workers=workers), DataLoader(by_index, 8, num_workers=workers)):
+        for dataset in (whole, by_index):
+            loader = DataLoader(dataset, 8, num_workers=workers)
             assert loader.batch_size == 8 and not hasattr(loader, "state_dict")
             for kind in (DataLoaderShard, StatefulDataLoader):
                 # The order of several workers is that of torch's loader.
@@ -230,7 +231,8 @@ class Trainer:
 
 def kinds_of_loader(dataset: EpochDataset) -> list[Any]:
     plain = torch.utils.data.DataLoader
-    return [*(DataLoader(dataset, num_workers=n) for n in (0, 1)), *(plain(dataset, 8, num_workers=n) for n in (0, 1))]
+    both = (0, 1)
+    return [DataLoader(dataset, num_workers=n) for n in both] + [plain(dataset, 8, num_workers=n) for n in both]
 
 
 def test_a_trainer_does_not_continue_without_a_state(server: Server) -> None:

@@ -86,7 +86,7 @@ class WorkerTable:
             self._numbers[1] = number
 
     def is_unused(self) -> bool:
-        """Whether no worker began an iteration, no epoch ended, and none was chosen, since the table was made."""
+        """Whether nothing happened since the table was made: no iteration of workers, no end, no `set_epoch`."""
         return int(self._numbers[0]) == 1
 
     def latest(self) -> Iteration:

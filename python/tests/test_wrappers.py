@@ -231,8 +231,8 @@ class Trainer:
 
 def kinds_of_loader(dataset: EpochDataset) -> list[Any]:
     plain = torch.utils.data.DataLoader
-    both = (0, 1)
-    return [DataLoader(dataset, num_workers=n) for n in both] + [plain(dataset, 8, num_workers=n) for n in both]
+    ours = [DataLoader(dataset, num_workers=workers) for workers in (0, 1)]
+    return ours + [plain(dataset, 8, num_workers=workers) for workers in (0, 1)]
 
 
 def test_a_trainer_does_not_continue_without_a_state(server: Server) -> None:

@@ -86,7 +86,7 @@ class WorkerTable:
             self._numbers[1] = number
 
     def is_unused(self) -> bool:
-        """Whether no worker began an iteration, and no epoch was chosen or ended, since the table was made."""
+        """Whether no worker began an iteration, and no epoch was chosen or ended, since this was made."""
         return int(self._numbers[0]) == 1
 
     def latest(self) -> Iteration:

@@ -242,10 +242,10 @@ CONFIGS: list[dict[str, Any]] = [
 
 @RANKS
 def test_trainer(script: Any, ranks: int) -> None:
-    only = {"only_eval": True, "args": {"eval_strategy": "no"}}
+    only = {"only_eval": True}
     twice = {"validations": [WHOLE, WHOLE]}
     rows = [
-        Row({**only, "eval": data, "args": {"eval_strategy": "no", "accelerator_config": config}}, twice)
+        Row({**only, "eval": data, "args": {"accelerator_config": config}}, twice)
         for data in ("whole", "map") for config in CONFIGS
     ]
     rows += [Row({**only, "eval": "parts"}, twice if ranks == 1 else "rank=0, ranks=1")]

@@ -213,6 +213,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._restored_epoch: int | None = None
         #: The number of states that this process loaded.
         self._loads = 0
+        #: Whether this dataset goes on after the epochs that the job has finished.
+        self._follows = isinstance(epoch, str)
         first = _next_epoch(info["epochs"]) if isinstance(epoch, str) else epoch
         self._begin_epoch(first)
         #: The number of iterations that began in this process.
@@ -370,7 +372,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """Raises `Invalid` if a trainer continues without a state, or wants the same batches again."""
         refuse_repeated_batches(self.job)
         if self._restored_epoch is None:
-            refuse_resumes_without_state(self.job, self._has_begun)
+            is_first = self._iterations == 0 and not self._follows and self._worker_table.is_unused()
+            refuse_resumes_without_state(self.job, is_first, self._has_begun)
 
     def _has_begun(self) -> bool:
         """Whether the server delivered a sample of the job that was acknowledged."""

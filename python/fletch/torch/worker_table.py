@@ -85,6 +85,10 @@ class WorkerTable:
         if not over:
             self._numbers[1] = number
 
+    def is_unused(self) -> bool:
+        """Whether no worker began an iteration, and no epoch was chosen or ended, since this was made."""
+        return int(self._numbers[0]) == 1
+
     def latest(self) -> Iteration:
         """The latest iteration. It is over if all its workers reached the end."""
         ended = self._rows[:, _ENDED].clone()

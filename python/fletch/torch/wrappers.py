@@ -106,32 +106,34 @@ def refuse_wrappers_of_epochs(job: str, rank: int, ranks: int) -> None:
         raise Invalid(RebuiltLoader.refusal(outermost))
 
 
-def refuse_resumes_without_state(job: str, is_begun: Callable[[], bool]) -> None:
-    """Raises `Invalid` if a trainer continues from a checkpoint that has no state of this job.
+def refuse_resumes_without_state(job: str, is_first: bool, is_begun: Callable[[], bool]) -> None:
+    """Raises `Invalid` if a trainer goes on with a begun job, and no state of the job was loaded.
 
-    The job would go on after the last sample that the lost process consumed. The restored model has not seen
-    the samples between the checkpoint and that one.
+    The job goes on after the last sample that the lost process consumed. A restored model has not seen the
+    samples between its checkpoint and that one, and a new model has seen none. Accelerate does not say
+    whether a script continues, so its loader may not begin with a begun job.
 
     Args:
         job: the job's name.
-        is_begun: whether the server delivered a sample of the job. Called only if a trainer continues.
+        is_first: whether this is the first iteration of the dataset, and nobody chose its epoch.
+        is_begun: whether samples of the job were consumed. Called only if a trainer may continue.
     """
+    trainer = hint = ""
     for names, found, frame in _callers():
         if _LIGHTNING in names and getattr(found, "restarting", False):
-            trainer, hint = "Lightning's Trainer", (
-                "give it fletch.torch.DataLoader(dataset), whose state it saves in its checkpoints"
-            )
+            trainer = "Lightning's Trainer"
+            hint = "give it fletch.torch.DataLoader(dataset), whose state it saves in its checkpoints"
         elif _TRAINER in names and frame.f_locals.get("resume_from_checkpoint"):
             trainer, hint = "Trainer", _OF_TRAINER
-        else:
-            continue
-        if is_begun():
-            raise Invalid(
-                f"{trainer} continues from a checkpoint without a state of job {job}, so the samples "
-                f"between the checkpoint and the last one that was consumed would be left out: {hint}; or "
-                f"start again with another job name, or delete the job (`fletch jobs delete {job}`)"
-            )
-        return
+        elif is_first and names & _SKIPPERS:
+            trainer = "Accelerate"
+            hint = f"{_OF_ACCELERATE}, and call register_for_checkpointing(loader); {_OF_TRAINER}"
+    if trainer and is_begun():
+        raise Invalid(
+            f"{trainer} goes on with job {job}, which was begun, without a state of the job, so the model "
+            f"would never see samples that were consumed: {hint}; or start again with another job name, or "
+            f"delete the job (`fletch jobs delete {job}`)"
+        )
 
 
 def refuse_repeated_batches(job: str) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the package's own tests, and those of this folder, with today's torch and frameworks from PyPI.
 # Usage: run.sh ENVIRONMENT BIN
-# ENVIRONMENT: the folder of a virtual environment, made at the first run and brought up to date at later ones.
+# ENVIRONMENT: the folder of a virtual environment, made at the first run, brought up to date at later ones.
 # BIN: the folder of the built programs and of wheels/.
 set -euo pipefail
 environment=$1 bin=$2

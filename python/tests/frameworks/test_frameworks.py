@@ -22,7 +22,7 @@ import pytest
 
 from conftest import Server, serving
 
-for framework in ("accelerate", "lightning", "torchdata", "transformers"):
+for framework in ("accelerate", "datasets", "lightning", "torchdata", "transformers"):
     pytest.importorskip(framework, reason="make accept-frameworks installs it")
 
 HERE = Path(__file__).parent
@@ -187,7 +187,7 @@ def test_lightning_does_not_continue_without_a_state(script: Any, ranks: int) ->
     fit = script("use_lightning.py", ranks)
     assert fit.start({**job, "die": ["step", 37]}) != 0
     [got] = fit.results(job)
-    assert re.search("checkpoint without a state .* give it fletch.torch.DataLoader", got["says"])
+    assert re.search("without a state .* give it fletch.torch.DataLoader", got["says"])
 
 
 def test_trainer_itself_does_not_continue(script: Any) -> None:
@@ -197,6 +197,14 @@ def test_trainer_itself_does_not_continue(script: Any) -> None:
     for more in ({}, {"args": {"ignore_data_skip": True}}):
         [got] = training.results({**job, "resume": True, **more})
         assert "EpochTrainer" in got["says"]
+
+
+def test_accelerate_does_not_continue_without_a_state(script: Any) -> None:
+    job = {"job": "prepared", "data": "epochs", "wrap": ["prepare"], "loader": "torch"}
+    loop = script("use_accelerate.py", 1)
+    assert loop.start({**job, "die": ["batch", 20]}) != 0
+    [got] = loop.results(job)
+    assert "register_for_checkpointing(loader)" in got["says"]
 
 
 # What else Lightning does with loaders.
@@ -234,10 +242,10 @@ CONFIGS: list[dict[str, Any]] = [
 
 @RANKS
 def test_trainer(script: Any, ranks: int) -> None:
-    only = {"only_eval": True, "args": {"eval_strategy": "no"}}
+    only = {"only_eval": True}
     twice = {"validations": [WHOLE, WHOLE]}
     rows = [
-        Row({**only, "eval": data, "args": {"eval_strategy": "no", "accelerator_config": config}}, twice)
+        Row({**only, "eval": data, "args": {"accelerator_config": config}}, twice)
         for data in ("whole", "map") for config in CONFIGS
     ]
     rows += [Row({**only, "eval": "parts"}, twice if ranks == 1 else "rank=0, ranks=1")]
@@ -288,3 +296,10 @@ def test_accelerate(script: Any, ranks: int) -> None:
         # On every process an epoch of one rank, which would be divided.
         rows.append(Row({"data": "epochs-whole", "wrap": ["prepare"], "loader": "torch"}, own))
     script("use_accelerate.py", ranks).check(rows)
+
+
+def test_datasets(script: Any) -> None:
+    whole = {"counted": WHOLE}
+    rows = [Row({"data": data, "stream": stream}, whole)
+            for data in ("passes", "map", "epochs") for stream in (True, False)]
+    script("use_datasets.py", 1).check(rows)

@@ -92,7 +92,8 @@ def wrap(accelerator: Any) -> None:
 
             loader = StatefulDataLoader(loader.dataset, batch_size=BATCH, num_workers=option("workers", 0))
     numbers = []
-    for batch in loader:
+    for at, batch in enumerate(loader, 1):
+        die_at("batch", at)
         if not isinstance(batch, dict):
             raise AssertionError(f"the loop got a {type(batch).__name__}")
         if option("metrics"):

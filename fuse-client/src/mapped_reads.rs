@@ -1,9 +1,9 @@
-//! READs for pages of mapped files. If such a READ fails, the kernel ends the program with SIGBUS. A read call
-//! only gets an error. So a READ for a mapped page waits longer than others, while the server is away.
+//! READs for pages of mapped files. If such a READ fails, the kernel ends the program with SIGBUS. A read
+//! call only gets an error. So a READ for a mapped page waits longer than others, while the server is away.
 //!
 //! The kernel's requests look the same for both. When a READ has failed, this module looks what its thread
-//! does: a thread that waits in no system call waits for a page. Where the system hides that (`ptrace_scope`),
-//! it counts as waiting for a page if its process has mapped the file.
+//! does: a thread that waits in no system call waits for a page. Where the system hides that
+//! (`ptrace_scope`), it counts as waiting for a page if its process has mapped the file.
 
 use std::{
     fs,
@@ -26,14 +26,15 @@ pub struct MappedRead {
 }
 
 impl MappedRead {
-    /// Returns the wait of a READ of `ino` that a thread began at `begun`. The number of the thread is 0 if this
-    /// process cannot see it.
+    /// Returns the wait of a READ of `ino` that a thread began at `begun`. The number of the thread is 0 if
+    /// this process cannot see it.
     #[must_use]
     pub fn new(pid: u32, ino: u64, begun: Instant) -> Self {
         MappedRead { pid, ino, begun, logged: None }
     }
 
-    /// Waits for a moment and returns true, if the READ is for a mapped page and began less than `within` ago.
+    /// Waits for a moment and returns true, if the READ is for a mapped page and began less than `within`
+    /// ago.
     ///
     /// `why` says why the last attempt failed, for the log.
     pub async fn wait(&mut self, within: Duration, why: impl FnOnce() -> String) -> bool {

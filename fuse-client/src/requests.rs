@@ -228,8 +228,8 @@ impl RequestContext {
         }
     }
 
-    /// Reads bytes of a file for a thread, and replies. `direct` says that the READ holds no page lock, and is
-    /// for no mapped page.
+    /// Reads bytes of a file for a thread, and replies. `direct` says that the READ holds no page lock, and
+    /// is for no mapped page.
     pub async fn read(
         self: Arc<Self>,
         (ino, offset, size): (u64, u64, u32),

@@ -384,8 +384,8 @@ impl Job {
 
     /// Gives up every rank as which this process read, with its leases.
     ///
-    /// Waits `within` so many seconds for the answer. Without it the request is made in the background, and if
-    /// it fails, the leases expire by themselves.
+    /// Waits `within` so many seconds for the answer. Without it the request is made in the background; if it
+    /// fails, the leases expire by themselves.
     #[pyo3(signature = (within = None))]
     fn leave(&self, py: Python<'_>, within: Option<f64>) -> PyResult<()> {
         let (ranks, held) = {

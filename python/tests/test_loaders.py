@@ -21,8 +21,8 @@ from test_epochs import SAMPLES, epochs, make_tree, seen
 
 TTL = 4.0
 
-#: A training script: prints each batch after its step. Its arguments are the socket, the job, the seconds of a
-#: step, the number of workers, how they start, and words.
+#: A training script: prints each batch after its step. Its arguments are the socket, the job, the seconds of
+#: a step, the number of workers, how they start, and words.
 SCRIPT = """
 import sys, time
 import fletch
@@ -83,7 +83,8 @@ class Run:
         number, method = workers.split("-")
         with open(self.out, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", script, server.socket, job, str(pause), number, method, *words],
+                [sys.executable, "-W", "ignore", script, server.socket, job, str(pause), number, method]
+                + [*words],
                 stdout=out, stderr=out, stdin=subprocess.DEVNULL,
             )
 

@@ -3,7 +3,7 @@
 //! Pure: the caller gives the time, and ends the leases of a rank that changes hands.
 //!
 //! ```text
-//! first request ─▶ current ◀─ the current one is silent, left, is of the same process; or `take_over` ─ waiting
+//! first request ─▶ current ◀─ the current one is silent, left, or of the same process; `take_over` ─ waiting
 //!                     └─ asks, acknowledges or renews ─▶ the waiting one is refused
 //! ```
 //!

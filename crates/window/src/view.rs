@@ -17,7 +17,8 @@ const WRITE_BYTES: usize = 64 << 10;
 /// The client's side of a window.
 ///
 /// The mapping is private. A program that writes into bytes that it got, such as an operation in place of a
-/// tensor over them, changes a copy of the page that only it sees. The copy goes when the place is given back.
+/// tensor over them, changes a copy of the page that only it sees. The copy goes when the place is given
+/// back.
 #[derive(Debug)]
 pub struct View {
     map: MmapMut,

@@ -35,7 +35,7 @@ impl OpenJob {
         }
         let ranks = self.current_world().ranks;
         let times = (self.setup.now_ms(), self.setup.ttl_ms());
-        // Held until the leases of a former loader have ended, so that no lease of the new one ends with them.
+        // Held until the leases of a former loader have ended: none of the new one ends with them.
         let mut loaders = lock(&self.loaders);
         let refusal = match loaders.admit((rank, ranks), loader, sign, times) {
             Ok(Admitted::Goes) => return Ok(()),

@@ -83,9 +83,7 @@ class _Iteration(Iterator[Any]):
         self._batches = _acknowledged_batches(dataset, torch_iterator, workers, collate)
         self._pid, self._replaced = os.getpid(), False
         if workers:
-            left = weakref.finalize(self, _end_unasked, self._batches, torch_iterator, self._pid)
-            # When Python ends, the loader ends the workers.
-            left.atexit = False
+            weakref.finalize(self, _end_unasked, self._batches, torch_iterator, self._pid)
 
     def __next__(self) -> Any:
         if self._replaced:

@@ -47,7 +47,7 @@ class LeaseJournal:
     def _own(self, fd: int) -> None:
         self._fd = fd
         # When Python ends, the loader still reads the file after such calls were made.
-        weakref.finalize(self, os.close, fd).atexit = False
+        weakref.finalize(self, os.close, fd).atexit = False  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # Works only while a worker is being started, as torch's own shared memory.

@@ -159,21 +159,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # Workers inherit this process's temporary directory, and this process removes it at its end. A
             # directory that a worker made for itself would stay if the worker were killed.
             multiprocessing.util.get_temp_dir()
+        leases: Any = self.dataset
         journal = None
         if self._epochs is not None:
             # Torch starts the workers with the dataset. Later copies of the dataset have no journal.
             under_way = self.prefetch_factor or 0
             journal = lease_journal(self._epochs._acks, self._epochs.rank, self.num_workers, under_way)
-            self.dataset.journal = journal
+            leases.journal = journal
         try:
-            batches: Any = super().__iter__()
+            batches = super().__iter__()
         finally:
             if self._epochs is not None:
-                self.dataset.journal = None
+                leases.journal = None
         if self.num_workers:
             _running.add(batches)
         if self._epochs is not None:
-            batches._fletch_journal = journal
+            made: Any = batches
+            made._fletch_journal = journal
             iteration = _Iteration(self._epochs, batches, self.num_workers, self._collate)
             self._epochs._iteration = weakref.ref(iteration)
             return iteration

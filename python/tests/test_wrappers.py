@@ -233,6 +233,9 @@ class _FitLoop:
     def setup_data(self, loader: Any) -> Any:
         return iter(loader)
 
+    def with_another_sampler(self, dataset: Any) -> Any:
+        return DataLoader(dataset, sampler=torch.utils.data.SequentialSampler(dataset))
+
 
 class Trainer:
     """The trainer of transformers."""
@@ -277,6 +280,10 @@ def test_lightning_repeats_no_batch_of_an_epoch(server: Server) -> None:
     dataset = epochs(server, "overfit")
     with pytest.raises(fletch.Invalid, match="overfit_batches .* MapDataset"):
         _FitLoop(overfit_batches=2).setup_data(DataLoader(dataset))
+    with pytest.raises(fletch.Invalid, match="overfit_batches .* MapDataset"):
+        _FitLoop(overfit_batches=2).with_another_sampler(dataset)
+    with pytest.raises(ValueError, match="makes its own batches"):
+        _FitLoop().with_another_sampler(dataset)
     assert consumed(dataset) == 0
 
 

@@ -20,7 +20,7 @@ from .lease_journal import lease_journal
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
 from .shared_buffers import IntoSharedBuffers, buffer_memory
-from .wrappers import RebuiltLoader
+from .wrappers import RebuiltLoader, refuse_repeated_batches
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
@@ -88,6 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._epochs is not None:
             given = (shuffle, sampler, batch_sampler, drop_last, kwargs.get("persistent_workers"))
             if any(given) or batch_size not in (1, self._epochs.batch_size):
+                refuse_repeated_batches(self._epochs.job)
                 raise ValueError(
                     "an EpochDataset makes its own batches: give no batch_size, sampler, shuffle, drop_last "
                     "or persistent_workers"

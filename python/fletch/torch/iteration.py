@@ -195,7 +195,7 @@ def _shut_down_workers(torch_iterator: Any) -> None:
 
 
 def _end_workers(torch_iterator: Any) -> None:
-    """Ends the workers of a loop that was left, and releases the leases of the batches that it did not get."""
+    """Ends the workers of a loop that was left, and releases the leases of batches that it did not get."""
     _shut_down_workers(torch_iterator)
     journal: LeaseJournal | None = getattr(torch_iterator, "_fletch_journal", None)
     if journal is not None:

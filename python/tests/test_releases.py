@@ -148,8 +148,7 @@ def test_workers_that_torch_kills_leave_no_lease(patient: Server, monkeypatch: p
     batches: Any = iter(DataLoader(dataset, num_workers=2))
     got = next(batches).tolist()
     workers = batches._torch_iterator._workers
-    # Of worker 0: the one in hand, two in the queue and two ahead. Of worker 1: one that it decodes and two
-    # ahead.
+    # Of worker 0: the one in hand, two in the queue, two ahead. Of worker 1: one that it decodes, two ahead.
     until("both received what they may", lambda: held(watching) >= 8)
     batches.close()
     # Worker 1 sleeps for ten minutes, so it ends by torch's signal only.

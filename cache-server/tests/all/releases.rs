@@ -241,8 +241,8 @@ async fn a_request_that_nobody_waits_for_holds_nothing() {
     let tree = tree(60);
     tree.index();
     let node = Node::serving(&tree, &[]).await;
-    let job = client(&node).declare(&ask("cut", OrderKind::Substitute, world(1, 2, Tail::Keep)));
-    let job = job.await.expect("declared");
+    let spec = ask("cut", OrderKind::Substitute, world(1, 2, Tail::Keep));
+    let job = client(&node).declare(&spec).await.expect("declared");
     let _beat = keep_alive(&job);
     for micros in (0..60).map(|i| i * 40) {
         let mut reader = job.reader(0, 0, 0).prefetch(2 * (micros as usize % 3));

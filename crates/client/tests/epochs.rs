@@ -28,7 +28,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 /// The behaviour of a lease stream. The server uses each in turn, and repeats the last.
 #[derive(Clone, Copy)]
@@ -59,6 +59,8 @@ struct Seen {
     streams: Mutex<Vec<Stream>>,
     asked: Mutex<Vec<LeaseRequest>>,
     renewed: Mutex<BTreeSet<(u64, u64)>>,
+    /// The requests that released leases, by epoch.
+    released: Mutex<Vec<(u64, Acks)>>,
     longest: AtomicU64,
     closed: AtomicBool,
     deleted: AtomicBool,
@@ -102,6 +104,9 @@ async fn job_now(State(seen): Served) -> Response {
 /// Answers acks: epoch 0 is unknown, epoch 1 can be closed, every other epoch is open.
 async fn acks(State(seen): Served, Path((_, epoch)): Path<(String, u64)>, Json(ask): Json<Acks>) -> Response {
     seen.longest.fetch_max(ask.renew.len() as u64, Relaxed);
+    if !ask.release.is_empty() {
+        seen.released.lock().expect("lock").push((epoch, ask.clone()));
+    }
     if seen.deleted.load(Relaxed) || epoch == 0 {
         return problem(Code::NotFound);
     }
@@ -387,6 +392,29 @@ async fn a_lease_that_expires_while_it_is_received_is_named() {
     assert_eq!((error.kind(), error.is_unreachable()), (Kind::Unavailable, false));
     let text = error.to_string();
     assert!(text.contains("expired") && !text.contains("does not answer"), "{text}");
+}
+
+/// Releases travel alone, because an earlier server rejects a request with a field that it does not know. A
+/// release that is rejected is given up, and renewals go on.
+#[tokio::test]
+async fn releases_travel_alone_and_are_given_up_if_rejected() {
+    let (job, seen) = serve(&[Stream::Whole(1)]).await;
+    let _beat = AbortOnDropHandle::new(TaskTracker::new().spawn({
+        let job = job.clone();
+        async move { drop(job.keep_alive().await) }
+    }));
+    for (epoch, lease) in [(0, 7), (2, 8), (2, 9), (2, 10)] {
+        job.held().hold(epoch, 0, lease, 300);
+    }
+    job.held().forget(2, 0, 8);
+    for (epoch, lease) in [(0, 7), (2, 9)] {
+        job.held().release(epoch, 0, lease);
+    }
+    tokio::time::timeout(PATIENCE, job.held().settled()).await.expect("also the rejected one");
+    let alone = |release| Acks { rank: 0, release: vec![release], ..Acks::default() };
+    assert_eq!(*seen.released.lock().expect("lock"), [(0, alone(7)), (2, alone(9))]);
+    assert_eq!(job.held().len(), 1);
+    until(|| seen.renewed.lock().expect("lock").contains(&(2, 10))).await;
 }
 
 /// A gone epoch releases its leases and nothing else. Many leases need several requests. The first is in

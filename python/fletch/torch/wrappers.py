@@ -155,20 +155,33 @@ def is_begun_after_a_step() -> bool:
     return any(_COUNTER in names for names, _, _ in _callers())
 
 
-def refuse_sharders_of_passes(rank: int, ranks: int) -> None:
-    """Raises `Invalid` if a wrapper iterates a rank's part of an `EvalDataset`, or sends it to workers.
+def refuse_sharders_of_passes(rank: int, ranks: int, samples: int) -> None:
+    """Raises `Invalid` if a wrapper would evaluate a part of the samples of an `EvalDataset`, or some twice.
 
-    Such a wrapper would take a part of this rank's part.
+    A wrapper that divides a rank's part would leave out samples. One that divides the whole pass by items
+    repeats samples to fill its last batch, and Accelerate does not remove them from metrics.
+
+    Args:
+        rank, ranks: those of the dataset.
+        samples: its length.
     """
-    if ranks == 1:
-        return
-    for names, _, _ in _callers():
+    for names, found, _ in _callers():
         sharder = names & _SHARDERS
-        if sharder:
+        if sharder and ranks > 1:
             raise Invalid(
                 f"{min(sharder)} shards an EvalDataset that is rank {rank} of {ranks}, so a part of the "
                 "samples would be evaluated: give the wrapper EvalDataset(..., rank=0, ranks=1) on every "
                 "process, or a MapDataset, or do not wrap the loader"
+            )
+        processes, batch = _processes(found) if sharder else 1, getattr(found, "batch_size", None)
+        if "IterableDatasetShard" not in names or processes == 1 or not isinstance(batch, int):
+            continue
+        step = batch if getattr(found, "split_batches", False) else batch * processes
+        if samples % step:
+            raise Invalid(
+                f"IterableDatasetShard fills the last batch of {step} samples of all processes with repeated "
+                f"ones, or drops it, because {samples} is no multiple of {step}: give the wrapper a "
+                "MapDataset, or dispatch_batches=True, or do not wrap the loader"
             )
 
 

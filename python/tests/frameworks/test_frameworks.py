@@ -235,6 +235,8 @@ def test_lightning(script: Any, ranks: int) -> None:
 
 # What else Trainer does with loaders.
 
+#: Accelerate repeats samples there, and its metrics would count them.
+FILLED = "1000 is no multiple of 16: give the wrapper a MapDataset, or dispatch_batches=True"
 CONFIGS: list[dict[str, Any]] = [
     {}, {"dispatch_batches": False}, {"split_batches": True}, {"even_batches": False},
 ]
@@ -245,7 +247,8 @@ def test_trainer(script: Any, ranks: int) -> None:
     only = {"only_eval": True}
     twice = {"validations": [WHOLE, WHOLE]}
     rows = [
-        Row({**only, "eval": data, "args": {"accelerator_config": config}}, twice)
+        Row({**only, "eval": data, "args": {"accelerator_config": config}},
+            FILLED if ranks == 2 and data == "whole" and config == CONFIGS[1] else twice)
         for data in ("whole", "map") for config in CONFIGS
     ]
     rows += [Row({**only, "eval": "parts"}, twice if ranks == 1 else "rank=0, ranks=1")]
@@ -289,7 +292,8 @@ def test_accelerate(script: Any, ranks: int) -> None:
                 # Without `even_batches` a collective in each step would wait for a rank that has no batch.
                 case = {**torchs, "loader": loader, "workers": workers}
                 case["metrics"] = "even_batches" not in config
-                rows.append(Row({"data": "whole", **case, "metrics": True}, whole))
+                gives = FILLED if ranks == 2 and config == {"dispatch_batches": False} else whole
+                rows.append(Row({"data": "whole", **case, "metrics": True}, gives))
                 rows.append(Row({"data": "map", **case}, whole))
     if ranks == 1:
         # On two ranks only the first one has workers, and the other one would wait for it in the next case.

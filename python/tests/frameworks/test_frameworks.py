@@ -250,6 +250,8 @@ def test_trainer(script: Any, ranks: int) -> None:
         Row({**only, "eval": data, "args": {"accelerator_config": config}},
             FILLED if ranks == 2 and data == "whole" and config == CONFIGS[1] else twice)
         for data in ("whole", "map") for config in CONFIGS
+        # Without `even_batches` Trainer itself waits for a rank that has no batch.
+        if (ranks, data, config) != (2, "map", CONFIGS[3])
     ]
     rows += [Row({**only, "eval": "parts"}, twice if ranks == 1 else "rank=0, ranks=1")]
     trained = {"trained": {"least": 1, "most": 1, "total": SAMPLES}}

@@ -106,7 +106,9 @@ def refuse_wrappers_of_epochs(job: str, rank: int, ranks: int) -> None:
         raise Invalid(RebuiltLoader.refusal(outermost))
 
 
-def refuse_resumes_without_state(job: str, is_first: bool, is_begun: Callable[[], bool]) -> None:
+def refuse_resumes_without_state(
+    job: str, is_first: Callable[[], bool], is_begun: Callable[[], bool]
+) -> None:
     """Raises `Invalid` if a trainer goes on with a begun job, and no state of the job was loaded.
 
     The job goes on after the last sample that the lost process consumed. A restored model has not seen the
@@ -115,20 +117,22 @@ def refuse_resumes_without_state(job: str, is_first: bool, is_begun: Callable[[]
 
     Args:
         job: the job's name.
-        is_first: whether this is the first iteration of the dataset, and nobody chose its epoch.
+        is_first: whether no iteration of the dataset began before, and nobody chose its epoch.
         is_begun: whether samples of the job were consumed. Called only if a trainer may continue.
     """
     trainer = hint = ""
+    may_go_on = True
     for names, found, frame in _callers():
         if _LIGHTNING in names and getattr(found, "restarting", False):
-            trainer = "Lightning's Trainer"
+            trainer, may_go_on = "Lightning's Trainer", False
             hint = "give it fletch.torch.DataLoader(dataset), whose state it saves in its checkpoints"
         elif _TRAINER in names and frame.f_locals.get("resume_from_checkpoint"):
-            trainer, hint = "Trainer", _OF_TRAINER
-        elif is_first and names & _SKIPPERS:
+            trainer, hint, may_go_on = "Trainer", _OF_TRAINER, False
+        elif names & _SKIPPERS:
             trainer = "Accelerate"
             hint = f"{_OF_ACCELERATE}, and call register_for_checkpointing(loader); {_OF_TRAINER}"
-    if trainer and is_begun():
+    # In this order: another worker of this iteration may consume samples meanwhile, and it began before that.
+    if trainer and is_begun() and not (may_go_on and not is_first()):
         raise Invalid(
             f"{trainer} goes on with job {job}, which was begun, without a state of the job, so the model "
             f"would never see samples that were consumed: {hint}; or start again with another job name, or "

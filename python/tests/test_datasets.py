@@ -222,6 +222,10 @@ def test_what_cannot_be_read_ahead_is_said_in_its_turn(client: fletch.Client, fi
         def __getitem__(self, index: Any) -> Any:
             return [super(Twice, self).__getitem__(i) for i in index for _ in range(2)]
 
+        def __getitems__(self, indices: list[int]) -> Any:
+            # Torch 2 demands it beside the other one.
+            return self[indices]
+
     twice = fletch.torch.DataLoader(Twice(dataset, [7, 8, 9]), 2)
     assert twice._prefetched == 0, "a subclass may read other entries"
     assert [b.tolist() for b in twice] == [[dataset[7]] * 2 + [dataset[8]] * 2, [dataset[9]] * 2]

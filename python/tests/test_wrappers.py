@@ -80,8 +80,8 @@ class DataLoaderDispatcher(torch.utils.data.DataLoader[Any]):
 class IterableDatasetShard(torch.utils.data.IterableDataset[Any]):
     """Every process takes each n-th item."""
 
-    def __init__(self, dataset: Any, num_processes: int) -> None:
-        self.dataset, self.num_processes = dataset, num_processes
+    def __init__(self, dataset: Any, num_processes: int, batch_size: int = 1) -> None:
+        self.dataset, self.num_processes, self.batch_size = dataset, num_processes, batch_size
 
     def __iter__(self) -> Any:
         for at, item in enumerate(self.dataset):
@@ -197,6 +197,9 @@ def test_wrappers_of_passes_and_indices_have_every_sample(server: Server) -> Non
                 assert seen(iter(skipping)) == list(range(16, SAMPLES))
         divided = [seen(iter(torch.utils.data.DataLoader(IterableDatasetShard(whole, 2), 8))) for _ in (0, 1)]
         assert divided == [list(range(0, SAMPLES, 2))] * 2
+    # It would fill its last batch with samples that metrics count again.
+    repeats = torch.utils.data.DataLoader(IterableDatasetShard(whole, 2, batch_size=8), 8)
+    assert "150 is no multiple of 16: give the wrapper a MapDataset" in refusal(repeats)
 
 
 def test_accelerate_itself(server: Server) -> None:
@@ -476,6 +479,6 @@ def test_a_trainer_over_epochs_names_what_does_not_fit(
 def test_a_wrapper_is_found_by_its_names_only() -> None:
     # A method of any other class says nothing.
     wrappers.refuse_wrappers_of_epochs("job", 0, 2)
-    wrappers.refuse_sharders_of_passes(0, 2)
+    wrappers.refuse_sharders_of_passes(0, 2, 150)
     wrappers.refuse_repeated_batches("job")
     assert not wrappers.is_begun_after_a_step()

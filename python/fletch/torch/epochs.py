@@ -372,8 +372,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """Raises `Invalid` if a trainer continues without a state, or wants the same batches again."""
         refuse_repeated_batches(self.job)
         if self._restored_epoch is None:
-            is_first = self._iterations == 0 and not self._follows and self._worker_table.is_unused()
-            refuse_resumes_without_state(self.job, is_first, self._has_begun)
+            refuse_resumes_without_state(self.job, self._is_first, self._has_begun)
+
+    def _is_first(self) -> bool:
+        """Whether no iteration of this dataset began before, and nobody chose its epoch."""
+        return self._iterations == 0 and not self._follows and self._worker_table.is_unused()
 
     def _has_begun(self) -> bool:
         """Whether the server delivered a sample of the job that was acknowledged."""

@@ -173,12 +173,12 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         return len(self._share) + len(self._padding)
 
     def __getstate__(self) -> dict[str, Any]:
-        refuse_sharders_of_passes(self.rank, self.ranks)
+        refuse_sharders_of_passes(self.rank, self.ranks, len(self))
         return self.__dict__
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates the items of one whole pass; in a worker those of this worker."""
-        refuse_sharders_of_passes(self.rank, self.ranks)
+        refuse_sharders_of_passes(self.rank, self.ranks, len(self))
         info = torch.utils.data.get_worker_info()
         if info is not None and info.num_workers > WORKERS_MAX:
             raise Invalid(f"a loader has {info.num_workers} workers; an EvalDataset allows {WORKERS_MAX}")

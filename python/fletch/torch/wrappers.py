@@ -106,7 +106,9 @@ def refuse_wrappers_of_epochs(job: str, rank: int, ranks: int) -> None:
         raise Invalid(RebuiltLoader.refusal(outermost))
 
 
-def refuse_resumes_without_state(job: str, is_first: bool, is_begun: Callable[[], bool]) -> None:
+def refuse_resumes_without_state(
+    job: str, is_first: Callable[[], bool], is_begun: Callable[[], bool]
+) -> None:
     """Raises `Invalid` if a trainer goes on with a begun job, and no state of the job was loaded.
 
     The job goes on after the last sample that the lost process consumed. A restored model has not seen the
@@ -115,20 +117,22 @@ def refuse_resumes_without_state(job: str, is_first: bool, is_begun: Callable[[]
 
     Args:
         job: the job's name.
-        is_first: whether this is the first iteration of the dataset, and nobody chose its epoch.
+        is_first: whether no iteration of the dataset began before, and nobody chose its epoch.
         is_begun: whether samples of the job were consumed. Called only if a trainer may continue.
     """
     trainer = hint = ""
+    may_go_on = True
     for names, found, frame in _callers():
         if _LIGHTNING in names and getattr(found, "restarting", False):
-            trainer = "Lightning's Trainer"
+            trainer, may_go_on = "Lightning's Trainer", False
             hint = "give it fletch.torch.DataLoader(dataset), whose state it saves in its checkpoints"
         elif _TRAINER in names and frame.f_locals.get("resume_from_checkpoint"):
-            trainer, hint = "Trainer", _OF_TRAINER
-        elif is_first and names & _SKIPPERS:
+            trainer, hint, may_go_on = "Trainer", _OF_TRAINER, False
+        elif names & _SKIPPERS:
             trainer = "Accelerate"
             hint = f"{_OF_ACCELERATE}, and call register_for_checkpointing(loader); {_OF_TRAINER}"
-    if trainer and is_begun():
+    # In this order: another worker of this iteration may consume samples meanwhile, and it began before that.
+    if trainer and is_begun() and not (may_go_on and not is_first()):
         raise Invalid(
             f"{trainer} goes on with job {job}, which was begun, without a state of the job, so the model "
             f"would never see samples that were consumed: {hint}; or start again with another job name, or "
@@ -155,20 +159,33 @@ def is_begun_after_a_step() -> bool:
     return any(_COUNTER in names for names, _, _ in _callers())
 
 
-def refuse_sharders_of_passes(rank: int, ranks: int) -> None:
-    """Raises `Invalid` if a wrapper iterates a rank's part of an `EvalDataset`, or sends it to workers.
+def refuse_sharders_of_passes(rank: int, ranks: int, samples: int) -> None:
+    """Raises `Invalid` if a wrapper would evaluate a part of the samples of an `EvalDataset`, or some twice.
 
-    Such a wrapper would take a part of this rank's part.
+    A wrapper that divides a rank's part would leave out samples. One that divides the whole pass by items
+    repeats samples to fill its last batch, and Accelerate does not remove them from metrics.
+
+    Args:
+        rank, ranks: those of the dataset.
+        samples: its length.
     """
-    if ranks == 1:
-        return
-    for names, _, _ in _callers():
+    for names, found, _ in _callers():
         sharder = names & _SHARDERS
-        if sharder:
+        if sharder and ranks > 1:
             raise Invalid(
                 f"{min(sharder)} shards an EvalDataset that is rank {rank} of {ranks}, so a part of the "
                 "samples would be evaluated: give the wrapper EvalDataset(..., rank=0, ranks=1) on every "
                 "process, or a MapDataset, or do not wrap the loader"
+            )
+        processes, batch = _processes(found) if sharder else 1, getattr(found, "batch_size", None)
+        if "IterableDatasetShard" not in names or processes == 1 or not isinstance(batch, int):
+            continue
+        step = batch if getattr(found, "split_batches", False) else batch * processes
+        if samples % step:
+            raise Invalid(
+                f"IterableDatasetShard fills the last batch of {step} samples of all processes with repeated "
+                f"ones, or drops it, because {samples} is no multiple of {step}: give the wrapper a "
+                "MapDataset, or dispatch_batches=True, or do not wrap the loader"
             )
 
 

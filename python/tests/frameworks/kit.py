@@ -43,8 +43,14 @@ def run_cases(one: Callable[[], None]) -> None:
         Case.options, Case.job = case, case["job"]
         try:
             one()
-        except fletch.Invalid as error:
-            print(f"REFUSED {json.dumps({'job': Case.job, 'rank': RANK, 'says': str(error)})}", flush=True)
+        except Exception as error:
+            # Lightning's teardown fails after a refusal, so a user sees the two errors together.
+            refusal: BaseException | None = error
+            while refusal is not None and not isinstance(refusal, fletch.Invalid):
+                refusal = refusal.__context__
+            if refusal is None:
+                raise
+            print(f"REFUSED {json.dumps({'job': Case.job, 'rank': RANK, 'says': str(refusal)})}", flush=True)
 
 
 def die_at(place: str, count: int) -> None:

@@ -99,7 +99,10 @@ def wrap(accelerator: Any) -> None:
         if option("metrics"):
             numbers += [int(n) for n in accelerator.gather_for_metrics(batch["x"])]
         else:
-            numbers += gathered(real(batch))
+            numbers += real(batch)
+    if not option("metrics"):
+        # Once, because the ranks' counts may differ.
+        numbers = gathered(numbers)
     result(counted=counted(numbers))
 
 

@@ -333,7 +333,8 @@ impl Job {
             }
             Ok::<_, ClientError>(())
         };
-        let leaving = tokio::time::timeout(most, leaving);
+        // The timer needs a runtime, so it begins inside of the task.
+        let leaving = async move { tokio::time::timeout(most, leaving).await };
         if within.is_none() {
             // Nobody waits for it, and a lease that nobody renews expires.
             drop(spawn_background(py, leaving)?);

@@ -385,9 +385,13 @@ impl Job {
     /// Gives up every rank as which this process read, with its leases.
     ///
     /// Waits `within` so many seconds for the answer. Without it the request is made in the background; if it
-    /// fails, the leases expire by themselves.
+    /// fails, the leases expire by themselves. Then it also starts no threads: a job may be freed at any time,
+    /// and a process that forked has none.
     #[pyo3(signature = (within = None))]
     fn leave(&self, py: Python<'_>, within: Option<f64>) -> PyResult<()> {
+        if within.is_none() && self.0.live.get(py).is_none() {
+            return Ok(());
+        }
         let (ranks, held) = {
             let mut own = self.0.process();
             (std::mem::take(&mut own.ranks), std::mem::take(&mut own.held))
@@ -404,7 +408,8 @@ impl Job {
             }
             Ok::<_, ClientError>(())
         };
-        let leaving = tokio::time::timeout(most, leaving);
+        // The timer needs a runtime, so it begins inside of the task.
+        let leaving = async move { tokio::time::timeout(most, leaving).await };
         if within.is_none() {
             // Nobody waits for it, and a lease that nobody renews expires.
             drop(spawn_background(py, leaving)?);

@@ -131,9 +131,7 @@ impl RankLoaders {
     /// Notes that a loader gave its rank up. Returns whether it had the rank, so that its leases end now.
     pub fn leave(&mut self, rank: u32, id: &str) -> bool {
         let Some(state) = self.ranks.get_mut(&rank) else { return false };
-        if state.waiting.as_ref().is_some_and(|waiting| waiting.loader.id == id) {
-            state.waiting = None;
-        }
+        state.waiting = state.waiting.take().filter(|waiting| waiting.loader.id != id);
         match &mut state.current {
             Some(current) if current.loader.id == id => {
                 current.has_left = true;
@@ -169,7 +167,10 @@ impl RankState {
         if let Some((_, by)) = self.replaced.iter().find(|(id, _)| *id == asked.id) {
             return Err(Refusal::Taken { by: Arc::clone(by) });
         }
-        let is_current = self.current.as_ref().is_some_and(|current| current.loader.id == asked.id);
+        let is_current = match &self.current {
+            Some(current) => current.loader.id == asked.id,
+            None => false,
+        };
         if sign == Sign::None && !is_current {
             return Ok(Admitted::Goes);
         }
@@ -241,12 +242,13 @@ impl RankState {
 
     fn view(&self, rank: u32, now_ms: u64) -> RankLoader {
         let current = self.current.as_ref();
-        let waiting = self.waiting.as_ref().filter(|w| now_ms < w.asked_ms + WAITING_GONE_MS);
+        let is_waiting = |w: &&Waiting| !w.is_refused && now_ms < w.asked_ms + WAITING_GONE_MS;
+        let waiting = self.waiting.as_ref().filter(is_waiting);
         RankLoader {
             rank,
             loader: current.map(|current| Loader::clone(&current.loader)),
             silent_ms: current.map(|current| now_ms.saturating_sub(current.seen_ms)),
-            has_left: current.is_some_and(|current| current.has_left),
+            has_left: matches!(current, Some(current) if current.has_left),
             waiting: waiting.map(|waiting| Loader::clone(&waiting.loader)),
             unnamed_ms: self.unnamed_ms.map(|at| now_ms.saturating_sub(at)),
         }

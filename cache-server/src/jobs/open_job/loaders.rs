@@ -10,7 +10,9 @@ impl OpenJob {
     /// # Errors
     /// [`JobError::RankInUse`], [`JobError::RankTaken`], [`JobError::RankWaits`], [`JobError::BadLoader`].
     pub fn admit_lease(&self, ask: &LeaseRequest) -> Result<(), JobError> {
-        if ask.loader.as_ref().is_some_and(|loader| loader.leave) {
+        if let Some(loader) = &ask.loader
+            && loader.leave
+        {
             return Err(JobError::BadLoader("a request for a lease cannot give the rank up".to_owned()));
         }
         self.admit(ask.rank, ask.loader.as_ref(), Sign::Uses)

@@ -35,15 +35,32 @@ impl OwnLoader {
     /// Returns the loader for a request.
     ///
     /// # Errors
-    /// [`ClientError::Config`] in a worker whose parent has ended: its requests would look like signs of life
-    /// of the process that trained, and keep its successor out.
+    /// [`ClientError::Config`] in a worker whose parent, or the process that it works for, has ended: its
+    /// requests would look like signs of life of that process, and keep its successor out.
     pub(super) fn for_request(&self) -> Result<Loader, ClientError> {
         match self.parent {
-            Some(parent) if parent != parent_id() => Err(ClientError::Config(format!(
-                "process {}, which started this worker, has ended; the worker sends no more requests",
+            Some(parent) if parent != parent_id() || self.has_ended() => Err(ClientError::Config(format!(
+                "process {}, for which this worker reads, has ended; the worker sends no more requests",
                 self.loader.pid
             ))),
             _ => Ok(self.loader.clone()),
+        }
+    }
+
+    /// Returns whether the loader's process ran on this host and has ended.
+    ///
+    /// A worker that starts late may never see its parent.
+    fn has_ended(&self) -> bool {
+        if self.loader.host != host_name() || std::fs::metadata("/proc/self").is_err() {
+            return false;
+        }
+        match std::fs::read_to_string(format!("/proc/{}/stat", self.loader.pid)) {
+            // The state follows the name, which is in parentheses and may contain some.
+            Ok(stat) => match stat.rsplit_once(") ") {
+                Some((_, rest)) => rest.starts_with(['Z', 'X']),
+                None => false,
+            },
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         }
     }
 
@@ -52,8 +69,8 @@ impl OwnLoader {
     }
 }
 
-/// Returns a loader with a new id for this process.
-fn new_loader() -> Loader {
+/// Returns the name of this host, in the form that a loader may have.
+fn host_name() -> String {
     let named = std::fs::read_to_string(HOST_FILE).unwrap_or_default();
     let mut host: String = named.trim().chars().filter(|c| !c.is_control()).collect();
     while host.len() > LOADER_HOST_MAX {
@@ -62,10 +79,15 @@ fn new_loader() -> Loader {
     if host.is_empty() {
         "unknown".clone_into(&mut host);
     }
+    host
+}
+
+/// Returns a loader with a new id for this process.
+fn new_loader() -> Loader {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Loader {
         id: format!("{:032x}", rand::random::<u128>()),
-        host,
+        host: host_name(),
         pid: id(),
         since_ms: u64::try_from(now.as_millis()).unwrap_or(0),
         take_over: false,
@@ -88,10 +110,16 @@ mod tests {
 
     #[test]
     fn a_worker_without_its_parent_asks_for_nothing() {
-        let mut worker = OwnLoader::new(Loader { pid: 0, ..new_loader() });
+        let mut worker = OwnLoader::new(Loader { pid: parent_id(), ..new_loader() });
         worker.for_request().expect("its parent lives");
         worker.parent = Some(0);
         let error = worker.for_request().expect_err("its parent has ended");
         assert!(error.to_string().contains("has ended"), "{error}");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let late = OwnLoader::new(Loader { pid: child.id(), ..new_loader() });
+        child.wait().expect("it ended");
+        late.for_request().expect_err("it started late");
+        let far = Loader { pid: child.id(), host: "another-host".to_owned(), ..new_loader() };
+        OwnLoader::new(far).for_request().expect("nobody can tell from here");
     }
 }

@@ -385,8 +385,8 @@ impl Job {
     /// Gives up every rank as which this process read, with its leases.
     ///
     /// Waits `within` so many seconds for the answer. Without it the request is made in the background; if it
-    /// fails, the leases expire by themselves. Then it also starts no threads: a job may be freed at any time,
-    /// and a process that forked has none.
+    /// fails, the leases expire by themselves. Then it also starts no threads: a job may be freed at any
+    /// time, and a process that forked has none.
     #[pyo3(signature = (within = None))]
     fn leave(&self, py: Python<'_>, within: Option<f64>) -> PyResult<()> {
         if within.is_none() && self.0.live.get(py).is_none() {

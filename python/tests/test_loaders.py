@@ -74,7 +74,9 @@ def patient_server() -> Iterator[Server]:
 
 
 class Run:
-    """A run of the script."""
+    """A run of the script. The fixture `no_run_is_left` ends it."""
+
+    started: list[Run] = []
 
     def __init__(
         self, server: Server, tmp: Path, job: str, *words: str, pause: float = 0.0, workers: str = "0-fork"
@@ -89,6 +91,8 @@ class Run:
                 + [*words],
                 stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=tmp,
             )
+
+        Run.started.append(self)
 
     def text(self) -> str:
         return self.out.read_text()
@@ -109,6 +113,13 @@ class Run:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(60)
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_left() -> Iterator[None]:
+    yield
+    while Run.started:
+        Run.started.pop().kill()
 
 
 def show(server: Server, job: str) -> str:

@@ -1,6 +1,7 @@
 //! Tests two processes that are the same rank of the same job: one reads, the other is refused or takes over.
 
 use crate::common::{Node, epochs::*, problem};
+use crate::releases::keep_alive;
 use fletch_api::{Code, Job, JobLoaders, LeaseRequest, Loader, OrderKind, Problem, Visitation, routes};
 use fletch_client::{
     Client,
@@ -78,14 +79,13 @@ async fn a_second_process_is_refused_while_the_first_lives() {
     }
     // Also the client's reader ends with this error, and an ack of the second changes nothing.
     let second = declared(&node, "copied", process(3)).await;
-    let renewing = first.clone();
     let Next::Batch(b) = reader.next(2).await.expect("a lease") else { panic!("a batch") };
-    let beat = tokio::spawn(async move { renewing.keep_alive().await });
+    let beat = keep_alive(&first);
     let error = second.reader(0, 0, 0).patience(Duration::from_secs(60)).next(2).await.expect_err("in use");
     assert_eq!(error.code(), Some(Code::RankInUse), "a renewal is a sign of life: {error}");
     let error = second.ack(0, 0, &[b.token.ack(Default::default())]).await.expect_err("in use");
     assert_eq!(error.code(), Some(Code::RankInUse));
-    beat.abort();
+    drop(beat);
     ack(&first, &b).await;
     b.samples.iter().for_each(|s| received.add(s));
     let n = 4 + read_all(&first, &mut reader, &mut received).await;

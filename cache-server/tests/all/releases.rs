@@ -31,7 +31,8 @@ fn entries(b: &LeaseBatch) -> Vec<u32> {
     b.samples.iter().map(|s| s.entry).collect()
 }
 
-fn keep_alive(job: &JobHandle) -> AbortOnDropHandle<()> {
+/// Renews and releases the leases of a job until the result is dropped.
+pub(crate) fn keep_alive(job: &JobHandle) -> AbortOnDropHandle<()> {
     let job = job.clone();
     AbortOnDropHandle::new(TaskTracker::new().spawn(async move { drop(job.keep_alive().await) }))
 }

@@ -108,7 +108,7 @@ pub struct Cli {
     /// Time within which every read ends, 100ms to 1h [default: 30s]
     #[arg(long, env = "FLETCH_IO_TIMEOUT", value_name = "TIME", hide_env = true)]
     pub io_timeout: Option<Span>,
-    /// Time that a page of a mapped file waits for a server that is away, up to 24h [default: 10m]
+    /// Time that a mapped page waits for a server that is away [default: 10m]
     #[arg(long, env = "FLETCH_MAP_TIMEOUT", value_name = "TIME", hide_env = true)]
     pub map_timeout: Option<Span>,
     /// Run in the background; return when the mount is usable

@@ -367,7 +367,7 @@ impl HitConnection {
             return HitOutcome::NotAsked;
         }
         let mut message = std::mem::take(&mut self.message);
-        let bytes = requests.iter().map(|request| u64::from(request.size)).sum();
+        let bytes = requests.iter().map(|request| View::place_bytes(request.size)).sum();
         let outcome = self.with_open(now, until, |open| {
             open.make_window(bytes, most, until)?;
             open.exchange_in_window(&mut message, requests, answers, until)

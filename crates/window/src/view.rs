@@ -56,6 +56,12 @@ impl View {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the bytes that a place of `len` bytes takes in a window: whole pages.
+    #[must_use]
+    pub fn place_bytes(len: u32) -> u64 {
+        u64::from(len.max(1)).next_multiple_of(rustix::param::page_size() as u64)
+    }
+
     /// Takes a place of `len` bytes. `None` while the free parts are too short.
     #[must_use]
     pub fn take(self: &Arc<Self>, len: u32) -> Option<Place> {

@@ -468,12 +468,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         collate: Callable[[list[Any]], Any],
         prefetch: bool = False,
         journal: tuple[int, int, int] | None = None,
+        releases_failed: bool = True,
     ) -> Generator[Batch, None, str]:
         """The leases of one worker: see `Receiver.leases`."""
         source = (self._job, self.job, self.epoch, self.rank, self.batch_size)
         makes = (self._keys, self.content, self.transform, self.on_error, self._seed)
         receiver = Receiver(*source, *makes)
-        return receiver.leases(worker, collate, prefetch, journal)
+        return receiver.leases(worker, collate, prefetch, journal, releases_failed)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates single items, at most once: a batch is acknowledged before the loop gets its items."""
@@ -493,7 +494,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._mode = "at-most-once"
         waited = 0
         while True:
-            leases = BatchesWithStatus(self._leases(0 if info is None else info.id, list))
+            # A sibling worker would get the lease, acknowledge it at once, and send it to a loop that ended.
+            own = self._leases(0 if info is None else info.id, list, releases_failed=info is None)
+            leases = BatchesWithStatus(own)
             for batch in leases:
                 if batch.token is not None:
                     items = [] if batch.is_empty else batch.content

@@ -146,6 +146,7 @@ class Receiver:
         collate: Callable[[list[Any]], Any],
         prefetch: bool = False,
         journal: tuple[int, int, int] | None = None,
+        releases_failed: bool = True,
     ) -> Generator[Batch, None, str]:
         """Yields the leases of one worker until none is left.
 
@@ -158,18 +159,24 @@ class Receiver:
             prefetch: receive the next leases while the caller uses the last one. Only for a caller that takes
                 every lease to the end and waits for no other process in between.
             journal: the slots that list the leases, for a process that may outlive this one.
+            releases_failed: whether a lease at which ``transform`` fails comes back at once. Otherwise it
+                comes back when it expires.
         """
         params = (self.epoch, self.rank, worker, _LEASES_AHEAD if prefetch else 0, journal)
         reader, stalls = wait_for_server(self.name, self.epoch, lambda _: self.job.reader(*params))
         try:
-            return (yield from self._received(reader, collate, stalls))
+            return (yield from self._received(reader, collate, stalls, releases_failed))
         finally:
             reader.close()
             # A worker ends now. The server must know of the leases that it did not hand out.
             self.job.settle(_SETTLE_SECONDS)
 
     def _received(
-        self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalls: Stalls
+        self,
+        reader: _native.Reader,
+        collate: Callable[[list[Any]], Any],
+        stalls: Stalls,
+        releases_failed: bool,
     ) -> Generator[Batch, None, str]:
         skipped = 0
         seeds = SampleSeeds(self.seed, self.epoch)
@@ -189,13 +196,16 @@ class Receiver:
             try:
                 keys, waits = wait_for_server(self.name, self.epoch, lambda _: self._find_keys(leased))
                 stalls += waits
-                samples = [self._sample(one, *key, seeds) for one, key in zip(leased, keys)]
+                samples = [self._sample(one, key, seeds) for one, key in zip(leased, keys)]
                 nbytes = sum(sample.nbytes for sample in samples)
                 maker = ItemMaker(self.transform, self.on_error, skipped)
                 items, collated = _made(samples, maker, collate, seeds)
             except BaseException:
                 # The loop never gets this batch, so the server may deliver it again.
-                self.job.drop_lease(token)
+                if releases_failed:
+                    self.job.drop_lease(token)
+                else:
+                    self.job.forget_lease(token)
                 raise
             prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)
             shared = sum(one.shared for one in leased)
@@ -209,8 +219,9 @@ class Receiver:
     def _find_keys(self, leased: list[_native.Leased]) -> list[tuple[str, bool]]:
         return [self.keys.of(one.paths[0], one.ordinal) for one in leased]
 
-    def _sample(self, leased: _native.Leased, key: str, is_keyed: bool, seeds: SampleSeeds) -> EpochSample:
-        paths, number, copy = leased.paths, leased.number, leased.copy
+    def _sample(self, leased: _native.Leased, found: tuple[str, bool], seeds: SampleSeeds) -> EpochSample:
+        (key, is_keyed), paths = found, leased.paths
+        number, copy = leased.number, leased.copy
         # Of a sample by itself the key is the path, and a dict names the file by its extension.
         content = content_of(
             self.content, stem(key) if key == paths[0] else key, is_keyed, paths, leased.views()

@@ -16,7 +16,7 @@ from .epochs import EpochDataset
 from .evaluation import CollateWithNames, EvalDataset
 from .images import ImageFolder
 from .iteration import _end_workers, _Iteration, _LeaseDataset
-from .lease_journal import lease_journal
+from .lease_journal import LeaseJournal, lease_journal
 from .map import MapDataset
 from .prefetch import PrefetchSampler, can_prefetch
 from .shared_buffers import IntoSharedBuffers, buffer_memory
@@ -153,6 +153,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batches = super()._index_sampler
         return PrefetchSampler(batches, self.dataset, self._prefetched) if self._prefetched > 0 else batches
 
+    #: The journal of the iteration that begins.
+    _journal: LeaseJournal | None = None
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._epochs is not None:
             self._epochs._start_iteration()
@@ -160,18 +163,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # Workers inherit this process's temporary directory, and this process removes it at its end. A
             # directory that a worker made for itself would stay if the worker were killed.
             multiprocessing.util.get_temp_dir()
-        leases: Any = self.dataset
         journal = None
         if self._epochs is not None:
-            # Torch starts the workers with the dataset. Later copies of the dataset have no journal.
             under_way = self.prefetch_factor or 0
             journal = lease_journal(self._epochs._acks, self._epochs.rank, self.num_workers, under_way)
-            leases.journal = journal
+        # `_get_iterator` gives it to the workers.
+        self._journal = journal
         try:
             batches = super().__iter__()
         finally:
-            if self._epochs is not None:
-                leases.journal = None
+            self._journal = None
         if self.num_workers:
             _running.add(batches)
         if self._epochs is not None:
@@ -186,7 +187,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # Torch calls this when it makes the workers, which get the loader's `collate_fn`.
         own = copy.copy(self)
         if self._epochs is not None:
-            own.__dict__["dataset"] = _LeaseDataset(self._epochs, self._collate)
+            leases = _LeaseDataset(self._epochs, self._collate)
+            leases.journal = self._journal
+            own.__dict__["dataset"] = leases
             own.collate_fn = _identity
         if self._by_batch:
             # To torch's iterator a batch is an item, whose index is a list. Torch before 2.0 knows no other

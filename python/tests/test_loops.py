@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import json
 import logging
+import re
 import sys
 import threading
+import urllib.request
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -38,6 +41,15 @@ def steady() -> Iterator[Server]:
         yield server
 
 
+def post(server: Server, path: str, body: dict[str, Any]) -> bytes:
+    """The answer to a request of a client that names no loader."""
+    request = urllib.request.Request(
+        server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return bytes(answer.read())
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_latest_iteration_is_the_one(
     steady: Server, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -51,11 +63,12 @@ def test_the_latest_iteration_is_the_one(
     dataset.state_dict()
     # In hand, and never consumed: it comes again.
     next(kept)
-    # Another process of the job holds a batch, and lets it go while this loop waits for it.
-    other = epochs(steady, f"latest-{workers}")
-    held = iter(DataLoader(other))
-    next(held)
-    letting = threading.Timer(2.0, other.set_epoch, (1,))
+    # A client that names no loader holds a batch, and lets it go while this loop waits for it.
+    path = f"/v1/jobs/{dataset._job.info()['id']}/epochs/0"
+    stream = post(steady, f"{path}/leases", {"rank": 0, "worker": 9, "sequence": 1, "want": 8})
+    lease = re.search(rb'"lease":(\d+)', stream)
+    assert lease is not None
+    letting = threading.Timer(2.0, post, (steady, f"{path}/acks", {"rank": 0, "release": [int(lease[1])]}))
     letting.start()
     latest = iter(loader)
     for left in (unasked, kept):

@@ -122,6 +122,19 @@ def no_run_is_left() -> Iterator[None]:
         Run.started.pop().kill()
 
 
+def processes_in(folder: Path) -> list[int]:
+    """The processes whose working directory is this folder."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            if os.readlink(f"/proc/{pid}/cwd") == str(folder):
+                found.append(pid)
+        except OSError:
+            # It has ended.
+            continue
+    return found
+
+
 def show(server: Server, job: str) -> str:
     command = [BIN / "fletch", "jobs", "show", job, "--server", server.url]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -162,6 +175,8 @@ def test_a_script_that_was_killed_is_started_again(
     # The batch in hand was not acknowledged, so it came again.
     assert sorted(set(got)) == list(range(SAMPLES)) and len(got) <= SAMPLES + 8
     assert "end differs" in said and f"process {first.process.pid} on " in said, said
+    # Also a worker that began after its parent was killed.
+    until("no worker is left", lambda: processes_in(tmp_path) == [])
 
 
 @pytest.mark.parametrize("word, code", [("stop", 0), ("fail", 1)])

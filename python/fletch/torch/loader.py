@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import copy
 import multiprocessing.util
+import os
 import signal
+import threading
+import time
 import weakref
 from typing import Any, Callable, Iterator
 
@@ -24,6 +27,8 @@ from .wrappers import RebuiltLoader, refuse_repeated_batches
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
+#: The seconds after its parent's end in which a worker ends by itself, and removes its files.
+_ORPHAN_SECONDS = 15.0
 #: The default ``prefetch_factor`` without workers.
 _PREFETCH_WITHOUT_WORKERS = 2
 
@@ -226,15 +231,28 @@ def _end() -> None:
 
 
 class _WorkerInit:
-    """Makes a worker ignore Ctrl-C, then calls the user's ``worker_init_fn``."""
+    """Makes a worker ignore Ctrl-C and end with its parent, then calls the user's ``worker_init_fn``."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self.then = then
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_end_with_parent, name="fletch-parent", daemon=True).start()
         if self.then is not None:
             self.then(worker)
+
+
+def _end_with_parent() -> None:
+    """Ends a worker whose parent has ended, if torch does not.
+
+    A worker of torch remembers its parent's number when it begins. A worker that begins after its parent was
+    killed takes another process for its parent, and would wait for it for ever.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        time.sleep(_ORPHAN_SECONDS)
+        os._exit(1)
 
 
 def _identity(batch: Any) -> Any:

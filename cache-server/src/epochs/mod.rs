@@ -293,20 +293,22 @@ impl Epoch {
             return Vec::new();
         }
         let (events, back) = inner.leases.expire(now);
-        self.note_expired(inner, &due, &back);
-        events
-    }
-
-    /// Gives the order what expired leases held.
-    fn note_expired(&self, inner: &mut Inner, due: &[(u64, u32)], back: &[u32]) {
-        for &(lease, rank) in due {
+        for &(lease, rank) in &due {
             tracing::info!(
                 job = %self.setup.job, epoch = self.number(), lease, rank,
                 "a lease expired; what it held is granted again"
             );
-            inner.lease_ended(lease, rank);
         }
         self.setup.context.counts.expired.fetch_add(back.len() as u64, Relaxed);
+        self.note_ended(inner, &due, &back);
+        events
+    }
+
+    /// Gives the order what leases held that have ended.
+    fn note_ended(&self, inner: &mut Inner, due: &[(u64, u32)], back: &[u32]) {
+        for &(lease, rank) in due {
+            inner.lease_ended(lease, rank);
+        }
         inner.sequence.take_back(back);
         self.changed.notify_waiters();
     }
@@ -327,7 +329,9 @@ impl Epoch {
             let of_rank = inner.leases.live().filter(|l| l.request.rank == rank);
             let due: Vec<(u64, u32)> = of_rank.map(|l| (l.id, rank)).collect();
             let (ended, back) = inner.leases.expire_rank(rank);
-            self.note_expired(inner, &due, &back);
+            // Nobody waited for them to expire.
+            self.setup.context.counts.released.fetch_add(back.len() as u64, Relaxed);
+            self.note_ended(inner, &due, &back);
             events = ended;
         }
         self.ledger.append(&events);

@@ -40,7 +40,7 @@ pub struct EpochCounts {
     pub acked: AtomicU64,
     /// Entries whose lease expired.
     pub expired: AtomicU64,
-    /// Entries whose lease the client released.
+    /// Entries whose lease the client released, or whose process left or was replaced.
     pub released: AtomicU64,
     /// Acks that came after their lease was gone. The consumer may have used the entries, and gets them
     /// again.

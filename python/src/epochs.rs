@@ -13,20 +13,20 @@ use crate::client::{Client, parsed};
 use crate::errors::{Failure, Pickled};
 use crate::process::{Slot, spawn_background, wait, wait_reporting};
 use crate::receipt_sum::delivery;
+use crate::shared_job::{self, ProcessState, SharedJob};
 use bytes::Bytes;
-use fletch_api::{Ack, BatchTimes, Loader, StartJob, WorldSpec};
+use fletch_api::{Ack, BatchTimes, WorldSpec};
 use fletch_client::ClientError;
-use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeaseJournal, LeasedSample, Next};
+use fletch_client::epochs::{EpochReader, LeaseBatch, LeaseJournal, LeasedSample, Next};
 use fletch_client::selection::{Columns, Selection};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::id;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The time for which a call waits for a server that is gone: practically for ever.
 ///
@@ -37,167 +37,10 @@ const LEAVE_SECONDS: f64 = 10.0;
 /// The time without an answer after which the server is probed.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// A job that this process declared over its connections.
-#[derive(Debug, Clone)]
-struct LiveJob {
-    handle: JobHandle,
-    /// Dropping it ends the renewals.
-    _renewing: Arc<DropGuard>,
-}
-
 /// A declared job. It renews the leases that this process holds.
 #[pyclass(frozen, module = "fletch._native")]
 #[derive(Debug)]
-pub struct Job(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    client: Py<Client>,
-    spec: StartJob,
-    /// The name of the process that made the job, as a rank. Its workers inherit it.
-    loader: Loader,
-    live: Slot<LiveJob>,
-    process: Mutex<ProcessState>,
-}
-
-/// The job and the leases that one process has. It outlives a runtime.
-#[derive(Debug, Default)]
-struct ProcessState {
-    pid: u32,
-    /// The job, after this process declared it.
-    job: Option<fletch_api::Job>,
-    /// The server where the job lives, as far as this process or an earlier one knows.
-    server: Option<String>,
-    /// The held leases: (epoch, rank, lease) → lifetime in ms.
-    held: BTreeMap<(u64, u32, u64), u64>,
-    /// The dropped leases of which the server may not know yet.
-    dropped: BTreeSet<(u64, u32, u64)>,
-    /// The ranks as which this process read: rank → its latest epoch.
-    ranks: BTreeMap<u32, u64>,
-}
-
-/// All live jobs. After a fork their renewals continue.
-static JOBS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-impl Inner {
-    /// Returns this process's state. Of a parent process only the server of the job is kept.
-    fn process(&self) -> MutexGuard<'_, ProcessState> {
-        let mut own = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        if own.pid != id() {
-            *own = ProcessState { pid: id(), server: own.server.take(), ..ProcessState::default() };
-        }
-        own
-    }
-
-    /// Returns the client of the server where the job lives. Before the job is declared, the client chooses.
-    ///
-    /// All processes of a rank use one server: the job at another server would be another job.
-    fn client(&self, py: Python<'_>) -> PyResult<fletch_client::Client> {
-        let client = self.client.get().live(py)?;
-        let server = self.process().server.clone();
-        Ok(server.map_or_else(|| client.clone(), |server| client.at(&server)))
-    }
-
-    /// Returns the job over this process's connections. Declares it if this process has not done so.
-    fn live(&self, py: Python<'_>) -> PyResult<JobHandle> {
-        if let Some(handle) = self.declared(py)? {
-            return Ok(handle);
-        }
-        let (client, spec) = (self.client(py)?, self.spec.clone());
-        let handle = wait(py, async move { client.declare(&spec).await.map_err(Failure::from) })?;
-        let handle = handle.with_loader(self.loader.clone());
-        let mut own = self.process();
-        own.job = Some(handle.info().clone());
-        own.server = Some(handle.server());
-        drop(own);
-        self.start_renewals(py, handle)
-    }
-
-    /// Returns the job if this process declared it before. Sends no request.
-    fn declared(&self, py: Python<'_>) -> PyResult<Option<JobHandle>> {
-        if let Some(live) = self.live.get(py) {
-            return Ok(Some(live.handle));
-        }
-        let Some(job) = self.process().job.clone() else { return Ok(None) };
-        let handle = self.client(py)?.job_handle(job).with_loader(self.loader.clone());
-        self.start_renewals(py, handle).map(Some)
-    }
-
-    /// Starts renewing the held leases, and releasing the dropped ones.
-    fn start_renewals(&self, py: Python<'_>, handle: JobHandle) -> PyResult<JobHandle> {
-        for (&(epoch, rank, lease), &ttl) in &self.process().held {
-            handle.held().hold(epoch, rank, lease, ttl);
-        }
-        for &(epoch, rank, lease) in &self.process().dropped {
-            handle.held().release(epoch, rank, lease);
-        }
-        let stop = CancellationToken::new();
-        let (renewed, ended) = (handle.clone(), stop.clone());
-        // It ends by itself only if the job is gone. The next call then returns that error.
-        drop(spawn_background(py, async move { ended.run_until_cancelled(renewed.keep_alive()).await })?);
-        self.live.set(py, LiveJob { handle: handle.clone(), _renewing: Arc::new(stop.drop_guard()) });
-        Ok(handle)
-    }
-
-    fn record_held(&self, key: (u64, u32, u64), ttl: u64) {
-        let mut own = self.process();
-        own.dropped.remove(&key);
-        own.held.insert(key, ttl);
-        own.ranks.insert(key.1, key.0);
-    }
-
-    /// Stops renewing a lease that was acknowledged or is gone.
-    fn forget_lease(&self, py: Python<'_>, key: (u64, u32, u64)) {
-        self.process().held.remove(&key);
-        if let Some(live) = self.live.get(py) {
-            live.handle.held().forget(key.0, key.1, key.2);
-        }
-    }
-
-    /// Stops renewing leases, and tells the server in the background that their samples are not used.
-    fn release(&self, py: Python<'_>, leases: impl IntoIterator<Item = (u64, u32, u64)>) -> PyResult<()> {
-        let live = self.live.get(py);
-        let mut own = self.process();
-        if let Some(live) = &live {
-            let held = live.handle.held();
-            own.dropped.retain(|&(epoch, rank, lease)| held.is_releasing(epoch, rank, lease));
-        }
-        let mut more = false;
-        for key in leases {
-            own.held.remove(&key);
-            own.dropped.insert(key);
-            if let Some(live) = &live {
-                live.handle.held().release(key.0, key.1, key.2);
-            }
-            more = true;
-        }
-        drop(own);
-        if more && live.is_none() {
-            // This process forked since it used the job. If it never declared the job, it holds no lease.
-            self.declared(py)?;
-        }
-        Ok(())
-    }
-}
-
-/// Continues the renewals after a fork, in the process that forked.
-#[pyfunction(name = "_after_fork_in_parent")]
-pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
-    let jobs: Vec<_> = {
-        let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.retain(|job| job.strong_count() > 0);
-        jobs.iter().filter_map(Weak::upgrade).collect()
-    };
-    for job in jobs {
-        let own = job.process();
-        let is_used = !own.held.is_empty() || !own.dropped.is_empty();
-        drop(own);
-        if is_used {
-            job.declared(py)?;
-        }
-    }
-    Ok(())
-}
+pub struct Job(Arc<SharedJob>);
 
 /// Declares a job, or finds the job of that name with these settings.
 #[pyfunction(name = "_declare")]
@@ -243,10 +86,8 @@ pub fn unpickle_job(client: Py<Client>, spec: &str, loader: &str, server: Option
     let spec = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
     let loader = serde_json::from_str(loader).map_err(|e| Failure::Invalid(format!("loader: {e}")))?;
     let process = ProcessState { pid: id(), server, ..ProcessState::default() };
-    let job = Arc::new(Inner { client, spec, loader, live: Slot::new(), process: Mutex::new(process) });
-    let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
-    jobs.retain(|job| job.strong_count() > 0);
-    jobs.push(Arc::downgrade(&job));
+    let job = Arc::new(SharedJob { client, spec, loader, live: Slot::new(), process: Mutex::new(process) });
+    shared_job::remember(&job);
     Ok(Job(job))
 }
 

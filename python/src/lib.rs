@@ -22,6 +22,7 @@ mod fetch;
 mod pending_read;
 mod process;
 mod receipt_sum;
+mod shared_job;
 mod version;
 mod version_handle;
 
@@ -44,7 +45,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(epochs::unpickle_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::select, m)?)?;
-    m.add_function(wrap_pyfunction!(epochs::after_fork_in_parent, m)?)?;
+    m.add_function(wrap_pyfunction!(shared_job::after_fork_in_parent, m)?)?;
     m.add_function(wrap_pyfunction!(client::unpickle_client, m)?)?;
     m.add_function(wrap_pyfunction!(entry::unpickle_entry, m)?)?;
     m.add_function(wrap_pyfunction!(entry::unpickle_sample, m)?)?;

@@ -9,7 +9,7 @@
 //!    So at a fork that Python makes, no thread but the forking one can hold a lock.
 //! 2. At such a fork, if no call is in progress, this process has no connection and no runtime thread, so the
 //!    child inherits neither. Both come back with the next call, or right after the fork in a process that
-//!    holds leases ([`crate::epochs::after_fork_in_parent`]).
+//!    holds leases ([`crate::shared_job::after_fork_in_parent`]).
 //! 3. A [`Live`] value of another process or of an older runtime is never returned.
 
 use futures::FutureExt as _;

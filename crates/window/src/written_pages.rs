@@ -14,6 +14,9 @@ const PRESENT: u64 = 1 << 63;
 const ENTRIES: usize = 256;
 
 /// Finds the copied pages of this process's mappings.
+///
+/// A forked child would read its parent's table. It sends no request with its parent's window, so no server
+/// writes to a place that the child gave back.
 #[derive(Debug)]
 pub struct WrittenPages {
     /// The kernel's table of this process's pages. `None` where the system hides it: then every page of a

@@ -15,6 +15,8 @@ use tokio::runtime::Handle;
 const FIRST_FILES: usize = 1000;
 /// The number of first files, of a dataset with shards, that are looked at for directories with shards.
 const SHARD_FILES_MAX: usize = 100_000;
+/// The most bytes of the names of directories that are kept. The files after that are not looked at.
+const DIRS_BYTES_MAX: usize = 16 << 20;
 /// At most one of so many files of a directory of shards may be a shard: others describe it, such as an
 /// index, a table and statistics of each shard. An archive among more files than that is one of them.
 const FILES_PER_SHARD_MAX: usize = 4;
@@ -68,6 +70,7 @@ pub fn shard_directories(
 struct ShardDirs {
     files: usize,
     shards: usize,
+    dirs_bytes: usize,
     dirs: BTreeMap<String, Counts>,
 }
 
@@ -82,7 +85,10 @@ impl ShardDirs {
     fn see(&mut self, path: &str) -> ControlFlow<()> {
         let counts = match self.dirs.get_mut(directory(path)) {
             Some(counts) => counts,
-            None => self.dirs.entry(directory(path).to_owned()).or_default(),
+            None => {
+                self.dirs_bytes += directory(path).len();
+                self.dirs.entry(directory(path).to_owned()).or_default()
+            }
         };
         let shards = usize::from(is_shard(path));
         counts.files += 1;
@@ -90,7 +96,8 @@ impl ShardDirs {
         self.files += 1;
         self.shards += shards;
         let enough = if self.shards == 0 { FIRST_FILES } else { SHARD_FILES_MAX };
-        if self.files < enough { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        let has_room = self.dirs_bytes < DIRS_BYTES_MAX;
+        if self.files < enough && has_room { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
     /// Returns the directories of shards.
@@ -122,6 +129,17 @@ mod tests {
         paths.push("train/README.md".to_owned());
         assert_eq!(of(&paths), ["train"]);
         assert_eq!(of(&["one.tar".to_owned(), "README.md".to_owned()]), [""]);
+    }
+
+    #[test]
+    fn the_names_of_directories_have_a_bound() {
+        let mut found = ShardDirs::default();
+        assert!(found.see("0.tar").is_continue());
+        let long = "d".repeat(4000);
+        let seen =
+            (0..SHARD_FILES_MAX).take_while(|i| found.see(&format!("{long}{i}/x")).is_continue()).count();
+        assert!(seen < 5000, "{seen} directories");
+        assert_eq!(found.of_shards(), BTreeSet::from([String::new()]));
     }
 
     #[test]

@@ -44,7 +44,8 @@ def content_of(
         Invalid: a view of a sample of several files is asked for.
     """
     if form == "dict" or (form is None and (is_keyed or len(views) > 1)):
-        return by_extension(key, paths, views)
+        # The key of a file that is a sample by itself is its path.
+        return by_extension(stem(key) if key == paths[0] else key, paths, views)
     if len(views) == 1:
         return views[0]
     raise Invalid(

@@ -14,7 +14,7 @@ from typing import Any, Callable, Generator, Iterator
 import torch.utils.data
 
 from .. import FletchError, _native
-from .contents import ContentForm, content_of, nbytes_of, stem
+from .contents import ContentForm, content_of, nbytes_of
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
 from .sample_keys import SampleKeys
 from .sample_seeds import SampleSeeds, seed_generators, seeded
@@ -222,10 +222,7 @@ class Receiver:
     def _sample(self, leased: _native.Leased, found: tuple[str, bool], seeds: SampleSeeds) -> EpochSample:
         (key, is_keyed), paths = found, leased.paths
         number, copy = leased.number, leased.copy
-        # Of a sample by itself the key is the path, and a dict names the file by its extension.
-        content = content_of(
-            self.content, stem(key) if key == paths[0] else key, is_keyed, paths, leased.views()
-        )
+        content = content_of(self.content, key, is_keyed, paths, leased.views())
         # Only a transform sees the seed.
         seed = 0 if self.transform is None else seeds.of_sample(number, copy)
         return EpochSample(content, paths[0], number, leased.ordinal, copy, seed, key)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, Sequence, overload
 import torch.utils.data
 
 from .. import Sample, Version
-from .contents import Content, ContentForm, checked_content_form, content_of, stem
+from .contents import Content, ContentForm, checked_content_form, content_of
 from .prefetch import IndexedReads
 from .sample_errors import add_note, named
 
@@ -107,6 +107,5 @@ def content_of_indexed(
     if sample.single and form != "dict":
         return next(views)
     entries = [version.entry(ordinal) for ordinal in sample.ordinals]
-    key = stem(sample.key) if sample.single else sample.key
     is_keyed = not sample.single and entries[0].kind == "member"
-    return content_of(form, key, is_keyed, [e.path for e in entries], [next(views) for _ in entries])
+    return content_of(form, sample.key, is_keyed, [e.path for e in entries], [next(views) for _ in entries])

@@ -5,7 +5,9 @@
 //! consumer is a process. It writes its consumption log durably before it acknowledges. A gate limits the
 //! leases of each consumer between two kills, so that the epoch is in progress at every kill.
 
-use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, routes};
+use fletch_api::{
+    Ack, Code, LeaseRequest, Loader, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, routes,
+};
 use fletch_client::{
     Client, ClientConfig, Endpoint, FirstAnswer,
     epochs::{JobHandle, LeaseBatch, Next},
@@ -34,7 +36,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{ErrorKind, Read as _, Write as _},
-    os::unix::net::UnixStream,
+    os::unix::{net::UnixStream, process::parent_id},
     path::{Path, PathBuf},
     process::{ChildStdin, Command, Stdio},
     time::{Duration, Instant},
@@ -127,8 +129,24 @@ async fn consumer() {
     };
     let words: Vec<&str> = spec.split(' ').collect();
     let [rank, life, job, socket, path] = words[..] else { panic!("{spec}") };
+    let life = life.parse().expect("life");
     let job = client(Path::new(socket)).job(job).await.expect("the job");
-    consume(job, rank.parse().expect("rank"), life.parse().expect("life"), Path::new(path)).await;
+    let job = job.with_loader(loader_of(life, parent_id()));
+    consume(job, rank.parse().expect("rank"), life, Path::new(path)).await;
+}
+
+/// Returns the name of a consumer as its rank. `test` is the number of the process that runs the test.
+///
+/// The test process reads under it, too, as a worker of the consumer.
+fn loader_of(life: u32, test: u32) -> Loader {
+    Loader {
+        id: format!("{life:032x}"),
+        host: "consumers".to_owned(),
+        pid: test,
+        since_ms: u64::from(life),
+        take_over: false,
+        leave: false,
+    }
 }
 
 /// Returns the leases that were acknowledged too late, as a consumer's log says.
@@ -138,6 +156,7 @@ fn late(text: &str) -> BTreeSet<u64> {
 
 /// A running consumer.
 struct Consumer {
+    life: u32,
     process: Running,
     gate: ChildStdin,
 }
@@ -199,7 +218,7 @@ impl Trial<'_> {
             .stdout(Stdio::null());
         let mut process = Running::spawn(&format!("consumer {life}"), &mut c);
         let gate = process.stdin();
-        Consumer { process, gate }
+        Consumer { life, process, gate }
     }
 
     /// Returns the path of the epoch's ledger.
@@ -230,7 +249,7 @@ impl Trial<'_> {
     fn kill_consumer(&mut self, rank: u32, unacknowledged: bool) {
         let new = self.begin(rank);
         let mut old = std::mem::replace(&mut self.consumers[rank as usize], new);
-        let life: u32 = old.process.name.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("its number");
+        let life = old.life;
         if unacknowledged {
             let len = || fs::metadata(self.file(life)).map_or(0, |m| m.len());
             let (before, until) = (len(), Instant::now() + Duration::from_secs(60));
@@ -290,15 +309,16 @@ impl Trial<'_> {
 
     /// Repeats the request after the restart: gets the same lease, and consumes it.
     async fn ask_again(&self, rank: u32, (lease, worker, entries): &(u64, u32, Vec<u32>)) {
-        let mut reader =
-            self.job.reader(0, rank, *worker).after_sequence(0).patience(Duration::from_secs(60));
+        let life = self.consumers[rank as usize].life;
+        let job = self.job.clone().with_loader(loader_of(life, std::process::id()));
+        let mut reader = job.reader(0, rank, *worker).after_sequence(0).patience(Duration::from_secs(60));
         let Next::Batch(b) = reader.next(WANT).await.expect("the lease") else { panic!("the lease") };
         assert_eq!(b.token.lease, *lease, "the grant survived");
         assert_eq!(b.samples.iter().map(|s| s.entry).collect::<Vec<_>>(), *entries);
         let mut file = notes_file(&self.file(*worker), &self.job);
         note(&mut file, &b);
-        assert!(acknowledge(&self.job, &b).await, "it lived on for a whole ttl");
-        self.job.held().release(0, rank, b.token.lease);
+        assert!(acknowledge(&job, &b).await, "it lived on for a whole ttl");
+        job.held().release(0, rank, b.token.lease);
     }
 
     /// Returns the log of each consumer. A consumer that was killed before its first line has none.
@@ -421,7 +441,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
         assert!(t.job.receipt(0).await.is_err(), "the epoch was under way");
     }
     for c in std::mem::take(&mut t.consumers) {
-        let Consumer { mut process, gate } = c;
+        let Consumer { mut process, gate, .. } = c;
         drop(gate);
         let status = block_in_place(|| process.wait(Duration::from_secs(240)));
         assert!(status.success(), "{}: {status}", process.name);

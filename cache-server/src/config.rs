@@ -148,6 +148,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// The file for log lines, or `None` for stderr.
     pub log_file: Option<LogFileConfig>,
+    /// From which duration on a read gets a log line.
+    pub slow_read: Duration,
     /// After how long a server that nobody uses ends. `None`: never.
     pub idle: Option<Duration>,
     /// The directory for traces of sweeps, or `None` if they are not recorded.
@@ -236,7 +238,7 @@ section!(FileCache {
 section!(Memory { max: ByteSize, prefetch: Amount });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });
-section!(Log { format: String, file: String, file_bytes_max: ByteSize });
+section!(Log { format: String, file: String, file_bytes_max: ByteSize, slow_read: Span });
 section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
 section!(Publish { uri: String });

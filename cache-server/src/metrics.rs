@@ -39,6 +39,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     peers(&page, server)?;
     process(&page, server)?;
     let mut families = server.requests.gather();
+    families.extend(server.read_watch.gather());
     families.extend(page.gather());
     let mut out = Vec::new();
     TextEncoder::new().encode(&families, &mut out)?;

@@ -26,6 +26,7 @@ use crate::{
     request_metrics::RequestMetrics,
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
+    telemetry::ReadWatch,
     tenants::{TenantLimit, Tenants},
     tls::Tls,
     versions::{Allowlist, VersionLimits, Versions},
@@ -137,6 +138,8 @@ pub struct Server {
     pub accounts: Arc<Accounts>,
     /// The metrics of requests.
     pub requests: RequestMetrics,
+    /// How long reads wait, and where.
+    pub read_watch: Arc<ReadWatch>,
     /// What each tenant may use, and what it uses.
     pub tenants: Arc<Tenants>,
     /// What the admin page needs beside the present state.
@@ -210,6 +213,7 @@ impl Server {
             Arc::clone(&accounts),
             tasks.clone(),
         );
+        let read_watch = ReadWatch::new(config.slow_read);
         let store_limits = StoreLimits {
             memory_bytes: limits.store_bytes(),
             deadline: limits.io_timeout,
@@ -223,6 +227,7 @@ impl Server {
             Arc::clone(&tenants),
             Arc::clone(&cluster),
             tasks.clone(),
+            Arc::clone(&read_watch),
         );
         let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
@@ -232,6 +237,7 @@ impl Server {
             cluster: Arc::clone(&cluster),
             accounts: Arc::clone(&accounts),
             tenants: Arc::clone(&tenants),
+            watch: Arc::clone(&read_watch),
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
         let sweep = SweepContext {
@@ -240,6 +246,7 @@ impl Server {
             accounts: Arc::clone(&accounts),
             shares: Arc::clone(&shares),
             tenants: Arc::clone(&tenants),
+            watch: Arc::clone(&read_watch),
             tasks: tasks.clone(),
             memory_bytes: limits.memory_bytes / 2,
             fetches_max: limits.origin_requests.div_ceil(2),
@@ -252,6 +259,7 @@ impl Server {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
             reads: Arc::clone(&chunk_reads),
+            watch: Arc::clone(&read_watch),
             tasks: tasks.clone(),
             pool: PrefetchPool::new(
                 limits.prefetch_bytes,
@@ -316,6 +324,7 @@ impl Server {
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts,
             requests: RequestMetrics::new(),
+            read_watch,
             dashboard: DashboardState::new(prometheus),
             tenants,
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),

@@ -1,9 +1,13 @@
-//! Writes log lines to stderr, or to a file of bounded size.
+//! Writes log lines to stderr, or to a file of bounded size, and watches how long reads wait.
 
+mod event;
 mod log_file;
+mod read_watch;
 
 use anyhow::Context as _;
+pub use event::Event;
 pub use log_file::{LogFile, LogFileConfig};
+pub use read_watch::ReadWatch;
 use std::{fmt, io::IsTerminal as _, str::FromStr};
 use tracing_subscriber::EnvFilter;
 

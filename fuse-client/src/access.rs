@@ -253,6 +253,7 @@ mod tests {
     fn only_an_answer_of_the_server_is_a_refusal() {
         let problem = |code| ClientError::Problem {
             problem: Box::new(Problem::new(code, "d", "h")),
+            request: None,
             retry_after: None,
         };
         assert_eq!(refusal(&problem(Code::NotFound)), Some(libc::ESTALE));

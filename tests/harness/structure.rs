@@ -24,8 +24,9 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-tables", &["fletch-core"]),
     ("fletch-settings", &["fletch-core"]),
     ("fletch-host", &[]),
-    ("fletch-origin", &["fletch-core", "fletch-host"]),
-    ("fletch-store", &["fletch-core"]),
+    ("fletch-bounds", &[]),
+    ("fletch-origin", &["fletch-core", "fletch-host", "fletch-bounds"]),
+    ("fletch-store", &["fletch-core", "fletch-bounds"]),
     ("fletch-window", &[]),
     (
         "fletch-client",
@@ -43,6 +44,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-host",
             "fletch-origin",
             "fletch-store",
+            "fletch-bounds",
             "fletch-window",
             // For the TLS of what a server asks other servers.
             "fletch-client",

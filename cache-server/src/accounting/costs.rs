@@ -10,6 +10,7 @@
 //!    sends to another one counts with `delivered`, and what it receives with `read`. So the sum over all
 //!    servers is right.
 
+use fletch_bounds::{Gate, RecordWait, Waits};
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::Meter;
 use std::{
@@ -114,12 +115,21 @@ pub struct JobCosts {
     content: Arc<AtomicU64>,
     tables: Arc<AtomicU64>,
     waits: Mutex<WaitClock>,
+    /// How long the job's reads waited at each gate.
+    gates: Waits,
     balance: Arc<Balance>,
+}
+
+impl RecordWait for JobCosts {
+    fn record_wait(&self, gate: Gate, waited: Duration) {
+        self.gates.record_wait(gate, waited);
+    }
 }
 
 impl JobCosts {
     fn new(label: Arc<str>, balance: Arc<Balance>) -> Self {
-        JobCosts { label, content: Arc::default(), tables: Arc::default(), waits: Mutex::default(), balance }
+        let (content, tables, waits, gates) = Default::default();
+        JobCosts { label, content, tables, waits, gates, balance }
     }
 
     /// Returns the meter for reads of content.
@@ -148,6 +158,12 @@ impl JobCosts {
     /// Counts `n` bytes that another server of the cluster sent.
     pub fn receive(&self, n: u64) {
         self.balance.received.fetch_add(n, Relaxed);
+    }
+
+    /// Returns how long the job's reads waited at each gate, the longest wait first.
+    #[must_use]
+    pub fn gates(&self) -> Vec<(Gate, Duration)> {
+        self.gates.longest_first()
     }
 
     /// Records that a reply of the job waits, until the guard is dropped.
@@ -221,6 +237,12 @@ impl Costs {
         let key = (of.domain.clone(), of.dataset.clone());
         let balance = Arc::clone(lock(&self.balances).entry(key).or_default());
         Arc::clone(jobs.entry(of).or_insert(Arc::new(JobCosts::new(Arc::clone(label), balance))))
+    }
+
+    /// Returns the costs of a job's reads of a dataset, if it has read some.
+    #[must_use]
+    pub fn find(&self, of: &CostsOf) -> Option<Arc<JobCosts>> {
+        lock(&self.jobs).get(of).cloned()
     }
 
     /// Returns the costs that belong to no job of a person: `word` is [`NO_JOB`], [`WARMUP`] or [`PEERS`].

@@ -19,10 +19,12 @@ mod peer_fetch;
 use crate::{
     accounting::JobCosts,
     cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerRequest, Peers, PinOrder},
+    telemetry::ReadWatch,
     tenants::{FairPermit, FairPermits, TenantLimit, Tenants},
     versions::{ATTEMPTS, ChunkFetch, LocatedChunk, Sources, Versions},
 };
 use fletch_api::routes;
+use fletch_bounds::{Gate, Waits, in_waits, pass_gate};
 use fletch_core::{Hash, Kind, StoreKey, Tenant};
 use fletch_store::{
     AtOnce, AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed,
@@ -141,6 +143,21 @@ pub enum Kept {
     Elsewhere(Warmed),
 }
 
+/// A read under way. Its end, by an answer or because nobody waits any more, tells whether it was slow.
+struct WatchedRead<'a> {
+    read: &'a ChunkRead<'a>,
+    watch: &'a ReadWatch,
+    began: Instant,
+    waits: Arc<Waits>,
+}
+
+impl Drop for WatchedRead<'_> {
+    fn drop(&mut self) {
+        let (hash, dataset) = (self.read.hash, self.read.sources.dataset());
+        self.watch.note(self.began.elapsed(), &self.waits, || format!("chunk {} of {dataset}", hash.short()));
+    }
+}
+
 /// No server that owns a chunk answers.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("no server of the cluster that owns the chunk keeps it now")]
@@ -162,6 +179,7 @@ pub struct ChunkReads {
     ring: Mutex<RingSeen>,
     passed_on: PassedOn,
     tasks: TaskTracker,
+    watch: Arc<ReadWatch>,
 }
 
 impl ChunkReads {
@@ -173,9 +191,11 @@ impl ChunkReads {
         tenants: Arc<Tenants>,
         cluster: Arc<ClusterState>,
         tasks: TaskTracker,
+        watch: Arc<ReadWatch>,
     ) -> Arc<Self> {
         let ring = Mutex::new(RingSeen { number: 0, since: Instant::now() });
-        Arc::new(ChunkReads { store, versions, tenants, cluster, ring, passed_on: PassedOn::new(), tasks })
+        let passed_on = PassedOn::new();
+        Arc::new(ChunkReads { store, versions, tenants, cluster, ring, passed_on, tasks, watch })
     }
 
     /// Whether a client's read of a chunk of a version goes to another server.
@@ -247,7 +267,8 @@ impl ChunkReads {
     /// # Errors
     /// [`ReadError`].
     pub async fn read(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Hit, ReadError> {
-        self.read_with(read, None).await
+        let running = WatchedRead { read, watch: &self.watch, began: Instant::now(), waits: Waits::of_part() };
+        in_waits(Arc::clone(&running.waits), self.read_with(read, None)).await
     }
 
     /// Reads a short chunk from a disk of this machine, on this thread. `None` if that cannot be done at
@@ -408,7 +429,8 @@ impl ChunkReads {
     async fn hold_wait(&self, read: &ChunkRead<'_>) -> Result<FairPermit, ReadError> {
         let pool = self.wait_memory(read.asker);
         let within = self.store.deadline() / 2;
-        let held = tokio::time::timeout(within, pool.acquire(read.tenant, read.located.len.into())).await;
+        let held = tokio::time::timeout(within, pool.acquire(read.tenant, read.located.len.into()));
+        let held = pass_gate(Gate::PeerMemory, held).await;
         held.map_err(|_| {
             self.tenants.count_refusal(read.tenant, TenantLimit::MemoryBytes);
             PeersOverloaded::NoMemory(within).into()

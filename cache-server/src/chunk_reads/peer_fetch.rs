@@ -10,6 +10,7 @@ use crate::{
     versions::{LocatedChunk, Sources},
 };
 use bytes::Bytes;
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Kind, MemberId, StoreKey, Tenant};
 use fletch_store::{AtPeer, Fetch, FetchError, ReadError};
 use std::{
@@ -18,6 +19,7 @@ use std::{
     time::Duration,
 };
 use tokio::time::{Instant, sleep};
+use tracing::{Instrument as _, info_span};
 
 /// The longest pause before a member that is at a limit is asked again.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -199,7 +201,8 @@ impl PeerFetch {
             if !peers.may_ask(&place.to.id) {
                 return Ok(None);
             }
-            match peers.ask(&place.to, request, until).await {
+            let span = info_span!("peer_call", peer = %place.to.id, path = %request.path);
+            match pass_gate(Gate::Peer, peers.ask(&place.to, request, until).instrument(span)).await {
                 PeerAnswer::Bytes(bytes, at) => return Ok(Some((bytes, at))),
                 // Others would only get the load that the owner cannot carry. A former owner is a shortcut.
                 PeerAnswer::Overloaded(pause) if !place.only_if_cached => {
@@ -208,7 +211,7 @@ impl PeerFetch {
                         let e = PeersOverloaded::Owner(place.to.id.clone());
                         return Err(FetchError::new(Kind::Overloaded, e));
                     }
-                    sleep(pause).await;
+                    pass_gate(Gate::Retry, sleep(pause)).await;
                 }
                 PeerAnswer::WrongServer(view, owner) => {
                     self.look_again(view, owner);

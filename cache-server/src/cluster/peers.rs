@@ -9,6 +9,7 @@
 use super::{ClusterError, settings::PeerConfig, view::ClusterView};
 use bytes::Bytes;
 use fletch_api::{Code, Problem, headers};
+use fletch_bounds::Waits;
 use fletch_client::{HttpClient, TlsFault};
 use fletch_core::{Domain, MemberId};
 use fletch_store::AtPeer;
@@ -377,6 +378,10 @@ impl Peers {
             .header(headers::DOMAIN, domain.as_str())
             .header(headers::COMPONENT, "peer")
             .header(headers::VIEW, view);
+        let call = match Waits::current_request() {
+            Some(id) => call.header(headers::REQUEST_ID, id.as_str()),
+            None => call,
+        };
         let token = lock(&self.token).as_ref().map(|token| token.value.clone());
         let Some(token) = token else { return Ok(call) };
         if !self.allows_insecure && !is_safe(&to.url) {

@@ -202,6 +202,14 @@ impl ConfigBuilder<'_> {
         self.optional_path("log.file").map(|path| LogFileConfig { path, bytes_max })
     }
 
+    fn slow_read(&mut self) -> std::time::Duration {
+        let from = self.span("log.slow_read");
+        if from < std::time::Duration::from_millis(1) {
+            self.fault("log.slow_read", "must be at least 1ms");
+        }
+        from
+    }
+
     /// Returns the path of a setting that may be empty.
     pub(super) fn optional_path(&mut self, key: &str) -> Option<PathBuf> {
         let text = self.text(key);
@@ -316,6 +324,7 @@ impl ConfigBuilder<'_> {
             socket_admins: self.get("auth.socket_admins", SocketAdmins::default()),
             log_format: self.get("log.format", LogFormat::Text),
             log_file: self.log_file(),
+            slow_read: self.slow_read(),
             idle: self.idle(),
             trace_dir: self.optional_path("trace.dir"),
             local_dirs: self.local_dirs(),

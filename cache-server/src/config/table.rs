@@ -202,6 +202,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "16MiB"
     ),
     setting!(
+        "log.slow_read",
+        "log-slow-read",
+        "TIME",
+        "Reads that take this long get a log line that names where they waited; at least 1ms",
+        |f| text(&f.log.slow_read),
+        "5s"
+    ),
+    setting!(
         "trace.dir",
         "trace-dir",
         "DIR",

@@ -3,14 +3,13 @@
 //! A connection that is to be closed learns of it by [`Connection::closed`]. The log names the source of what
 //! is closed or refused, in one line for each reason in ten seconds.
 
-mod event;
 mod request_memory;
 mod table;
 
 pub use request_memory::{BodyRefusal, Caller, NoMemory, RequestBytes, RequestMemory};
 pub use table::{ConnectionId, ConnectionTable, Listener, Refusal, Source, TableLimits};
 
-use event::Event;
+use crate::telemetry::Event;
 use fletch_core::Tenant;
 use std::{
     collections::HashMap,
@@ -120,6 +119,8 @@ pub struct Connection {
     /// The tenant of its first authenticated request, or the default tenant on a server without tokens.
     tenant: OnceLock<Tenant>,
     bytes: Mutex<Option<RequestBytes>>,
+    /// How long the request that arrives waited for memory.
+    memory_waited_ns: AtomicU64,
     /// The memory of TLS, or 0.
     tls_bytes: AtomicU64,
     /// Whether it lacks the client certificate that the server requires.
@@ -188,6 +189,7 @@ impl Connections {
             facts,
             tenant: OnceLock::new(),
             bytes: Mutex::new(None),
+            memory_waited_ns: AtomicU64::new(0),
             tls_bytes: AtomicU64::new(0),
             lacks_certificate: AtomicBool::new(false),
         };
@@ -342,6 +344,7 @@ impl Connection {
             Some(tenant) => Caller::Tenant(tenant.clone()),
             None => Caller::Stranger(self.source()),
         };
+        let mut began: Option<Instant> = None;
         loop {
             let freed = self.connections.memory.freed().notified();
             tokio::pin!(freed);
@@ -350,14 +353,24 @@ impl Connection {
             if let Ok(bytes) = self.connections.memory.take(caller.clone(), self.least_bytes()) {
                 self.facts.holds.store(true, Relaxed);
                 *self.bytes() = Some(bytes);
+                if let Some(began) = began {
+                    let waited = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    self.memory_waited_ns.store(waited, Relaxed);
+                }
                 return Ok(());
             }
             self.shed();
+            began.get_or_insert_with(Instant::now);
             if timeout_at(until, freed).await.is_err() {
                 self.connections.count_refused(self.source(), Refusal::Memory);
                 return Err(Refusal::Memory);
             }
         }
+    }
+
+    /// Returns how long the next request waited for its memory, once.
+    pub fn take_memory_wait(&self) -> Duration {
+        Duration::from_nanos(self.memory_waited_ns.swap(0, Relaxed))
     }
 
     /// Closes the oldest connection that holds memory and is not proven, if possible of the same source.

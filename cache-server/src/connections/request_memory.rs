@@ -7,7 +7,8 @@
 //!
 //! Callers without a token have at most a quarter together, divided among their sources by the same rule.
 
-use super::{event::Event, table::Source};
+use super::table::Source;
+use crate::telemetry::Event;
 use fletch_core::Tenant;
 use std::{
     collections::HashMap,

@@ -13,7 +13,7 @@ use super::{
     response_body::Charge,
 };
 use crate::{
-    accounting::{Component, Cost, LiveJob, Tally},
+    accounting::{Component, Cost, JobCosts, LiveJob, Tally},
     auth::{Peer, Principal, Role},
     chunk_reads::Asker,
     connections::{Connection, Refusal},
@@ -27,6 +27,7 @@ use axum::{
     http::{Extensions, HeaderMap, HeaderValue, header, request::Parts},
 };
 use fletch_api::{Code, headers, routes};
+use fletch_bounds::{RecordWait, Waits};
 use fletch_core::{DatasetName, JobName, Root, Tenant};
 use fletch_store::ReaderKind;
 use std::{convert::Infallible, sync::Arc};
@@ -274,6 +275,14 @@ impl ReadRequest {
     }
 }
 
+/// Adds the later waits of the current request to those of a job.
+pub fn record_waits_for(costs: &Arc<JobCosts>) {
+    if let Some(waits) = Waits::current() {
+        let costs: Arc<dyn RecordWait> = Arc::clone(costs) as _;
+        waits.record_for_job(costs);
+    }
+}
+
 impl Admitted {
     fn tally(&self, server: &Server, sources: &Sources, root: Root) -> Arc<Tally> {
         server.accounts.tally(&self.principal.domain, &self.job, root, sources.dataset())
@@ -282,6 +291,7 @@ impl Admitted {
     /// Returns who pays for the reads of one version.
     pub fn payer(&self, server: &Server, sources: &Sources, root: Root) -> Payer {
         let costs = Arc::clone(self.tally(server, sources, root).costs());
+        record_waits_for(&costs);
         Payer { asker: Asker::Client, tenant: self.principal.tenant.clone(), costs }
     }
 

@@ -8,6 +8,7 @@ use super::{
     request::{OnePath, read_body, read_json},
 };
 use crate::{
+    accounting::CostsOf,
     auth::Principal,
     groups::{KnownJob, NewJob},
     jobs::{OpenJob, Record},
@@ -21,9 +22,10 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Job, JobList, Problem, StartJob, WorldSpec, routes};
+use fletch_api::{GateWait, Job, JobList, Problem, StartJob, WorldSpec, routes};
+use fletch_bounds::Gate;
 use fletch_core::{DatasetName, LayoutId, Root};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// Returns the sources of a version, and the one of a layout.
 async fn sources_of(
@@ -81,13 +83,26 @@ pub async fn open_to_replace(
     Ok((declared.0, true))
 }
 
-/// Returns a job as the API shows it, with its share of the disk.
+/// Returns a job as the API shows it, with its share of the disk and its waits.
 ///
 /// # Errors
 /// What a ledger says.
 pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
     let mut shown = job.view().await?;
     shown.share = share_of(server, job);
+    let costs = server.accounts.costs.find(&CostsOf {
+        domain: job.sources.domain.clone(),
+        tenant: job.setup.tenant.clone(),
+        job: job.name(),
+        dataset: job.sources.dataset().clone(),
+    });
+    if let Some(costs) = costs {
+        let wait = |(gate, time): (Gate, Duration)| GateWait {
+            gate: gate.as_str().to_owned(),
+            seconds: time.as_secs_f64(),
+        };
+        shown.waits = costs.gates().into_iter().map(wait).collect();
+    }
     Ok(shown)
 }
 

@@ -3,7 +3,7 @@
 //! (I2) The end frame leaves after the grant is durable. A client uses no sample of a stream without it.
 
 use super::{
-    admission::{acquire_read_permit, check_read_permit},
+    admission::{acquire_read_permit, check_read_permit, record_waits_for},
     chunk_read::Payer,
     entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     epochs::{EpochPath, job_of},
@@ -337,7 +337,9 @@ impl LeaseRenewal {
 fn tally_of(server: &Server, principal: &Principal, job: &OpenJob) -> ApiResult<Arc<Tally>> {
     let live = server.live_job(&principal.tenant, &job.name())?;
     let (root, dataset) = (job.source.version.root(), job.sources.dataset());
-    Ok(server.accounts.tally(&principal.domain, &live, root, dataset))
+    let tally = server.accounts.tally(&principal.domain, &live, root, dataset);
+    record_waits_for(tally.costs());
+    Ok(tally)
 }
 
 /// Returns the bytes of a sample's files.

@@ -11,6 +11,7 @@ mod browser;
 mod chunk_read;
 mod chunks;
 mod cluster;
+mod context;
 pub(crate) mod credentials;
 mod dashboard;
 mod datasets;
@@ -44,9 +45,12 @@ use axum::{
 pub use hits::{HIT_STACK_BYTES, HitSession};
 
 use browser::BrowserRules;
+use context::RequestContext;
 use error::{ApiError, ApiResult};
 use fletch_api::{Code, headers, routes};
-use std::{sync::Arc, time::Instant};
+use fletch_bounds::in_waits;
+use std::sync::Arc;
+use tracing::Instrument as _;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes as documented};
 
@@ -186,9 +190,9 @@ fn is_encoded(request: &Request) -> bool {
 }
 
 /// Wraps every request: bounds its header, refuses those of foreign web pages, authenticates it, bounds the
-/// time until the head of its reply, adds the number of the view, and counts it.
+/// time until the head of its reply, adds its id and the number of the view, and counts it.
 async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
+    let context = RequestContext::of(&server, &request);
     if !is_probe(request.uri().path()) {
         server.touch();
     }
@@ -202,7 +206,11 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
         ApiError::new(Code::HeaderTooLarge, detail, "send fewer or shorter headers").into_response()
     } else {
         match admit(&server, request) {
-            Ok(request) => reply(&server, request, next).await,
+            Ok(request) => {
+                let span = context.span(&request, route.as_deref().unwrap_or("none"));
+                let reply = reply(&server, request, next).instrument(span);
+                in_waits(Arc::clone(&context.waits), reply).await
+            }
             Err(error) => error.into_response(),
         }
     };
@@ -210,7 +218,10 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
         locate(&mut response, &path.unwrap_or_default());
     }
     response.headers_mut().insert(headers::VIEW, HeaderValue::from(server.cluster.view_number()));
-    server.requests.count(route.as_deref().unwrap_or("none"), response.status().as_u16(), started.elapsed());
+    response.headers_mut().extend(context.header());
+    let (route, took) = (route.as_deref().unwrap_or("none"), context.started.elapsed());
+    server.requests.count(route, response.status().as_u16(), took);
+    server.read_watch.note_request(&context.waits, || route.to_owned());
     response
 }
 

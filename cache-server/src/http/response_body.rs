@@ -12,6 +12,7 @@ use crate::tenants::FairPermit;
 use axum::{body::Body, http::response::Builder};
 use bytes::Bytes;
 use fletch_api::ByteResult;
+use fletch_bounds::{InWaits, Waits};
 use futures::{Stream, stream::BoxStream};
 use http_body::{Frame, SizeHint};
 use std::{
@@ -19,6 +20,7 @@ use std::{
     sync::Arc,
     task::{Context, Poll},
 };
+use tracing::Span;
 
 /// The most bytes that a connection takes at once.
 pub const SLICE_BYTES_MAX: usize = 256 << 10;
@@ -123,12 +125,14 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 struct CountedBody {
     server: Arc<Server>,
     current: Option<Piece>,
-    rest: Option<BoxStream<'static, Result<Piece, BodyError>>>,
+    rest: Option<InWaits<BoxStream<'static, Result<Piece, BodyError>>>>,
     /// Bytes not yet taken, if the length was known from the start.
     remaining: Option<u64>,
     /// The job whose reply this is, and whether the connection waits for its bytes now.
     costs: Option<Arc<JobCosts>>,
     waiting: Option<Waiting>,
+    /// The waits of the request, if its reads go on while the reply is sent.
+    waits: Option<Arc<Waits>>,
     _permit: Option<FairPermit>,
 }
 
@@ -142,6 +146,7 @@ pub fn body_of_piece(server: &Arc<Server>, piece: Piece, len: u64, permit: Optio
         remaining: Some(len),
         costs: None,
         waiting: None,
+        waits: None,
         _permit: permit,
     })
 }
@@ -154,7 +159,10 @@ pub fn body_of_stream(
     permit: Option<FairPermit>,
     costs: Option<&Arc<JobCosts>>,
 ) -> Body {
-    let rest: Option<BoxStream<'static, _>> = Some(Box::pin(pieces));
+    // Its reads belong to the request, and run after the handler has returned.
+    let waits = Waits::current().unwrap_or_default();
+    let rest: BoxStream<'static, _> = Box::pin(pieces);
+    let rest = Some(InWaits::new(rest, Arc::clone(&waits), Span::current()));
     Body::new(CountedBody {
         server: Arc::clone(server),
         current: None,
@@ -162,6 +170,7 @@ pub fn body_of_stream(
         remaining: len,
         costs: costs.cloned(),
         waiting: None,
+        waits: Some(waits),
         _permit: permit,
     })
 }
@@ -169,6 +178,14 @@ pub fn body_of_stream(
 /// Builds a response from a head whose parts are known to be valid.
 pub fn respond(head: Builder, body: Body) -> ApiResult {
     head.body(body).map_err(|e| ApiError::internal(e.to_string()))
+}
+
+impl Drop for CountedBody {
+    fn drop(&mut self) {
+        if let Some(waits) = &self.waits {
+            self.server.read_watch.note_request(waits, || "a long reply");
+        }
+    }
 }
 
 impl http_body::Body for CountedBody {
@@ -195,7 +212,7 @@ impl http_body::Body for CountedBody {
                 this.current = None;
             }
             let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
-            match rest.as_mut().poll_next(cx) {
+            match rest.enter(|rest| rest.as_mut().poll_next(cx)) {
                 Poll::Pending => {
                     if this.waiting.is_none() {
                         this.waiting = this.costs.as_ref().map(JobCosts::wait);

@@ -502,6 +502,8 @@ impl OpenJob {
             settings: self.settings.get(),
             share: None,
             loaders: Some(self.loaders_view()),
+            // Those of the server, which knows them, are added there.
+            waits: Vec::new(),
         })
     }
 

@@ -22,9 +22,11 @@ mod fetch;
 use crate::{
     accounting::JobCosts,
     chunk_reads::ChunkReads,
+    telemetry::ReadWatch,
     versions::{Samples, Sources, Versions},
 };
 use fetch::Fetched;
+use fletch_bounds::{RecordWait, in_waits};
 use fletch_core::{
     StoreKey, Tenant,
     plan::Bits,
@@ -156,6 +158,8 @@ pub struct PrefetchContext {
     pub versions: Arc<Versions>,
     /// Reads chunks.
     pub reads: Arc<ChunkReads>,
+    /// Gets the waits of the reads.
+    pub watch: Arc<ReadWatch>,
     /// Owns the fetches' tasks.
     pub tasks: TaskTracker,
     /// The memory that prefetchers share.
@@ -388,8 +392,11 @@ impl Prefetcher {
         inner.fetching += 1;
         inner.fetching_bytes += bytes;
         let this = Arc::clone(self);
+        let waits = self.context.watch.waits_in_background();
+        let costs: Arc<dyn RecordWait> = Arc::clone(&self.costs) as _;
+        waits.record_for_job(costs);
         self.context.tasks.spawn(async move {
-            let fetched = this.fetch(key).await;
+            let fetched = in_waits(waits, this.fetch(key)).await;
             let mut inner = this.lock();
             let inner = &mut *inner;
             inner.fetching -= 1;

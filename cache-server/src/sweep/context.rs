@@ -1,7 +1,7 @@
 //! What the server gives to its sweeps, and what it counts of them.
 
 use super::Recorder;
-use crate::{accounting::Accounts, tenants::Tenants, versions::Versions};
+use crate::{accounting::Accounts, telemetry::ReadWatch, tenants::Tenants, versions::Versions};
 use fletch_store::{Shares, Store};
 use std::sync::{
     Arc,
@@ -19,6 +19,8 @@ pub struct SweepContext {
     pub accounts: Arc<Accounts>,
     /// Divides the disk between datasets.
     pub shares: Arc<Shares>,
+    /// Gets the waits of the fetches.
+    pub watch: Arc<ReadWatch>,
     /// Whose permits the fetches take.
     pub tenants: Arc<Tenants>,
     /// Owns the fetches' tasks.

@@ -2,6 +2,7 @@
 
 use super::{Sweep, pending_reads};
 use crate::versions::{ChunkFetch, LocatedChunk};
+use fletch_bounds::{RecordWait, Waits};
 use fletch_core::StoreKey;
 use fletch_store::{Fetch, Pinned, Warmed, disk::Health};
 use std::{
@@ -27,6 +28,10 @@ impl Sweep {
         let store = &self.context.store;
         let mut held = store.disk().is_none().then(Vec::new);
         let costs = self.costs_of(unit);
+        if let Some(waits) = Waits::current() {
+            let costs: Arc<dyn RecordWait> = Arc::clone(&costs) as _;
+            waits.record_for_job(costs);
+        }
         for c in self.samples.chunks(unit) {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
             let row = rows.get(c.row as usize).ok_or("its row is gone")?;

@@ -25,6 +25,7 @@ use crate::versions::{Source, Sources};
 pub use context::SweepContext;
 use fetch_permits::FetchPermits;
 use fletch_api::JobSweep;
+use fletch_bounds::in_waits;
 use fletch_core::{
     StoreKey,
     order::sweep::{Pick, PickQueue, ReadFrom, SubscriberId, SweepParams, SweepPolicy, SweepProgress},
@@ -386,7 +387,9 @@ impl Sweep {
                     inner.fetched_for[u] = owner;
                     inner.fetching_bytes += self.samples.unit_map.bytes(unit);
                     let (sweep, number) = (Arc::clone(self), inner.fetches[u]);
-                    self.context.tasks.spawn(async move { sweep.fetch(unit, number).await });
+                    let waits = self.context.watch.waits_in_background();
+                    let fetch = in_waits(waits, async move { sweep.fetch(unit, number).await });
+                    self.context.tasks.spawn(fetch);
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 use super::{FairPermit, FairPermits, TenantLimit, Tenants};
 use bytes::Bytes;
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Hash, Tenant, manifest::CHUNK_BYTES_MAX};
 use std::{
     collections::HashMap,
@@ -141,7 +142,8 @@ impl Tenants {
         bytes: u64,
     ) -> Result<Arc<HeldMemory>, NoChunkMemory> {
         let waited = self.limits.io_timeout / 2;
-        match timeout(waited, self.memory.hold(tenant, chunk, bytes)).await {
+        let hold = timeout(waited, self.memory.hold(tenant, chunk, bytes));
+        match pass_gate(Gate::ReplyMemory, hold).await {
             Ok(held) => Ok(held),
             Err(_) => {
                 self.count_refusal(tenant, TenantLimit::MemoryBytes);

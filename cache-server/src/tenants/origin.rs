@@ -10,6 +10,7 @@
 use super::{
     FairPermit, HeldMemory, NoChunkMemory, Stream, TenantLimit, Tenants, stream_turns::StreamTurns, to_usize,
 };
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Kind, StoreKey, Tenant};
 use fletch_origin::{Backend, Origin, OriginPace, OriginUri, SharedPermit, SharedPermits};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
@@ -278,9 +279,9 @@ impl Tenants {
         let weight = self.origin_shares.weight(stream);
         let acquire = async {
             // Only the caller with the turn waits for the rest, so the rest is given in the order of turns.
-            let _turn = line.turns.acquire(stream, weight, len).await;
-            let room = line.room.acquire(len).await;
-            let permit = permits.acquire(origin.backend()).await;
+            let _turn = pass_gate(Gate::Turn, line.turns.acquire(stream, weight, len)).await;
+            let room = pass_gate(Gate::OriginRoom, line.room.acquire(len)).await;
+            let permit = pass_gate(Gate::TenantOriginRequests, permits.acquire(origin.backend())).await;
             OriginPermit { _line: Arc::clone(&line), _room: room, _permit: permit }
         };
         let Ok(own) = timeout(waited, origin.awaited(acquire)).await else {
@@ -291,7 +292,7 @@ impl Tenants {
         // Then the memory: who has a permit of all origins waits for nothing else here.
         let memory = origin.awaited(memory).await?;
         let all = origin.awaited(self.origin_requests.acquire(tenant, 1));
-        let Ok(permit) = timeout(waited, all).await else {
+        let Ok(permit) = pass_gate(Gate::TenantRequests, timeout(waited, all)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
             let used = self.origin_requests.of(tenant).used;
             return Err(NoOriginPermit::Requests { origin: origin.uri().clone(), used, waited });

@@ -15,6 +15,7 @@ use crate::{
     accounting::{Accounts, NO_JOB},
     benefit::ServiceLog,
 };
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{DatasetName, Domain, Tenant};
 use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
 use futures::stream::BoxStream;
@@ -189,7 +190,7 @@ impl Home {
         tokio::select! {
             () = closed => Ok(None),
             // The semaphore is never closed.
-            permit = self.unhealthy_permits.acquire() => Ok(permit.ok()),
+            permit = pass_gate(Gate::SilentOrigin, self.unhealthy_permits.acquire()) => Ok(permit.ok()),
             () = sleep(self.shared.call_timeout) => {
                 let why = format!(
                     "it does not answer, and {UNHEALTHY_CALLS_MAX} other calls wait for it; retry later"

@@ -11,6 +11,7 @@ use super::{
     race::{Candidate, Choices, Finish, Found, race},
     source::{PartRow, Source},
 };
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{
     Hash, LayoutId,
     manifest::locate::{ChunkRange, ranges},
@@ -110,7 +111,7 @@ impl Versions {
             async move { source.rows(hash, 1).await?.into_iter().next().ok_or(VersionError::NotFound) }
                 .boxed()
         });
-        let (source, row) = self.ask_tables(sources, None, row_of).await?;
+        let (source, row) = pass_gate(Gate::Tables, self.ask_tables(sources, None, row_of)).await?;
         Ok(LocatedChunk::new(&source, row))
     }
 

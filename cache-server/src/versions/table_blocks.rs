@@ -6,6 +6,7 @@
 use super::HomeOrigin;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use fletch_bounds::carried;
 use fletch_core::{Kind, LayoutId, Root};
 use fletch_origin::{ObjectMeta, OriginError};
 use fletch_tables::{SourceError, Table, TableRange, TableSource, source::DOCUMENT_BYTES_MAX};
@@ -140,7 +141,7 @@ impl TableBlocks {
             return Ok(v.clone());
         }
         let owned = Arc::clone(cell);
-        let task = self.tasks.spawn(async move { owned.get_or_try_init(|| read).await.cloned() });
+        let task = self.tasks.spawn(carried(async move { owned.get_or_try_init(|| read).await.cloned() }));
         task.await.unwrap_or_else(|e| {
             Err(OriginError::Unavailable {
                 what: "a table".to_owned(),

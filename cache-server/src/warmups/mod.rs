@@ -17,10 +17,12 @@ use crate::{
     accounting::Accounts,
     chunk_reads::ChunkReads,
     cluster::ClusterState,
+    telemetry::ReadWatch,
     tenants::Tenants,
     versions::{Source, Sources},
 };
 use fletch_api::{Amount, Code, Problem, Warmup, WarmupState};
+use fletch_bounds::in_waits;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey, Tenant};
 use fletch_store::{DatasetId, Shares, Store};
 use std::{
@@ -53,6 +55,8 @@ pub struct WarmupContext {
     pub accounts: Arc<Accounts>,
     /// Whose permits the fetches take. While readers hold permits, warm-ups fetch less.
     pub tenants: Arc<Tenants>,
+    /// Gets the waits of the fetches.
+    pub watch: Arc<ReadWatch>,
     /// The other servers, which pin the chunks that they own.
     pub cluster: Arc<ClusterState>,
     /// How many chunks are fetched at once while there are no readers.
@@ -306,7 +310,8 @@ impl Warmups {
         let view = record.view();
         drop(all);
         let this = Arc::clone(self);
-        self.tasks.spawn(async move { this.run(record, request).await });
+        let waits = self.context.watch.waits_in_background();
+        self.tasks.spawn(in_waits(waits, async move { this.run(record, request).await }));
         Ok(view)
     }
 

@@ -21,6 +21,7 @@ mod datasets;
 mod domains;
 mod echoes;
 mod epochs;
+mod gates;
 mod hits;
 mod leases;
 mod ledgers;

@@ -294,6 +294,19 @@ pub struct Job {
     /// The processes that read as its ranks. Absent in the answers of older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loaders: Option<JobLoaders>,
+    /// Where its reads waited on this server, since it was last idle; the longest wait first. Reads that run
+    /// at once count each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<GateWait>,
+}
+
+/// How long the reads of a job waited at one gate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GateWait {
+    /// The gate: a label of the metric `fletch_read_wait_seconds`.
+    pub gate: String,
+    /// Seconds.
+    pub seconds: f64,
 }
 
 /// Fewer units than these share almost nothing between jobs, unless they are all.

@@ -42,8 +42,8 @@ pub use epochs::{
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{
-    BucketSpec, EchoSpec, Job, JobLine, JobList, JobSweep, LedgerBytes, OrderKind, PlanBase, PlanSpec,
-    ReplaySpec, StartJob, Visitation, WeightOf, Weights,
+    BucketSpec, EchoSpec, GateWait, Job, JobLine, JobList, JobSweep, LedgerBytes, OrderKind, PlanBase,
+    PlanSpec, ReplaySpec, StartJob, Visitation, WeightOf, Weights,
 };
 pub use loaders::{AckedBy, JobLoaders, Loader, RankLoader};
 pub use mounts::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, Mounts};

@@ -2,7 +2,7 @@
 
 use crate::{ClientError, tls::TlsFault};
 use bytes::{Bytes, BytesMut};
-use fletch_api::{Code, Problem, SPEAKS_TLS};
+use fletch_api::{Code, Problem, SPEAKS_TLS, headers};
 use http::{StatusCode, header::RETRY_AFTER};
 use reqwest::Response;
 use std::{io, time::Duration};
@@ -112,12 +112,14 @@ impl Responder<'_> {
         if status.is_success() || status.is_redirection() {
             return Err(self.protocol(format!("status {status}, expected {want:?}")));
         }
+        let id = response.headers().get(headers::REQUEST_ID).and_then(|id| id.to_str().ok());
+        let request = id.filter(|_| status.is_server_error()).map(str::to_owned);
         let body = self.body(response, BodyLength::AtMost(PROBLEM_BYTES_MAX)).await.unwrap_or_default();
         if status == StatusCode::BAD_REQUEST && body.starts_with(SPEAKS_TLS.as_bytes()) {
             return Err(ClientError::Tls { fault: TlsFault::wanted(self.0) });
         }
         let problem = serde_json::from_slice(&body).unwrap_or_else(|_| without_document(status));
-        Err(ClientError::Problem { problem: Box::new(problem), retry_after })
+        Err(ClientError::Problem { problem: Box::new(problem), request, retry_after })
     }
 }
 

@@ -15,11 +15,20 @@ pub(crate) struct Call {
     pub headers: Vec<(HeaderName, HeaderValue)>,
     pub body: Option<Bytes>,
     pub subject: Subject,
+    /// The id of the request, the same for each attempt.
+    pub id: u64,
 }
 
 impl Call {
     pub fn new(method: Method, path: impl Into<String>) -> Self {
-        Call { method, path: path.into(), headers: Vec::new(), body: None, subject: Subject::Any }
+        Call {
+            method,
+            path: path.into(),
+            headers: Vec::new(),
+            body: None,
+            subject: Subject::Any,
+            id: rand::random(),
+        }
     }
 
     pub fn get(path: impl Into<String>) -> Self {

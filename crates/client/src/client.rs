@@ -385,6 +385,7 @@ impl Client {
     fn request(&self, call: &Call, server: &Server, view: Option<u64>) -> RequestBuilder {
         let url = format!("{}{}", server.base, call.path);
         let mut request = server.http.current().request(call.method.clone(), url);
+        request = request.header(HeaderName::from_static(headers::REQUEST_ID), format!("{:016x}", call.id));
         for (name, value) in &call.headers {
             request = request.header(name, value);
         }

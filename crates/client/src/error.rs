@@ -30,10 +30,12 @@ pub enum ClientError {
         fault: TlsFault,
     },
     /// The server answered with a problem.
-    #[error("{problem}")]
+    #[error("{problem}{}", of_request(request.as_deref()))]
     Problem {
         /// The server's problem document, unchanged.
         problem: Box<Problem>,
+        /// The id of the request, by which the server's log can be searched. Only with a status from 500 on.
+        request: Option<String>,
         /// How long the server asked the client to wait.
         retry_after: Option<Duration>,
     },
@@ -98,6 +100,13 @@ pub enum ClientError {
     /// The configuration or an argument is not valid.
     #[error("{0}")]
     Config(String),
+}
+
+fn of_request(id: Option<&str>) -> String {
+    match id {
+        Some(id) => format!(" (request {id})"),
+        None => String::new(),
+    }
 }
 
 impl ClientError {

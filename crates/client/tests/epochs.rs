@@ -94,6 +94,7 @@ fn job() -> Job {
         settings: Default::default(),
         share: None,
         loaders: None,
+        waits: Vec::new(),
     }
 }
 

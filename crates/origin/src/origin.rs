@@ -15,6 +15,7 @@ use crate::{
     OriginUri, Pin, PutMode, local,
 };
 use bytes::Bytes;
+use fletch_bounds::{Gate, pass_gate};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use std::collections::{BTreeMap, HashMap};
@@ -595,7 +596,7 @@ impl Origin {
             work(&dir)
         });
         let unavailable = |why: &str| OriginError::Unavailable { what: what.to_owned(), why: why.to_owned() };
-        match timeout_at(deadline, running).await {
+        match pass_gate(Gate::Origin, timeout_at(deadline, running)).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(unavailable("the thread of this call panicked or was cancelled")),
             Err(_) => Err(unavailable("the file system did not answer within io_timeout")),

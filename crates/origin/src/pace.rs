@@ -29,6 +29,7 @@
 //! burst of 10 ms.
 
 use crate::OriginError;
+use fletch_bounds::{Gate, pass_gate};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -172,7 +173,7 @@ impl Pace {
                 }
                 Ok((at, s.event, s.voided))
             })?;
-            sleep_until(at).await;
+            pass_gate(Gate::OriginPace, sleep_until(at)).await;
             // A pause that began meanwhile applies to waiting callers too.
             if self.with(|s, _| s.voided == voided) {
                 return Ok(Ticket { event });

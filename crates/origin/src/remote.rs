@@ -18,6 +18,7 @@ use crate::stats::Counters;
 use crate::transport::{PLACEHOLDER, Rewrite, warn_of_ignored_proxy};
 use crate::uri::{Scheme, check_plain_path};
 use crate::{OriginConfig, OriginError, OriginLimits, OriginPace};
+use fletch_bounds::{Gate, pass_gate};
 use object_store::GetOptions;
 use object_store::path::Path as Key;
 use std::fmt;
@@ -94,7 +95,8 @@ pub(crate) async fn shared_permit(
 ) -> Result<SharedPermit<Backend>, OriginError> {
     let begun = Instant::now();
     let waited = || waited_in_vain(what, origin, (begun, permits.held(backend)), OWN_SETTING);
-    let permit = timeout_at(deadline, permits.acquire(backend)).await.map_err(|_| waited())?;
+    let acquire = timeout_at(deadline, permits.acquire(backend));
+    let permit = pass_gate(Gate::OriginRequests, acquire).await.map_err(|_| waited())?;
     // A permit that comes at the last moment is of no use.
     if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
 }

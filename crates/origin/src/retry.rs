@@ -5,6 +5,7 @@
 
 use crate::OriginError;
 use crate::stats::Counters;
+use fletch_bounds::{Gate, pass_gate};
 use std::future::Future;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -59,7 +60,7 @@ pub(crate) async fn retrying<T, F: Future<Output = Result<T, OriginError>>>(
             return Err(error);
         }
         tracing::debug!(%error, attempt, "retrying a call to the origin");
-        sleep(wake - Instant::now()).await;
+        pass_gate(Gate::Retry, sleep(wake - Instant::now())).await;
         counters.retries.fetch_add(1, Relaxed);
         attempt += 1;
         last = Some(error);

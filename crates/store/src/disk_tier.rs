@@ -31,6 +31,7 @@ use crate::{
     stats::Counters,
 };
 use append_queue::Queue;
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Hash, StoreKey, Verified};
 pub(crate) use promise::PromiseOutcome;
 use promise::Promises;
@@ -412,10 +413,12 @@ impl DiskTier {
         let engine = self.engine()?;
         let now = Instant::now();
         let by = now + READ_WAIT.min(until.saturating_duration_since(now) / 4);
-        let permit = match timeout_at(by, Arc::clone(&self.readers).acquire_owned()).await {
-            Ok(permit) => permit.ok()?,
-            Err(_) => return self.give_up_read(key),
-        };
+        let permit =
+            match pass_gate(Gate::DiskQueue, timeout_at(by, Arc::clone(&self.readers).acquire_owned())).await
+            {
+                Ok(permit) => permit.ok()?,
+                Err(_) => return self.give_up_read(key),
+            };
         let (disk, of) = (Arc::clone(self), key.clone());
         let job = spawn_blocking(move || {
             let _permit = permit;
@@ -430,7 +433,7 @@ impl DiskTier {
             }
             found
         });
-        match timeout_at(by, job).await {
+        match pass_gate(Gate::Disk, timeout_at(by, job)).await {
             Ok(done) => done.ok().flatten(),
             Err(_) => self.give_up_read(key),
         }

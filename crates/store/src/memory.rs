@@ -11,6 +11,7 @@ use crate::{
     pins::{Pinned, Pins},
 };
 use bytes::Bytes;
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{StoreKey, Verified};
 use moka::{policy::EvictionPolicy, sync::Cache};
 use std::{
@@ -161,6 +162,10 @@ impl Memory {
         if let Ok(p) = Arc::clone(&self.permits).try_acquire_many_owned(len) {
             return Some(p);
         }
+        pass_gate(Gate::ChunkMemory, self.wait_for_permit(len, until)).await
+    }
+
+    async fn wait_for_permit(&self, len: u32, until: Instant) -> Option<OwnedSemaphorePermit> {
         let _wanted = self.buffers.add_waiter();
         let waiting = Arc::clone(&self.permits).acquire_many_owned(len);
         tokio::pin!(waiting);

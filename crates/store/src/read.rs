@@ -13,11 +13,13 @@ use crate::{
     stats::{Counters, StoreStats},
 };
 use bytes::Bytes;
+use fletch_bounds::{Gate, carried, pass_gate};
 use fletch_core::{Hash, Mismatch, StoreKey, Verified};
 use futures::future::BoxFuture;
 use std::{ops::Range, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
+use tracing::{Instrument as _, info_span};
 
 mod at_once;
 
@@ -210,7 +212,7 @@ impl Store {
                 Counters::add(&self.counters.hits_flight, 1);
                 // A leader that reads on its own thread may hang in a disk, beyond the flight's deadline.
                 let late = Err(ReadError::Deadline(self.limits.deadline));
-                let outcome = timeout_at(until + JOINED_GRACE, outcome).await;
+                let outcome = pass_gate(Gate::SharedFetch, timeout_at(until + JOINED_GRACE, outcome)).await;
                 let outcome = outcome.map_or(late, |o| o.unwrap_or(Err(ReadError::Lost)));
                 (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
             }
@@ -220,7 +222,9 @@ impl Store {
                     return (Ok(hit), false);
                 }
                 let (store, key, fetch) = (Arc::clone(self), key.clone(), Arc::clone(fetch));
-                self.tasks.spawn(async move { store.run_flight(guard, key, len, dataset, fetch).await });
+                let span = info_span!("flight", chunk = %key.hash);
+                let flight = async move { store.run_flight(guard, key, len, dataset, fetch).await };
+                self.tasks.spawn(carried(flight.instrument(span)));
                 (outcome.await.unwrap_or(Err(ReadError::Lost)), false)
             }
         }

@@ -6,7 +6,7 @@ use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::status::span;
 use fletch_api::{
-    EpochState, JobLine, JobLoaders, JobSettings, JobShare, ShareBasis,
+    EpochState, GateWait, JobLine, JobLoaders, JobSettings, JobShare, ShareBasis,
     benefit::{BenefitEstimate, JobBenefit},
 };
 use fletch_client::Client;
@@ -20,6 +20,8 @@ use std::{
 
 /// The most names that an error lists.
 const NAMED_MAX: usize = 8;
+/// The most gates that are shown.
+const WAITS_SHOWN: usize = 4;
 /// How often a probe's progress is asked for.
 const PROBE_ASKED: Duration = Duration::from_millis(500);
 /// A job that acknowledges nothing for as long does not train now.
@@ -116,6 +118,7 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
             write_share(w, share, job.benefit.as_ref().and_then(|b| b.estimate.as_ref()))?;
         }
         write_settings(w, &job.settings)?;
+        write_waits(w, &job.waits)?;
         if let Some(loaders) = &job.loaders {
             write_loaders(w, loaders)?;
         }
@@ -135,6 +138,19 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
         }
         Ok(())
     })
+}
+
+/// Writes where the job's reads waited longest.
+fn write_waits(w: &mut dyn Write, waits: &[GateWait]) -> io::Result<()> {
+    if waits.is_empty() {
+        return Ok(());
+    }
+    let shown = |wait: &GateWait| {
+        let time = Duration::try_from_secs_f64(wait.seconds).unwrap_or_default();
+        format!("{} {time:.1?}", wait.gate)
+    };
+    let longest: Vec<String> = waits.iter().take(WAITS_SHOWN).map(shown).collect();
+    writeln!(w, "waited\t{}", longest.join(", "))
 }
 
 /// Writes which processes read as the job's ranks.

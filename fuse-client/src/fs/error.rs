@@ -217,7 +217,11 @@ mod tests {
     }
 
     fn problem(code: Code) -> FsError {
-        read(ClientError::Problem { problem: Box::new(Problem::new(code, "d", "h")), retry_after: None })
+        read(ClientError::Problem {
+            problem: Box::new(Problem::new(code, "d", "h")),
+            request: None,
+            retry_after: None,
+        })
     }
 
     #[test]

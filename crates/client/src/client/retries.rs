@@ -124,7 +124,7 @@ impl Client {
             if Instant::now() + wait >= until {
                 break error;
             }
-            tracing::debug!(%error, ?wait, "retrying a request");
+            tracing::debug!(%error, ?wait, request = %format_args!("{:016x}", call.id), "retrying a request");
             self.counters.retries.fetch_add(1, Relaxed);
             sleep(wait).await;
             if error.is_tls() {

@@ -221,7 +221,7 @@ impl Requester {
             let mut batch = batch.map_err(StreamError::Retry)?;
             while let Some(piece) = batch.next().await.map_err(StreamError::Retry)? {
                 let problem = |problem: Box<Problem>| {
-                    StreamError::Retry(ClientError::Problem { problem, retry_after: None })
+                    StreamError::Retry(ClientError::Problem { problem, request: None, retry_after: None })
                 };
                 pieces.push_back(piece.outcome.map_err(problem)?);
             }

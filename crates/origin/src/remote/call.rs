@@ -8,11 +8,13 @@ use crate::pace::Ticket;
 use crate::retry::retrying;
 use crate::shared_permits::SharedPermit;
 use crate::stalls::{Holding, SuspectSlot, WaitsFor};
+use fletch_bounds::{Gate, pass_gate};
 use std::future::Future;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
+use tracing::{Instrument as _, info_span};
 
 /// The permits of one call.
 struct CallPermits<'a> {
@@ -27,12 +29,12 @@ impl Remote {
     async fn permit<'a>(
         &self,
         what: &str,
-        (permits, max, setting): (&'a Semaphore, usize, &str),
+        (gate, permits, max, setting): (Gate, &'a Semaphore, usize, &str),
         deadline: Instant,
     ) -> Result<SemaphorePermit<'a>, OriginError> {
         let begun = Instant::now();
         let waited = || waited_in_vain(what, &self.config.prefix, (begun, max), setting);
-        let permit = timeout_at(deadline, permits.acquire()).await;
+        let permit = pass_gate(gate, timeout_at(deadline, permits.acquire())).await;
         let permit = permit.map_err(|_| waited())?.map_err(|_| waited())?;
         // A permit that comes at the last moment is of no use.
         if Instant::now() < deadline { Ok(permit) } else { Err(waited()) }
@@ -56,7 +58,7 @@ impl Remote {
         let own = match &self.own_permits {
             Some(own) => {
                 let max = self.config.concurrency.map_or(0, |n| n as usize);
-                let own = (own, max, "concurrency of its [[origin]]");
+                let own = (Gate::OriginRequests, own, max, "concurrency of its [[origin]]");
                 let permit = self.permits.stalls.waited(waits, self.permit(what, own, deadline));
                 (Some(permit.await?), None)
             }
@@ -76,9 +78,13 @@ impl Remote {
             None => self.limits.requests_per_origin(),
         };
         let stalls = &self.permits.stalls;
+        let slot = pass_gate(
+            Gate::HungObjects,
+            timeout_at(deadline, stalls.suspect_slot((&self.line, permits), what)),
+        );
         let slot = tokio::select! {
             biased;
-            slot = timeout_at(deadline, stalls.suspect_slot((&self.line, permits), what)) => slot,
+            slot = slot => slot,
             () = stalls.awaited_outside(&self.line) => {
                 let what = what.to_owned();
                 return Err(OriginError::GaveWay { what });
@@ -133,6 +139,7 @@ impl Remote {
         let keep =
             |permits| std::mem::replace(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner), permits);
         let keep = &keep;
+        let span = info_span!("origin_call", origin = %self.config.prefix, object = what);
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
             let is_suspect = is_read && self.permits.stalls.is_suspect(&self.line, what);
             let permits = match keep(None).filter(|permits| permits.slot.is_some() == is_suspect) {
@@ -140,7 +147,7 @@ impl Remote {
                 None => self.call_permits(what, is_suspect, deadline).await?,
             };
             let ticket = self.pace.admit(what, bytes, deadline).await?;
-            let all = (&*self.permits.all, self.limits.requests_max, ALL_SETTING);
+            let all = (Gate::AllRequests, &*self.permits.all, self.limits.requests_max, ALL_SETTING);
             let all = self.permits.stalls.waited(WaitsFor::Any, self.permit(what, all, deadline));
             let _permit = all.await?;
             self.check_expiry(what)?;
@@ -161,6 +168,7 @@ impl Remote {
             self.paced(ticket, &result);
             result.map_err(|e| self.explained(e))
         })
+        .instrument(span)
         .await
     }
 
@@ -172,12 +180,12 @@ impl Remote {
     ) -> Result<T, OriginError> {
         let current = self.current();
         let used = current.generation;
-        match once(attempt, current).await {
+        match pass_gate(Gate::Origin, once(attempt, current)).await {
             Err(e @ (OriginError::Denied { .. } | OriginError::Expired { .. }))
                 if self.has_newer_credentials(used, &e) =>
             {
                 self.counters.retries.fetch_add(1, Relaxed);
-                once(attempt, self.current()).await
+                pass_gate(Gate::Origin, once(attempt, self.current())).await
             }
             other => other,
         }

@@ -13,6 +13,7 @@ use crate::{
     disk::{DiskEngine, Newcomer, Stored},
     stats::Counters,
 };
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{StoreKey, Verified};
 use std::{
     sync::{Arc, PoisonError},
@@ -150,7 +151,7 @@ impl DiskTier {
         let until = Instant::now() + within;
         let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
         while full() && Instant::now() < until {
-            tokio::time::sleep(QUEUE_POLL_EVERY).await;
+            pass_gate(Gate::DiskRoom, tokio::time::sleep(QUEUE_POLL_EVERY)).await;
         }
     }
 

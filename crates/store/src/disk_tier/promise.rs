@@ -9,6 +9,7 @@
 
 use super::{DiskTier, lock};
 use crate::{dataset_id::DatasetId, disk::Admission, disk::DiskEngine};
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::StoreKey;
 use std::{
     collections::HashMap,
@@ -81,7 +82,7 @@ impl DiskTier {
             if let Some(promise) = self.try_promise(&engine, key, dataset, len) {
                 return PromiseOutcome::Promised(promise);
             }
-            if timeout_at(until, changed).await.is_err() {
+            if pass_gate(Gate::DiskRoom, timeout_at(until, changed)).await.is_err() {
                 return PromiseOutcome::Late;
             }
         }

@@ -1,0 +1,231 @@
+//! Tests that a slow read says where it waited: in its log line, in the histogram, and in its job.
+//!
+//! Each case makes readers wait at one gate. The reads carry the gate's name as their request's id, so that
+//! their log lines are found.
+
+use crate::common::{Node, Tree, body, content, index_bucket};
+use fletch_api::{headers, routes};
+use fletch_core::{Hash, Root};
+use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use reqwest::{Response, StatusCode};
+use serde_json::Value;
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+const FILES: [&str; 8] = ["f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7"];
+/// Far longer than a wait, for a loaded machine.
+const SOON: Duration = Duration::from_secs(60);
+
+/// The lines that this process logs, as JSON.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// Starts logging. A process has one log, so all cases are one test.
+    fn start() -> Self {
+        let log = Log::default();
+        let writer = log.clone();
+        tracing_subscriber::fmt()
+            .json()
+            .with_env_filter("info")
+            .with_writer(move || writer.clone())
+            .try_init()
+            .expect("this test is a process of its own");
+        log
+    }
+
+    /// Returns the slow-read lines of a request: each one's gate, and the line.
+    fn slow_reads(&self, id: &str) -> Vec<(String, Value)> {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let lines = String::from_utf8(bytes).expect("text");
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("json"));
+        let is_of = |line: &Value| {
+            let spans = line["spans"].as_array().cloned().unwrap_or_default();
+            spans.iter().any(|span| span["name"] == "request" && span["id"] == id)
+        };
+        let gate = |line: &Value| line["fields"]["gate"].as_str().map(str::to_owned);
+        lines.filter(is_of).filter_map(|line| Some((gate(&line)?, line))).collect()
+    }
+}
+
+/// A bucket with small files, and the settings of a server that may read it.
+struct Bucket {
+    tree: Tree,
+    store: OriginEmulator,
+    root: Root,
+    settings: TempDir,
+}
+
+impl Bucket {
+    /// `pace` are further lines of the `[[origin]]`.
+    async fn new(pace: &str) -> Self {
+        let tree = Tree::new((0u64..).zip(FILES).map(|(seed, name)| (name, content(seed + 50, 30_000))));
+        let backing = Backing::Directory(tree.dir.path().to_owned());
+        let store = OriginEmulator::start(EmulatorConfig::default(), backing);
+        let root = index_bucket(&tree, &store).await;
+        let settings = tempfile::tempdir().expect("tempdir");
+        let text = format!(
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \
+                \"us-east-1\"\ncredentials = \"anonymous\"\n{pace}",
+            store.uri(),
+            store.endpoint()
+        );
+        std::fs::write(settings.path().join("f.toml"), text).expect("write");
+        Bucket { tree, store, root, settings }
+    }
+
+    async fn node(&self, more: &[&str]) -> Node {
+        let config = format!("--config={}", self.settings.path().join("f.toml").display());
+        let mut args = vec![config.as_str(), "--cache-size=0", "--log-slow-read=200ms", "--io-timeout=30s"];
+        args.extend(more);
+        let node = Node::start(&args).await;
+        node.register("d", &self.store.uri(), None).await;
+        node
+    }
+
+    async fn get(&self, node: &Node, id: &str, name: &str) -> Response {
+        let chunk = routes::chunk(self.root, Hash::of(&self.tree.files[name]));
+        node.get(&chunk).header(headers::REQUEST_ID, id).send().await.expect("answer")
+    }
+
+    /// Reads files at once, and checks their bytes.
+    async fn read(&self, node: &Node, id: &str, names: &[&str]) {
+        let reads = names.iter().map(|name| async move {
+            let reply = self.get(node, id, name).await;
+            assert_eq!(reply.headers()[headers::REQUEST_ID], id, "the client's id comes back");
+            assert!(body(reply, StatusCode::OK).await == self.tree.files[*name], "{name}: other bytes");
+        });
+        futures::future::join_all(reads).await;
+    }
+
+    fn stall_once(&self, names: &[&str]) {
+        for name in names {
+            self.store.set_fault(name, Fault::Stall, Some(1));
+        }
+    }
+}
+
+/// Checks that a log line of the request names the gate, and that the histogram counts it.
+async fn named(log: &Log, node: &Node, gate: &str) {
+    let begun = Instant::now();
+    loop {
+        let lines = log.slow_reads(gate);
+        let line = lines.iter().find(|(named, _)| named == gate);
+        if let Some((_, line)) = line {
+            let waits = line["fields"]["waits"].as_str().expect("all gates");
+            assert!(waits.starts_with(gate), "{waits}");
+            break;
+        }
+        assert!(begun.elapsed() < SOON, "no line names {gate}: {lines:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let count = format!("fletch_read_wait_seconds_count{{gate=\"{gate}\"}}");
+    assert!(node.metric(&count).await > 0, "{gate} is not counted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_read_names_the_gate_at_which_it_waited() {
+    let log = Log::start();
+
+    // A store that answers nothing for a third of io.timeout.
+    let bucket = Bucket::new("").await;
+    let node = bucket.node(&["--io-timeout=3s"]).await;
+    bucket.stall_once(&["f0"]);
+    bucket.read(&node, "origin", &["f0"]).await;
+    named(&log, &node, "origin").await;
+    // One fetch for two readers.
+    bucket.stall_once(&["f1"]);
+    bucket.read(&node, "shared_fetch", &["f1", "f1"]).await;
+    named(&log, &node, "shared_fetch").await;
+    // A store that asks to come again in a second.
+    bucket.store.set_fault("f2", Fault::SlowDown { retry_after_s: Some(1) }, Some(1));
+    bucket.read(&node, "retry", &["f2"]).await;
+    named(&log, &node, "retry").await;
+    node.running.shutdown().await;
+
+    // Two objects that hang, and one call for such objects at a time.
+    let node = bucket.node(&["--io-timeout=6s", "--limits-origin-requests-per-origin=4"]).await;
+    for name in ["f3", "f4", "f5"] {
+        bucket.store.set_fault(name, Fault::Stall, Some(2));
+    }
+    let reads = ["f3", "f4", "f5"].map(|name| bucket.get(&node, "hung_objects", name));
+    futures::future::join_all(reads).await;
+    named(&log, &node, "hung_objects").await;
+    node.running.shutdown().await;
+
+    // The tables are cold, and their part does not come at once.
+    let node = bucket.node(&["--io-timeout=3s"]).await;
+    node.resolve("d", "latest").await;
+    bucket.store.set_fault(".fletch", Fault::Stall, Some(1));
+    bucket.read(&node, "tables", &["f6"]).await;
+    named(&log, &node, "tables").await;
+    bucket.store.clear_faults();
+    node.running.shutdown().await;
+
+    // One request to the store at a time: the first read has it, the second has the turn.
+    let node = bucket.node(&["--io-timeout=3s", "--limits-origin-requests-per-origin=1"]).await;
+    bucket.read(&node, "warm", &["f7"]).await;
+    bucket.stall_once(&["f0", "f1", "f2"]);
+    bucket.read(&node, "tenant_origin_requests", &["f0", "f1"]).await;
+    named(&log, &node, "tenant_origin_requests").await;
+    bucket.stall_once(&["f2", "f3", "f4"]);
+    bucket.read(&node, "turn", &["f2", "f3", "f4", "f5"]).await;
+    named(&log, &node, "turn").await;
+    bucket.store.clear_faults();
+    node.running.shutdown().await;
+
+    // A pace of two requests a second: one waits at the pace, and a few more for room before it.
+    let bucket = Bucket::new("requests_per_second = 2\n").await;
+    let node = bucket.node(&[]).await;
+    bucket.read(&node, "origin_pace", &["f0", "f1"]).await;
+    named(&log, &node, "origin_pace").await;
+    bucket.read(&node, "origin_room", &["f2", "f3", "f4", "f5", "f6", "f7"]).await;
+    named(&log, &node, "origin_room").await;
+    node.running.shutdown().await;
+}
+
+/// Replies that nobody reads hold the memory for chunks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_waits_for_memory_names_it() {
+    let log = Log::start();
+    let mut tree = Tree::new([]);
+    for i in 0..20 {
+        let (name, bytes) = (format!("f{i:02}"), content(100 + i, 4 << 20));
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    let root = tree.index().root();
+    let memory = ["--memory=64MiB", "--memory-prefetch=0", "--cache-size=0", "--limits-send-timeout=10m"];
+    let more: Vec<&str> = memory.into_iter().chain(["--log-slow-read=200ms", "--io-timeout=4m"]).collect();
+    let node = Node::serving(&tree, &more).await;
+    let get = |bytes: &Vec<u8>| {
+        node.get(&routes::chunk(root, Hash::of(bytes))).header(headers::REQUEST_ID, "chunk_memory").send()
+    };
+    let mut unread = Vec::new();
+    for bytes in tree.files.values() {
+        match tokio::time::timeout(Duration::from_secs(1), get(bytes)).await {
+            Ok(reply) => unread.push(reply.expect("answer")),
+            // It waits. What was given up is read on, and gets the memory.
+            Err(_) => break,
+        }
+    }
+    assert!(unread.len() < 20, "the memory holds 64 MiB");
+    drop(unread);
+    named(&log, &node, "chunk_memory").await;
+    node.running.shutdown().await;
+}

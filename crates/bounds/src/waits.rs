@@ -1,0 +1,268 @@
+//! How long a read, a request or a job waited at each gate.
+//!
+//! Invariants:
+//! 1. A wait is recorded once in the [`Waits`] of its task, and once in each one above it.
+//! 2. A gate that is open at once costs no clock and is not recorded.
+//! 3. A wait that is given up is recorded with the time until then.
+
+use crate::{Gate, RequestId};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    task::Poll,
+    time::{Duration, Instant},
+};
+use tokio::task_local;
+use tracing::{Instrument as _, Span};
+
+task_local! {
+    static CURRENT: Arc<Waits>;
+}
+
+/// Gets each wait besides the [`Waits`] themselves, such as a histogram.
+pub trait RecordWait: Send + Sync {
+    /// Records a wait.
+    fn record_wait(&self, gate: Gate, waited: Duration);
+}
+
+/// The time that something waited at each gate.
+#[derive(Default)]
+pub struct Waits {
+    nanos: [AtomicU64; Gate::ALL.len()],
+    under_way: Mutex<Vec<(Gate, Instant)>>,
+    above: Option<Arc<dyn RecordWait>>,
+    request: Option<RequestId>,
+    /// Set when it is known for which job a request reads.
+    job: OnceLock<Arc<dyn RecordWait>>,
+    is_noted: AtomicBool,
+}
+
+impl std::fmt::Debug for Waits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.longest_first().iter().map(|(gate, time)| (gate.as_str(), time))).finish()
+    }
+}
+
+impl RecordWait for Waits {
+    fn record_wait(&self, gate: Gate, waited: Duration) {
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos[gate as usize].fetch_add(nanos, Relaxed);
+        if let Some(above) = &self.above {
+            above.record_wait(gate, waited);
+        }
+        if let Some(job) = self.job.get() {
+            job.record_wait(gate, waited);
+        }
+    }
+}
+
+impl Waits {
+    /// Creates the waits of a request, or of background work. Each wait is also recorded in `above`.
+    #[must_use]
+    pub fn below(above: Arc<dyn RecordWait>, request: Option<RequestId>) -> Arc<Self> {
+        Arc::new(Waits { above: Some(above), request, ..Waits::default() })
+    }
+
+    /// Creates the waits of a part of what the current task does, such as one read of a request.
+    #[must_use]
+    pub fn of_part() -> Arc<Self> {
+        let Some(whole) = Waits::current() else { return Arc::default() };
+        let request = whole.request.clone();
+        Arc::new(Waits { above: Some(whole), request, ..Waits::default() })
+    }
+
+    /// Returns the waits of the current task.
+    #[must_use]
+    pub fn current() -> Option<Arc<Self>> {
+        CURRENT.try_with(Arc::clone).ok()
+    }
+
+    /// Returns the id of the request for which the current task works.
+    #[must_use]
+    pub fn current_request() -> Option<RequestId> {
+        CURRENT.try_with(|waits| waits.request.clone()).ok().flatten()
+    }
+
+    /// Records all later waits in those of a job, too. The first job stays.
+    pub fn record_for_job(&self, job: Arc<dyn RecordWait>) {
+        // Of two at the same moment one is kept: a request reads for one job.
+        self.job.get_or_init(|| job);
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, Vec<(Gate, Instant)>> {
+        // Every statement leaves the guarded value whole.
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long it waited at a gate, until now if it waits there.
+    #[must_use]
+    pub fn time_at(&self, gate: Gate) -> Duration {
+        let ended = Duration::from_nanos(self.nanos[gate as usize].load(Relaxed));
+        let under_way = self.under_way();
+        let now = under_way.iter().filter(|one| one.0 == gate).map(|one| one.1.elapsed());
+        ended + now.sum::<Duration>()
+    }
+
+    /// Returns whether nobody called this before: the log has one line for one request.
+    pub fn is_first_note(&self) -> bool {
+        !self.is_noted.swap(true, Relaxed)
+    }
+
+    /// Returns the gates with a wait, the longest wait first.
+    #[must_use]
+    pub fn longest_first(&self) -> Vec<(Gate, Duration)> {
+        let mut waits: Vec<_> = Gate::ALL.into_iter().map(|gate| (gate, self.time_at(gate))).collect();
+        waits.retain(|(_, time)| !time.is_zero());
+        waits.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+        waits
+    }
+}
+
+/// A wait under way. Dropping it records the wait, whatever ends it.
+struct Passing {
+    waits: Arc<Waits>,
+    gate: Gate,
+    since: Instant,
+}
+
+impl Passing {
+    /// Begins a wait of the current task. `None` where nobody records waits.
+    fn begin(gate: Gate) -> Option<Self> {
+        let passing = Passing { waits: Waits::current()?, gate, since: Instant::now() };
+        passing.waits.under_way().push((gate, passing.since));
+        Some(passing)
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let wait = (self.gate, self.since);
+        let mut under_way = self.waits.under_way();
+        if let Some(at) = under_way.iter().position(|one| *one == wait) {
+            under_way.swap_remove(at);
+        }
+        drop(under_way);
+        self.waits.record_wait(self.gate, self.since.elapsed());
+    }
+}
+
+/// Waits at a gate: runs `wait`, and records how long it took if it was not ready at once.
+pub async fn pass_gate<T>(gate: Gate, wait: impl Future<Output = T>) -> T {
+    let mut wait = pin!(wait);
+    let first = std::future::poll_fn(|cx| Poll::Ready(wait.as_mut().poll(cx))).await;
+    match first {
+        Poll::Ready(result) => result,
+        Poll::Pending => {
+            let _passing = Passing::begin(gate);
+            wait.await
+        }
+    }
+}
+
+/// Runs a future whose waits are recorded in `waits`.
+pub async fn in_waits<T>(waits: Arc<Waits>, work: impl Future<Output = T>) -> T {
+    CURRENT.scope(waits, work).await
+}
+
+/// Prepares a future for a task of its own: it records in the current waits, and logs in the current span.
+pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    let (waits, span) = (Waits::current(), Span::current());
+    let work = work.instrument(span);
+    async move {
+        match waits {
+            Some(waits) => CURRENT.scope(waits, work).await,
+            None => work.await,
+        }
+    }
+}
+
+/// A value that is polled in the waits and the span of a request, such as the body of its reply.
+#[derive(Debug)]
+pub struct InWaits<T> {
+    inner: T,
+    waits: Arc<Waits>,
+    span: Span,
+}
+
+impl<T> InWaits<T> {
+    /// Ties a value to waits, and to a span.
+    pub fn new(inner: T, waits: Arc<Waits>, span: Span) -> Self {
+        InWaits { inner, waits, span }
+    }
+
+    /// Returns the value.
+    pub fn inner(&self) -> &T {
+        &self.inner
+    }
+
+    /// Runs `work` with the value, in its waits and its span.
+    pub fn enter<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
+        let _entered = self.span.enter();
+        CURRENT.sync_scope(Arc::clone(&self.waits), || work(&mut self.inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+    use tokio::{sync::Semaphore, time::sleep};
+
+    #[tokio::test]
+    async fn a_wait_is_recorded_in_all_waits_above_and_once() {
+        let server = Arc::new(Waits::default());
+        let (job, request) = (Arc::new(Waits::default()), Waits::below(server.clone(), RequestId::new("r1")));
+        let ms = Duration::from_millis;
+        in_waits(Arc::clone(&request), async {
+            pass_gate(Gate::Disk, sleep(ms(20))).await;
+            Waits::current().expect("in a request").record_for_job(job.clone());
+            let read = Waits::of_part();
+            assert_eq!(read.request, Waits::current_request());
+            in_waits(Arc::clone(&read), pass_gate(Gate::Origin, sleep(ms(30)))).await;
+            assert_eq!(read.time_at(Gate::Disk), Duration::ZERO, "that was before the read");
+            assert!(read.time_at(Gate::Origin) >= ms(30));
+        })
+        .await;
+        for waits in [&request, &server] {
+            assert!(
+                waits.time_at(Gate::Origin) >= ms(30) && waits.time_at(Gate::Origin) < ms(2_000),
+                "{waits:?}"
+            );
+            assert!(waits.time_at(Gate::Disk) >= ms(20), "{waits:?}");
+            assert_eq!(waits.longest_first().len(), 2);
+        }
+        assert_eq!(job.longest_first().len(), 1, "later waits only: {job:?}");
+    }
+
+    #[tokio::test]
+    async fn an_open_gate_is_not_recorded_and_a_wait_that_is_given_up_is() {
+        let (waits, gate) = (Arc::new(Waits::default()), Semaphore::new(1));
+        in_waits(Arc::clone(&waits), async {
+            let _held = pass_gate(Gate::DiskQueue, gate.acquire()).await.expect("open");
+            assert_eq!(Waits::current().expect("set").longest_first(), []);
+            let late = tokio::time::timeout(Duration::from_millis(20), async {
+                pass_gate(Gate::DiskQueue, gate.acquire()).await.expect("closed").forget();
+            });
+            late.await.expect_err("nobody opens it");
+        })
+        .await;
+        assert!(waits.time_at(Gate::DiskQueue) >= Duration::from_millis(20));
+        assert!(pass_gate(Gate::Disk, async { 7 }).now_or_never() == Some(7), "also outside of a request");
+    }
+
+    #[tokio::test]
+    async fn a_task_works_for_the_request_that_started_it() {
+        let waits = Arc::new(Waits::default());
+        let started = in_waits(Arc::clone(&waits), async {
+            tokio_util::task::TaskTracker::new()
+                .spawn(carried(pass_gate(Gate::Origin, sleep(Duration::from_millis(20)))))
+        })
+        .await;
+        started.await.expect("it ends");
+        assert!(waits.time_at(Gate::Origin) >= Duration::from_millis(20));
+    }
+}

@@ -8,10 +8,8 @@ use crate::auth::{Peer, UNKNOWN_UID};
 use crate::config::Config;
 use fletch_api::{GivenCredentials, credentials::ORIGINS_MAX};
 use fletch_origin::{GiveError, Given, OriginUri, Origins};
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 
 /// Why a caller may not hand over credentials, or see whose the server has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +60,7 @@ impl HeldCredentials {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<OriginUri, GivenCredentials>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     /// Checks that a caller may hand over credentials and see whose the server has.

@@ -14,9 +14,10 @@ use fletch_core::{
     Domain, MountId, Root, Tenant,
     benefit::{MountCounts, MountUse, mount_use},
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -151,7 +152,7 @@ impl AnnouncedMounts {
 
     /// Returns the table without the mounts that are forgotten as of `now_ns`.
     fn live(&self, now_ns: u64) -> MutexGuard<'_, Table> {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         table.retain(|_, entry| entry.is_live(now_ns));
         table
     }
@@ -194,7 +195,7 @@ impl AnnouncedMounts {
 
     /// Forgets a mount of `owner`, if the server knows it.
     pub fn forget(&self, owner: MountOwner, id: MountId) {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(&(owner, id));
+        self.table.lock().remove(&(owner, id));
     }
 
     /// Returns the mounts of `owner`, or of all owners, in the order of their ids.

@@ -4,9 +4,10 @@
 use crate::out::{Out, bytes, count};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::{Condvar, Mutex};
 use std::io::IsTerminal;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -130,9 +131,9 @@ impl Progress {
             std::thread::scope(|scope| {
                 loop {
                     let (lock, cond) = &*signal;
-                    let stop = lock.lock().unwrap_or_else(PoisonError::into_inner);
-                    let stop = cond.wait_timeout_while(stop, every, |stop| !*stop);
-                    if *stop.unwrap_or_else(PoisonError::into_inner).0 {
+                    let mut stop = lock.lock();
+                    cond.wait_while_for(&mut stop, |stop| !*stop, every);
+                    if *stop {
                         break;
                     }
                     if late.as_ref().is_some_and(|(after, _)| began.elapsed() >= *after)
@@ -163,7 +164,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        *self.end.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.end.0.lock() = true;
         self.end.1.notify_all();
         if let Some(shown) = self.shown.take() {
             // A panic of the display was printed already and does not change the result.

@@ -3,10 +3,10 @@
 
 use crate::fs::error::{Fault, FsError};
 use fletch_core::DatasetName;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -93,7 +93,7 @@ impl Faults {
 
     /// Logs a changed object: one line for each object in [`CHANGED_LINE_EVERY`].
     fn log_changed(&self, path: &str, error: &FsError) {
-        let due = self.changed.lock().unwrap_or_else(PoisonError::into_inner).line_due(path, Instant::now());
+        let due = self.changed.lock().line_due(path, Instant::now());
         let Some(suppressed) = due else { return };
         let dataset = self.dataset.as_ref().map_or("NAME", |name| name.as_str());
         tracing::error!(
@@ -111,7 +111,7 @@ impl Faults {
     }
 
     fn log_line_due(&self, fault: Fault, now: Instant) -> Option<u64> {
-        let mut log_states = self.log_states.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log_states = self.log_states.lock();
         log_states[fault as usize].line_due(now, LINE_EVERY)
     }
 }

@@ -12,12 +12,13 @@
 //!    logs a line, and stops pushing.
 
 use crate::fs::read::PagePush;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     io,
+    sync::Arc,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
-    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -174,9 +175,9 @@ impl Pusher {
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (Instant, SendReply)>> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, HashMap<u64, (Instant, SendReply)>> {
         // Users only insert and remove, so a panic leaves the map consistent.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Stores pages, and returns whether the kernel took them.
@@ -206,7 +207,7 @@ impl Shared {
 fn work(todo: &Mutex<Receiver<QueuedPush>>) {
     loop {
         // A thread that waits holds the lock, and the other threads wait for the lock.
-        let next = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = todo.lock().recv();
         let Ok(QueuedPush { shared, number, ino, push }) = next else { return };
         if !shared.off.load(Relaxed) {
             shared.store(ino, push.offset, &push.bytes);
@@ -229,7 +230,7 @@ mod tests {
 
     impl PageCache for Fake {
         fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-            self.gate.lock().expect("one store at a time").recv().expect("gate");
+            self.gate.lock().recv().expect("gate");
             self.stored.send((ino, offset, bytes.len())).expect("test listens");
             Ok(())
         }

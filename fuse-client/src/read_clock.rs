@@ -3,8 +3,9 @@
 //! 1. Every moment since the first READ belongs to the read time, the think time or a pause.
 //! 2. The clock costs a READ two short locks, and holds none while the READ waits.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -45,7 +46,7 @@ impl Drop for ReadGuard {
 impl ReadClock {
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change leaves the state consistent, so a panic elsewhere does no harm.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Counts a READ as under way until the guard is dropped.

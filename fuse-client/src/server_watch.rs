@@ -10,10 +10,11 @@ use bytes::Bytes;
 use fletch_client::{Client, ClientError};
 use fletch_core::Kind;
 use fletch_tables::{SourceError, Table, TableRange, TableSource};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -143,7 +144,7 @@ impl ServerWatch {
 
     fn breaker(&self) -> MutexGuard<'_, ServerBreaker> {
         // Each method leaves the breaker whole, so a panic elsewhere does no harm.
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+        self.breaker.lock()
     }
 }
 

@@ -17,12 +17,13 @@ use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
 };
+use parking_lot::RwLock;
 use std::{
     collections::HashMap,
     io::{self, IoSlice},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -86,7 +87,7 @@ impl SessionThreads {
         let session = Session { device: Arc::new(device), context, runtime, end: end.clone() };
         let session = Arc::new(session);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key);
-        let mut sessions = shared.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = shared.sessions.write();
         shared.epoll.add(&*session.device, event)?;
         sessions.insert(key, session);
         Ok(end)
@@ -108,7 +109,7 @@ impl Shared {
             };
             for event in &events[..ready] {
                 let key = event.data();
-                let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+                let sessions = self.sessions.read();
                 let session = sessions.get(&key).cloned();
                 drop(sessions);
                 let Some(session) = session else { continue };
@@ -125,7 +126,7 @@ impl Shared {
     }
 
     fn end(&self, key: u64, session: &Session) {
-        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.write();
         // Another thread may have removed it before.
         if sessions.remove(&key).is_some()
             && let Err(error) = self.epoll.delete(&*session.device)

@@ -19,13 +19,14 @@ use fletch_api::{Ack, BatchTimes, WorldSpec};
 use fletch_client::ClientError;
 use fletch_client::epochs::{EpochReader, LeaseBatch, LeaseJournal, LeasedSample, Next};
 use fletch_client::selection::{Columns, Selection};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::id;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The time for which a call waits for a server that is gone: practically for ever.

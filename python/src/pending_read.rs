@@ -11,9 +11,10 @@ use crate::fetch::{Item, bytes_of, file_requests, read_all};
 use crate::process::{Live, spawn_background, wait};
 use crate::version_handle::VersionHandle;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -61,7 +62,7 @@ impl PendingRead {
     }
 
     fn taken(&self, _gil: Python<'_>) -> Option<Live<Task>> {
-        self.task.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.task.lock().take()
     }
 }
 
@@ -69,7 +70,7 @@ impl PendingRead {
 impl PendingRead {
     /// Whether the read ended, so that `views` does not wait for it.
     fn done(&self, _py: Python<'_>) -> bool {
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let task = self.task.lock();
         task.as_ref().and_then(Live::get).is_some_and(AbortOnDropHandle::is_finished)
     }
 

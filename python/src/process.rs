@@ -13,13 +13,14 @@
 //! 3. A [`Live`] value of another process or of an older runtime is never returned.
 
 use futures::FutureExt as _;
+use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::future::Future;
 use std::process::id;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -93,18 +94,18 @@ impl<T: Clone> Slot<T> {
 
     /// Returns a clone of the value if it belongs to this process and the current runtime. Needs the GIL.
     pub fn get(&self, _gil: Python<'_>) -> Option<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Live::get).cloned()
+        self.0.lock().as_ref().and_then(Live::get).cloned()
     }
 
     /// Stores a value. Needs the GIL.
     pub fn set(&self, _gil: Python<'_>, value: T) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Live::new(value));
+        *self.0.lock() = Some(Live::new(value));
     }
 }
 
 /// Returns this process's runtime, and starts it if necessary.
 fn io(_gil: Python<'_>) -> PyResult<Arc<Io>> {
-    let mut kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = RUNTIME.lock();
     if let Some(io) = kept.as_ref().and_then(Live::get) {
         return Ok(Arc::clone(io));
     }
@@ -307,7 +308,7 @@ pub fn before_fork() {
     if WAITING.load(SeqCst) > 0 {
         return;
     }
-    let kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let kept = RUNTIME.lock().take();
     let Some(io) = kept.and_then(Live::take) else { return };
     ERA.fetch_add(1, SeqCst);
     // No call waits, so this is the last reference. The GIL is kept, so that no call begins before the fork.

@@ -9,10 +9,11 @@ use crate::errors::Failure;
 use crate::process::{Slot, spawn_background, wait};
 use fletch_api::{Loader, StartJob};
 use fletch_client::epochs::JobHandle;
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::id;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A job that this process declared over its connections.
@@ -56,7 +57,7 @@ static JOBS: Mutex<Vec<Weak<SharedJob>>> = Mutex::new(Vec::new());
 impl SharedJob {
     /// Returns this process's state. Of a parent process only the server of the job is kept.
     pub fn process(&self) -> MutexGuard<'_, ProcessState> {
-        let mut own = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.process.lock();
         if own.pid != id() {
             *own = ProcessState { pid: id(), server: own.server.take(), ..ProcessState::default() };
         }
@@ -158,7 +159,7 @@ impl SharedJob {
 #[pyfunction(name = "_after_fork_in_parent")]
 pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
     let jobs: Vec<_> = {
-        let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = JOBS.lock();
         jobs.retain(|job| job.strong_count() > 0);
         jobs.iter().filter_map(Weak::upgrade).collect()
     };
@@ -175,7 +176,7 @@ pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
 
 /// Remembers a job, so that its renewals continue after a fork.
 pub fn remember(job: &Arc<SharedJob>) {
-    let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut jobs = JOBS.lock();
     jobs.retain(|job| job.strong_count() > 0);
     jobs.push(Arc::downgrade(job));
 }

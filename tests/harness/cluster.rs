@@ -12,14 +12,15 @@ use crate::prometheus::free_port;
 use crate::watch::until;
 use fletch_testkit::tls;
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -40,7 +41,7 @@ struct EdgeState {
 
 impl EdgeState {
     fn close_all(&self) {
-        for stream in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for stream in self.open.lock().drain(..) {
             // The other end may have closed it.
             stream.shutdown(Shutdown::Both).ok();
         }
@@ -69,7 +70,7 @@ impl Edge {
                 let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
                 let streams = || Ok::<_, std::io::Error>((client.try_clone()?, server.try_clone()?));
                 let (Ok((a, b)), Ok((c, d))) = (streams(), streams()) else { continue };
-                shared.open.lock().unwrap_or_else(PoisonError::into_inner).extend([a, b]);
+                shared.open.lock().extend([a, b]);
                 thread::spawn(move || copy(client, server));
                 thread::spawn(move || copy(d, c));
             }

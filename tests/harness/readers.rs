@@ -3,12 +3,13 @@
 use crate::fixture::Site;
 use fletch_core::Hash;
 use fletch_testkit::dataset::content;
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -131,7 +132,7 @@ impl Readers {
             let (bytes, failed) = (Arc::clone(&bytes), Arc::clone(&failed));
             async move {
                 loop {
-                    let next = left.lock().expect("lock").pop_front();
+                    let next = left.lock().pop_front();
                     let Some((path, hash)) = next else { return };
                     match get(&http, &format!("{base}{path}")).await {
                         Some(body) => {

@@ -13,14 +13,15 @@ use fletch_tests::readers::Data;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -126,7 +127,7 @@ async fn take(job: &JobHandle, rank: u32, leases: u32, got: &Mutex<Got>) -> bool
             Next::Batch(b) => {
                 job.ack(0, rank, &[b.token.ack(BatchTimes::default())]).await.expect("acknowledged");
                 job.held().release(0, rank, b.token.lease);
-                let mut got = got.lock().expect("no panic");
+                let mut got = got.lock();
                 b.samples.iter().for_each(|s| got.sum.add(s));
                 got.entries.extend(b.samples.iter().map(|s| s.entry));
                 left -= 1;
@@ -143,7 +144,7 @@ async fn finish(handles: &[JobHandle], got: &Arc<Mutex<Got>>) {
     let ranks = (0u32..).zip(handles).map(|(rank, job)| take(job, rank, u32::MAX, got));
     assert!(futures_all(ranks).await.into_iter().all(|done| done));
     let receipt = handles[0].receipt(0).await.expect("finished");
-    let got = got.lock().expect("no panic");
+    let got = got.lock();
     let mut entries = got.entries.clone();
     entries.sort_unstable();
     assert_eq!(entries, (0..SAMPLES).collect::<Vec<_>>(), "each entry once");

@@ -6,9 +6,10 @@
 use fletch_testkit::scripted::{ScriptedServer, answer, header};
 use fletch_tests::bins::{command, run, stdout};
 use fletch_tests::fixture::Site;
+use parking_lot::Mutex;
 use std::fs;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const SECRET: &str = "hunter2SECRET";
 const LAST_MODIFIED: (&str, &str) = ("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT");
@@ -77,7 +78,7 @@ fn setup() -> Setup {
     let lie = Arc::new(Mutex::new(Lie::None));
     let (told, s, l) = (Arc::clone(&lie), small.clone(), large.clone());
     let server = ScriptedServer::start(move |head| {
-        let lie = *told.lock().expect("lock");
+        let lie = *told.lock();
         match head.split(' ').nth(1) {
             Some("/set/small") => lying(lie, head, &s),
             Some("/set/large") => lying(lie, head, &l),
@@ -101,7 +102,7 @@ fn setup() -> Setup {
 
 impl Setup {
     fn lie(&self, lie: Lie) {
-        *self.lie.lock().expect("lock") = lie;
+        *self.lie.lock() = lie;
     }
 
     /// Fetches a file with curl. Returns the status and the body.

@@ -6,9 +6,10 @@ use fletch_client::{
     epochs::{JobHandle, LeaseBatch, Next},
 };
 use fletch_core::plan::Tail;
+use parking_lot::Mutex;
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -84,11 +85,11 @@ impl Training {
 
     /// Changes what the accelerator and the worker do, in bytes a second.
     pub fn set_speeds(&self, compute: f64, prepare: f64) {
-        *self.speeds.lock().unwrap_or_else(PoisonError::into_inner) = (compute, prepare);
+        *self.speeds.lock() = (compute, prepare);
     }
 
     fn speeds(&self) -> (f64, f64) {
-        *self.speeds.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.speeds.lock()
     }
 
     /// Returns how many steps were acknowledged.

@@ -10,10 +10,11 @@ use super::{
 };
 use fletch_api::{Account, AccountKey, ByteResult, ByteTier, JobUse};
 use fletch_core::{DatasetName, Domain, JobName, Root, Tenant};
+use parking_lot::RwLock;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -151,10 +152,10 @@ impl Accounts {
     pub fn tally(&self, domain: &Domain, job: &LiveJob, root: Root, dataset: &DatasetName) -> Arc<Tally> {
         let (domain, dataset) = (domain.clone(), dataset.clone());
         let of = Of { domain, tenant: job.tenant.clone(), job: job.name.clone(), root, dataset };
-        if let Some(t) = self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
+        if let Some(t) = self.tallies.read().get(&of) {
             return Arc::clone(t);
         }
-        let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tallies = self.tallies.write();
         let costs = self.costs.of(of.costs(), &job.label);
         let new = || Arc::new(Tally::new(Arc::clone(&job.label), costs));
         Arc::clone(tallies.entry(of).or_insert_with(new))
@@ -174,7 +175,7 @@ impl Accounts {
     /// Returns the accounts of some domains and tenants, in order, without empty ones.
     #[must_use]
     pub fn list(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> Vec<Account> {
-        let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
+        let tallies = self.tallies.read();
         // One account for all datasets that have the root.
         let mut sums: BTreeMap<AccountKey, u64> = BTreeMap::new();
         for (of, tally) in tallies.iter().filter(|(of, _)| wanted(&of.domain, &of.tenant)) {
@@ -217,7 +218,7 @@ impl Accounts {
                 jobs.insert(of, new);
             }
         }
-        let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
+        let tallies = self.tallies.read();
         for (of, tally) in tallies.iter() {
             let Some(job) = jobs.get_mut(&of.costs()) else { continue };
             for (i, (result, _)) in TIERS.into_iter().enumerate() {
@@ -236,7 +237,7 @@ impl Accounts {
     /// Returns sums by the labels of metrics, without empty ones.
     #[must_use]
     pub fn rows(&self) -> Vec<(Row, u64)> {
-        let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
+        let tallies = self.tallies.read();
         let mut rows: HashMap<Row, u64> = HashMap::new();
         for (of, tally) in tallies.iter() {
             for (component, tiers) in COMPONENTS.into_iter().zip(&tally.bytes) {
@@ -264,7 +265,7 @@ impl Accounts {
     /// Moves the sums of jobs that are no longer live to the job [`EXPIRED`].
     pub fn fold(&self, is_live: impl Fn(&Tenant, &JobName) -> bool) {
         let Ok(expired) = JobName::new(EXPIRED) else { return };
-        let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tallies = self.tallies.write();
         let over = |of: &Of, tally: &Arc<Tally>| {
             // A request still holds the tally and will add to it: a later call moves it.
             of.job != expired && !is_live(&of.tenant, &of.job) && Arc::strong_count(tally) == 1

@@ -13,10 +13,11 @@
 use fletch_bounds::{Gate, RecordWait, Waits};
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::Meter;
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -28,10 +29,6 @@ pub const NO_JOB: &str = "none";
 pub const WARMUP: &str = "warmup";
 /// The job of what other servers of the cluster made this one read.
 pub const PEERS: &str = "peers";
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The bytes of one dataset: delivered, read from its origins, and avoided.
 #[derive(Debug, Default)]
@@ -169,7 +166,7 @@ impl JobCosts {
     /// Records that a reply of the job waits, until the guard is dropped.
     #[must_use]
     pub fn wait(self: &Arc<Self>) -> Waiting {
-        lock(&self.waits).begin(Instant::now());
+        self.waits.lock().begin(Instant::now());
         Waiting(Arc::clone(self))
     }
 
@@ -177,7 +174,7 @@ impl JobCosts {
         for (a, b) in [(&self.content, &other.content), (&self.tables, &other.tables)] {
             a.fetch_add(b.load(Relaxed), Relaxed);
         }
-        lock(&self.waits).total += lock(&other.waits).total;
+        self.waits.lock().total += other.waits.lock().total;
     }
 }
 
@@ -187,7 +184,7 @@ pub struct Waiting(Arc<JobCosts>);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        lock(&self.0.waits).end(Instant::now());
+        self.0.waits.lock().end(Instant::now());
     }
 }
 
@@ -230,19 +227,19 @@ impl Costs {
     /// Returns the costs of a job's reads of a dataset; `label` is the job's label in metrics.
     #[must_use]
     pub fn of(&self, of: CostsOf, label: &Arc<str>) -> Arc<JobCosts> {
-        let mut jobs = lock(&self.jobs);
+        let mut jobs = self.jobs.lock();
         if let Some(costs) = jobs.get(&of) {
             return Arc::clone(costs);
         }
         let key = (of.domain.clone(), of.dataset.clone());
-        let balance = Arc::clone(lock(&self.balances).entry(key).or_default());
+        let balance = Arc::clone(self.balances.lock().entry(key).or_default());
         Arc::clone(jobs.entry(of).or_insert(Arc::new(JobCosts::new(Arc::clone(label), balance))))
     }
 
     /// Returns the costs of a job's reads of a dataset, if it has read some.
     #[must_use]
     pub fn find(&self, of: &CostsOf) -> Option<Arc<JobCosts>> {
-        lock(&self.jobs).get(of).cloned()
+        self.jobs.lock().get(of).cloned()
     }
 
     /// Returns the costs that belong to no job of a person: `word` is [`NO_JOB`], [`WARMUP`] or [`PEERS`].
@@ -270,20 +267,20 @@ impl Costs {
             label: Arc::clone(&costs.label),
             content: costs.content.load(Relaxed),
             tables: costs.tables.load(Relaxed),
-            stalled: lock(&costs.waits).total_at(now),
+            stalled: costs.waits.lock().total_at(now),
         };
-        lock(&self.jobs).iter().map(row).collect()
+        self.jobs.lock().iter().map(row).collect()
     }
 
     /// Returns the bytes of each dataset.
     #[must_use]
     pub fn datasets(&self) -> BTreeMap<(Domain, DatasetName), DatasetBytes> {
-        lock(&self.balances).iter().map(|(of, b)| (of.clone(), b.bytes())).collect()
+        self.balances.lock().iter().map(|(of, b)| (of.clone(), b.bytes())).collect()
     }
 
     /// Moves the costs of jobs that are no longer live to the job `expired`.
     pub fn fold(&self, expired: &JobName, is_live: impl Fn(&Tenant, &JobName) -> bool) {
-        let mut jobs = lock(&self.jobs);
+        let mut jobs = self.jobs.lock();
         let kept = |job: &JobName| job == expired || [NO_JOB, WARMUP, PEERS].contains(&job.as_str());
         let over: Vec<_> = jobs
             .extract_if(.., |of, costs| {

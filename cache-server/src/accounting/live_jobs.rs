@@ -9,10 +9,11 @@
 //! 2. A job that a request holds is never displaced.
 
 use fletch_core::{JobName, Tenant};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -125,11 +126,11 @@ impl LiveJobs {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Live> {
-        self.live.read().unwrap_or_else(PoisonError::into_inner)
+        self.live.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Live> {
-        self.live.write().unwrap_or_else(PoisonError::into_inner)
+        self.live.write()
     }
 
     /// Returns the job of a request at `now_ns` (any clock that only goes forward), and how many idle jobs of

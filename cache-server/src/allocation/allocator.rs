@@ -7,9 +7,10 @@ use super::{
 use fletch_api::JobSettings;
 use fletch_core::{Tenant, capacity::Hysteresis};
 use fletch_store::{DatasetId, Split, TenantQuota};
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -44,15 +45,11 @@ struct State {
     bandwidths: BTreeMap<String, f64>,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Allocator {
     /// Returns the decision in force.
     #[must_use]
     pub fn current(&self) -> Arc<Division> {
-        Arc::clone(&lock(&self.current))
+        Arc::clone(&self.current.lock())
     }
 
     /// Notes what the disk is divided by, and returns the claims that carry out the decision in force.
@@ -60,14 +57,14 @@ impl Allocator {
     /// `claims` are those of reads, `limited` the same within the tenants' `quotas`.
     pub fn divide(&self, claims: Split, limited: Split, capacity: u64, quotas: Vec<TenantQuota>) -> Split {
         let divided = self.current().claims(&limited, capacity);
-        *lock(&self.demand) = Demand { claims, limited, capacity, quotas };
+        *self.demand.lock() = Demand { claims, limited, capacity, quotas };
         divided
     }
 
     /// Returns the claims of the last division within the quotas, and the capacity that they divided.
     #[must_use]
     pub fn claims(&self) -> (Split, u64) {
-        let demand = lock(&self.demand);
+        let demand = self.demand.lock();
         (demand.limited.clone(), demand.capacity)
     }
 
@@ -75,7 +72,7 @@ impl Allocator {
     /// settings changed. The next call counts from this one.
     pub fn is_due(&self, running: BTreeMap<String, JobSettings>, interval: Duration) -> bool {
         let is_late = self.current().at.is_none_or(|at| at.elapsed() >= interval);
-        let mut last = lock(&self.running);
+        let mut last = self.running.lock();
         let is_other = *last != running;
         *last = running;
         is_late || is_other
@@ -83,14 +80,14 @@ impl Allocator {
 
     /// Decides. Returns whether the disk must be divided anew.
     pub fn decide(&self, readers: &[Reader], limits: &Limits) -> bool {
-        let mut state = lock(&self.state);
-        let demand = lock(&self.demand).clone();
+        let mut state = self.state.lock();
+        let demand = self.demand.lock().clone();
         state.learn(readers);
         let built = build(&demand, readers, &limits.tenants, &limits.plain, &state.bandwidths);
         let old = self.current();
         let new = Division { readers: readers.to_vec(), ..state.next(built, &old, &demand) };
         let is_changed = !new.is_same(&old);
-        *lock(&self.current) = Arc::new(new);
+        *self.current.lock() = Arc::new(new);
         is_changed
     }
 }

@@ -21,10 +21,11 @@ pub use tokens_file::{Quota, Role, TokensError};
 
 use fletch_core::{Domain, Tenant};
 use fletch_host::files::FileStamp;
+use parking_lot::{Mutex, RwLock};
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError, RwLock, TryLockError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -113,7 +114,7 @@ impl Auth {
 
     fn tokens(&self) -> Option<Arc<Tokens>> {
         let file = self.file.as_ref()?;
-        Some(Arc::clone(&file.tokens.read().unwrap_or_else(PoisonError::into_inner)))
+        Some(Arc::clone(&file.tokens.read()))
     }
 
     /// Returns whether a request needs a token.
@@ -176,11 +177,7 @@ impl Auth {
     /// A second call while one runs does nothing.
     pub fn reload(&self) -> bool {
         let Some(file) = &self.file else { return false };
-        let mut seen = match file.last_stamp.try_lock() {
-            Ok(seen) => seen,
-            Err(TryLockError::Poisoned(p)) => p.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut seen) = file.last_stamp.try_lock() else { return false };
         let stamp = FileStamp::at(&file.path).ok();
         if stamp == *seen {
             return false;
@@ -192,7 +189,7 @@ impl Auth {
                     file = %file.path.display(), tokens = tokens.len(),
                     "the changed tokens file is in force"
                 );
-                *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
+                *file.tokens.write() = Arc::new(tokens);
                 self.reloads.fetch_add(1, Relaxed);
                 true
             }

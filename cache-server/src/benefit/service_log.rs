@@ -1,11 +1,8 @@
 //! The latest requests of an origin or of the disk.
 
 use fletch_core::benefit;
-use std::{
-    collections::VecDeque,
-    sync::{LazyLock, Mutex, PoisonError},
-    time::Instant,
-};
+use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::LazyLock, time::Instant};
 
 /// The most requests that are remembered.
 const REQUESTS_MAX: usize = 4096;
@@ -44,7 +41,7 @@ impl ServiceLog {
     pub fn note(&self, begun: Instant, bytes: u64) {
         let request =
             benefit::Served { start: seconds(begun), end: seconds(Instant::now()), samples: bytes as f64 };
-        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.0.lock();
         log.sums.0 += bytes;
         log.sums.1 += request.end - request.start;
         if log.requests.len() == REQUESTS_MAX
@@ -58,13 +55,13 @@ impl ServiceLog {
     /// Returns the bytes of all requests, and the sum of their times in seconds.
     #[must_use]
     pub fn sums(&self) -> (u64, f64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).sums
+        self.0.lock().sums
     }
 
     /// Returns the requests that ended at `from` or later, in samples of `sample_bytes`, and the time before
     /// which requests are forgotten.
     pub(super) fn requests(&self, from: f64, sample_bytes: f64) -> (Vec<benefit::Served>, f64) {
-        let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = self.0.lock();
         let wanted = log.requests.iter().filter(|r| r.end >= from);
         let in_samples = |r: &benefit::Served| benefit::Served { samples: r.samples / sample_bytes, ..*r };
         (wanted.map(in_samples).collect(), log.since)

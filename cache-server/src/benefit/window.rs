@@ -10,9 +10,9 @@ use fletch_api::{
     benefit::{BenefitEstimate, BenefitVerdict, JobBenefit, WhatIf},
 };
 use fletch_core::benefit::{BatchObservation, Estimate, NotMeasured, Verdict, Window, estimate};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -80,7 +80,7 @@ pub struct AckedLease {
 
 impl JobWindow {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes what the stream of a lease waited for. A lease that is streamed again counts as streamed last.

@@ -17,9 +17,10 @@ use crate::{
     state::{Applied, Change, Planned, RegisterChange, RegisterError, Registration, RegistrationHandle},
 };
 use fletch_core::{DatasetName, Domain, MemberId, Tenant};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -81,7 +82,7 @@ impl Shared {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         // Whoever panicked leaves at worst an old revision, with which a transaction fails.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     pub fn revision(&self) -> u64 {

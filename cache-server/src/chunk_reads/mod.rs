@@ -30,11 +30,12 @@ use fletch_store::{
     AtOnce, AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed,
 };
 use futures::{FutureExt as _, future::BoxFuture};
+use parking_lot::Mutex;
 use pass_on::PassedOn;
 pub use peer_fetch::PeersOverloaded;
 use peer_fetch::{PeerFetch, Place, Places};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio_util::task::TaskTracker;
@@ -226,7 +227,7 @@ impl ChunkReads {
     }
 
     fn is_ring_news(&self, view: &ClusterView) -> bool {
-        let mut seen = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.ring.lock();
         if seen.number != view.core.number() {
             *seen = RingSeen { number: view.core.number(), since: Instant::now() };
         }
@@ -267,7 +268,8 @@ impl ChunkReads {
     /// # Errors
     /// [`ReadError`].
     pub async fn read(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Hit, ReadError> {
-        let running = WatchedRead { read, watch: &self.watch, began: Instant::now(), waits: Waits::of_part() };
+        let running =
+            WatchedRead { read, watch: &self.watch, began: Instant::now(), waits: Waits::of_part() };
         in_waits(Arc::clone(&running.waits), self.read_with(read, None)).await
     }
 

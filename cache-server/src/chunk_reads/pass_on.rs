@@ -15,11 +15,8 @@ use crate::cluster::{ClusterView, PeerAddress, PeerAnswer, PeerCall, Peers};
 use fletch_core::{MemberId, StoreKey, cluster::MEMBERS_MAX};
 use fletch_store::{AtPeer, DatasetId, DiskTier, Verified};
 use moka::sync::Cache;
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// The most chunks whose places are remembered. One takes about 200 bytes.
@@ -51,12 +48,12 @@ impl PassedOn {
 
     /// Notes that a chunk is being offered, if it is not yet, and there are not too many.
     fn begin(&self, key: &StoreKey) -> bool {
-        let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut offered = self.offered.lock();
         offered.len() < OFFERS_MAX && offered.insert(key.clone())
     }
 
     fn end(&self, key: &StoreKey) {
-        self.offered.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.offered.lock().remove(key);
     }
 }
 

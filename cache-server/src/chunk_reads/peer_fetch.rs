@@ -13,11 +13,8 @@ use bytes::Bytes;
 use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Kind, MemberId, StoreKey, Tenant};
 use fletch_store::{AtPeer, Fetch, FetchError, ReadError};
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, info_span};
 
@@ -114,7 +111,7 @@ impl PeerFetch {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.state.lock())
     }
 
     /// Returns what a member did for the bytes of the last call, or `None` if they came from the origin.

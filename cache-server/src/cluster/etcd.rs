@@ -9,15 +9,13 @@
 use super::{ClusterError, settings::EtcdConfig};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fletch_host::files::read_small;
+use parking_lot::Mutex;
 use reqwest::{Certificate, Client, Identity, Response, StatusCode, header};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::{
     path::Path,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 use url::Url;
@@ -429,7 +427,7 @@ impl Etcd {
         let base = self.endpoint(at).as_str().trim_end_matches('/');
         let request =
             self.http.post(format!("{base}{path}")).header(header::CONTENT_TYPE, "application/json");
-        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let token = self.token.lock().clone();
         match token {
             Some(token) => request.header(header::AUTHORIZATION, token),
             None => request,
@@ -442,13 +440,13 @@ impl Etcd {
             return Err(EtcdError::Rejected { code: UNAUTHENTICATED, message });
         };
         // With a token that is no longer valid, etcd would reject the login, too.
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.token.lock() = None;
         let body = json!({"name": name, "password": password});
         let token: Token = match self.attempt(at, "/v3/auth/authenticate", &body).await? {
             Attempt::Answer(token) => token,
             Attempt::Failed { why, .. } => return Err(EtcdError::Unreachable(why)),
         };
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.token);
+        *self.token.lock() = Some(token.token);
         Ok(())
     }
 
@@ -459,7 +457,7 @@ impl Etcd {
         body: &Value,
         is_repeatable: bool,
     ) -> Result<T, EtcdError> {
-        if self.login.is_some() && self.token.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+        if self.login.is_some() && self.token.lock().is_none() {
             // The first call at an endpoint that cannot be reached fails below, with its reason.
             self.log_in(self.current.load(Relaxed)).await.ok();
         }

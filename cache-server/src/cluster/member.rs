@@ -20,9 +20,10 @@ use fletch_core::{
     MemberId,
     cluster::{Silence, Weight},
 };
+use parking_lot::Mutex;
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::sync::{Notify, watch};
@@ -131,10 +132,6 @@ pub struct EtcdMember {
     views: watch::Sender<Arc<ClusterView>>,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl EtcdMember {
     /// Opens the identity and the last view of a state directory. Blocking.
     ///
@@ -193,7 +190,7 @@ impl EtcdMember {
     }
 
     pub fn not_ready(&self) -> Option<NotReady> {
-        let contact = lock(&self.contact);
+        let contact = self.contact.lock();
         let what = match self.stale_max {
             _ if !contact.joined => "the server has not joined its cluster yet",
             Some(max) if contact.last.elapsed() > max => {
@@ -211,22 +208,22 @@ impl EtcdMember {
 
     /// Returns the random number of the own state directory.
     pub fn incarnation(&self) -> String {
-        lock(&self.own).record.incarnation.clone()
+        self.own.lock().record.incarnation.clone()
     }
 
     /// Returns the uid of the cluster that this server has joined.
     pub fn uid(&self) -> Option<String> {
-        lock(&self.own).uid.clone()
+        self.own.lock().uid.clone()
     }
 
     pub fn stats(&self) -> ClusterStats {
-        let is_coordinator_up = lock(&self.contact).is_up;
+        let is_coordinator_up = self.contact.lock().is_up;
         ClusterStats { is_coordinator_up, failed_calls: self.etcd.failed() }
     }
 
     /// Tries once to join. Returns an error only if the cluster refuses this server.
     pub async fn join_first(&self, weight: Weight) -> Result<(), Refusal> {
-        lock(&self.own).weight = self.weight.map_or(weight, Weight::Exact);
+        self.own.lock().weight = self.weight.map_or(weight, Weight::Exact);
         let mut session = self.session.lock().await;
         match self.round(&mut session).await {
             Err(RoundError::Refused(refusal)) => Err(refusal),
@@ -309,7 +306,7 @@ impl EtcdMember {
             let silent = view.core.silent().chain(drained);
             session.silence.observe(self.started.elapsed(), self.member_ttl, silent);
             let gone = session.silence.longer_than(self.forget_after);
-            let own = lock(&self.own).clone();
+            let own = self.own.lock().clone();
             let step = next_step(&own, &snapshot, session.lease, &gone)?;
             if step == Step::Settled {
                 self.publish(snapshot.cluster, view).await;
@@ -393,15 +390,15 @@ impl EtcdMember {
 
     /// Puts a view in force, and keeps it for the next start.
     async fn publish(&self, cluster: Option<ClusterRecord>, view: ClusterView) {
-        lock(&self.own).starts = false;
+        self.own.lock().starts = false;
         let uid = cluster.map(|c| c.uid);
         let changed = {
-            let mut identity = lock(&self.identity);
+            let mut identity = self.identity.lock();
             let is_new = identity.uid != uid;
             identity.uid.clone_from(&uid);
             is_new.then(|| identity.clone())
         };
-        lock(&self.own).uid = uid;
+        self.own.lock().uid = uid;
         let before = Arc::clone(&self.views.borrow());
         if changed.is_none() && *before == view {
             return;
@@ -427,7 +424,7 @@ impl EtcdMember {
     }
 
     fn reached(&self) {
-        let mut contact = lock(&self.contact);
+        let mut contact = self.contact.lock();
         if !contact.is_up {
             tracing::info!(
                 view = self.views.borrow().core.number(),
@@ -441,7 +438,7 @@ impl EtcdMember {
     }
 
     fn failed(&self, why: &str) {
-        let mut contact = lock(&self.contact);
+        let mut contact = self.contact.lock();
         contact.is_up = false;
         contact.failure = why.to_owned();
         if contact.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
@@ -454,7 +451,7 @@ impl EtcdMember {
     /// Marks this member as restarting, and gives its lease back. A drained member just goes.
     async fn leave(&self, session: &Session) {
         let Some((lease, put_at)) = session.lease else { return };
-        let own = lock(&self.own).clone();
+        let own = self.own.lock().clone();
         let left = async {
             if !self.views.borrow().core.ring().drained().contains(&own.id) {
                 let rest = self.etcd.grant(self.forget_after).await?;
@@ -474,7 +471,7 @@ impl EtcdMember {
         let failed = |e: &dyn std::fmt::Display| DrainError::Failed(e.to_string());
         for _ in 0..STEPS_MAX {
             let snapshot = self.read().await.map_err(|e| failed(&e))?;
-            if snapshot.cluster.map(|c| c.uid) != lock(&self.own).uid {
+            if snapshot.cluster.map(|c| c.uid) != self.own.lock().uid {
                 return Err(DrainError::Failed("etcd has another cluster now".to_owned()));
             }
             let ring = &snapshot.ring.value;

@@ -13,12 +13,13 @@ use fletch_bounds::Waits;
 use fletch_client::{HttpClient, TlsFault};
 use fletch_core::{Domain, MemberId};
 use fletch_store::AtPeer;
+use parking_lot::Mutex;
 use reqwest::{Client, ClientBuilder, Method, RequestBuilder, Response, StatusCode, header};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -199,10 +200,6 @@ pub struct Peers {
     fetched: AtomicU64,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the settings of the client for all members. It keeps connections by their address.
 fn settings() -> ClientBuilder {
     Client::builder()
@@ -263,14 +260,14 @@ impl Peers {
     }
 
     fn state(&self, id: &MemberId) -> Arc<PeerState> {
-        Arc::clone(lock(&self.members).entry(id.clone()).or_default())
+        Arc::clone(self.members.lock().entry(id.clone()).or_default())
     }
 
     /// Whether a member may be asked now.
     #[must_use]
     pub fn may_ask(&self, id: &MemberId) -> bool {
-        let Some(state) = lock(&self.members).get(id).cloned() else { return true };
-        lock(&state.rest).until.is_none_or(|until| until <= Instant::now())
+        let Some(state) = self.members.lock().get(id).cloned() else { return true };
+        state.rest.lock().until.is_none_or(|until| until <= Instant::now())
     }
 
     /// Asks a member. The call ends by `until`.
@@ -278,7 +275,7 @@ impl Peers {
         let state = self.state(&to.id);
         let answer = match self.call(to, request, until).await {
             Ok(answer) => {
-                *lock(&state.rest) = Rest::default();
+                *state.rest.lock() = Rest::default();
                 answer
             }
             Err(error) => {
@@ -292,7 +289,7 @@ impl Peers {
                 PeerAnswer::Failed
             }
         };
-        *lock(&state.answers).entry(answer.word()).or_default() += 1;
+        *state.answers.lock().entry(answer.word()).or_default() += 1;
         if let (PeerAnswer::Bytes(bytes, _), true) = (&answer, request.call == PeerCall::Get) {
             self.received_bytes.fetch_add(bytes.len() as u64, Relaxed);
             self.fetched.fetch_add(1, Relaxed);
@@ -301,7 +298,7 @@ impl Peers {
     }
 
     fn rest(&self, id: &MemberId, state: &PeerState, error: &CallError) {
-        let mut rest = lock(&state.rest);
+        let mut rest = state.rest.lock();
         if rest.until.is_some_and(|until| until > Instant::now()) {
             return;
         }
@@ -382,7 +379,7 @@ impl Peers {
             Some(id) => call.header(headers::REQUEST_ID, id.as_str()),
             None => call,
         };
-        let token = lock(&self.token).as_ref().map(|token| token.value.clone());
+        let token = self.token.lock().as_ref().map(|token| token.value.clone());
         let Some(token) = token else { return Ok(call) };
         if !self.allows_insecure && !is_safe(&to.url) {
             return Err(CallError::Insecure(to.url.clone()));
@@ -401,12 +398,12 @@ impl Peers {
     /// Reads the file with the token again, if that was not done a moment ago. Returns whether it changed.
     pub(super) async fn read_token_again(&self) -> bool {
         let Some(path) = self.token_file.clone() else { return false };
-        if lock(&self.token).as_ref().is_some_and(|token| token.read.elapsed() < TOKEN_READ_AGAIN) {
+        if self.token.lock().as_ref().is_some_and(|token| token.read.elapsed() < TOKEN_READ_AGAIN) {
             return false;
         }
         match tokio::task::spawn_blocking(move || read_token(&path)).await {
             Ok(Ok(new)) => {
-                let mut token = lock(&self.token);
+                let mut token = self.token.lock();
                 let changed = token.as_ref().is_none_or(|old| old.value != new.value);
                 *token = Some(new);
                 changed
@@ -479,10 +476,10 @@ impl Peers {
     /// Returns numbers of each member that was asked.
     #[must_use]
     pub fn stats(&self) -> Vec<PeerStats> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         let stats = |(id, state): (&MemberId, &Arc<PeerState>)| PeerStats {
             id: id.clone(),
-            answers: lock(&state.answers).iter().map(|(word, n)| (*word, *n)).collect(),
+            answers: state.answers.lock().iter().map(|(word, n)| (*word, *n)).collect(),
             wrong_bytes: state.wrong_bytes.load(Relaxed),
         };
         members.iter().map(stats).collect()
@@ -615,13 +612,13 @@ mod tests {
         for seconds in [2, 4, 8, 10, 10] {
             assert!(matches!(peers.ask(&to(&url), &request(5), soon()).await, PeerAnswer::Failed));
             assert!(!peers.may_ask(&to(&url).id));
-            let mut rest = lock(&state.rest);
+            let mut rest = state.rest.lock();
             assert_eq!(rest.last, Duration::from_secs(seconds));
             rest.until = Some(Instant::now());
         }
         let server = ScriptedServer::start(|_| scripted::answer("404 Not Found", &[], b""));
         peers.ask(&to(&server.endpoint()), &request(5), soon()).await;
-        assert_eq!(lock(&state.rest).last, Duration::ZERO);
+        assert_eq!(state.rest.lock().last, Duration::ZERO);
     }
 
     #[tokio::test]
@@ -632,7 +629,7 @@ mod tests {
         let peers = peers(&PeerConfig { token_file: Some(file.clone()), ..PeerConfig::default() });
         let unsafe_url = to("http://192.0.2.1:7380");
         assert!(matches!(peers.ask(&unsafe_url, &request(5), soon()).await, PeerAnswer::Failed));
-        lock(&peers.token).as_mut().expect("a token").read = Instant::now() - 2 * TOKEN_READ_AGAIN;
+        peers.token.lock().as_mut().expect("a token").read = Instant::now() - 2 * TOKEN_READ_AGAIN;
         std::fs::write(&file, "new\n").expect("write");
         let server = ScriptedServer::start(|head| match scripted::header(head, "authorization") {
             Some("Bearer new") => scripted::answer("404 Not Found", &[], b""),

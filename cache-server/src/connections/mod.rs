@@ -11,10 +11,11 @@ pub use table::{ConnectionId, ConnectionTable, Listener, Refusal, Source, TableL
 
 use crate::telemetry::Event;
 use fletch_core::Tenant;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -153,8 +154,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every statement leaves the guarded value whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn now_ms(&self) -> u64 {
@@ -324,8 +324,7 @@ impl Connection {
     }
 
     fn bytes(&self) -> MutexGuard<'_, Option<RequestBytes>> {
-        // Every statement leaves the guarded value whole.
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock()
     }
 
     /// Takes the memory that a request needs before its first byte is read. Does nothing if it has it.

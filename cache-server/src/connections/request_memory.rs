@@ -10,10 +10,8 @@
 use super::table::Source;
 use crate::telemetry::Event;
 use fletch_core::Tenant;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Notify;
 
 /// Whose request holds the memory.
@@ -118,8 +116,7 @@ impl RequestMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        // Every statement leaves the guarded value whole.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     /// Takes `n` bytes for a caller.

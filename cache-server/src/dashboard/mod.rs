@@ -14,11 +14,10 @@ mod prometheus;
 mod watch;
 
 pub use history::{Counts, History, SAMPLE_EVERY, Sample, Totals};
+use parking_lot::{Mutex, MutexGuard};
 pub use problems::{Findings, problems};
 pub use prometheus::{Prometheus, PrometheusError, PrometheusUrl, Range};
 pub use watch::{JobReading, JobVerdict, JobWatches, Now};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What the admin page needs beside the present state.
 #[derive(Debug)]
@@ -27,10 +26,6 @@ pub struct DashboardState {
     watches: Mutex<JobWatches>,
     /// The Prometheus of the settings.
     pub prometheus: Option<Prometheus>,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl DashboardState {
@@ -42,11 +37,11 @@ impl DashboardState {
 
     /// Returns the last hour.
     pub fn history(&self) -> MutexGuard<'_, History> {
-        lock(&self.history)
+        self.history.lock()
     }
 
     /// Returns what is known of each job.
     pub fn watches(&self) -> MutexGuard<'_, JobWatches> {
-        lock(&self.watches)
+        self.watches.lock()
     }
 }

@@ -13,11 +13,12 @@
 use super::JobError;
 use crate::tenants::FileCharge;
 use fletch_core::delivery::Event;
+use parking_lot::Mutex;
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 use tokio::{sync::watch, task::spawn_blocking};
 
@@ -74,11 +75,6 @@ impl Recorded {
 /// The ledger file of one epoch. Clones share the file.
 #[derive(Debug, Clone)]
 pub struct LedgerFile(Arc<Shared>);
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every statement leaves the guarded value whole.
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Replaces a file as a whole or not at all. Durable when this returns. Blocking.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -166,7 +162,7 @@ impl LedgerFile {
     /// Returns the number of bytes appended so far.
     #[must_use]
     pub fn len(&self) -> u64 {
-        lock(&self.0.state).appended
+        self.0.state.lock().appended
     }
 
     /// Returns the number of durable bytes; `None` once the file failed or was closed.
@@ -183,7 +179,7 @@ impl LedgerFile {
 
     /// Appends events; returns the length to pass to [`LedgerFile::durable`].
     pub fn append(&self, events: &[Event]) -> u64 {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         let before = state.pending.len();
         events.iter().for_each(|e| e.append(&mut state.pending));
         state.appended += (state.pending.len() - before) as u64;
@@ -196,8 +192,8 @@ impl LedgerFile {
     /// Closes the file: returns when no thread writes, so that the file may be opened anew. Waiters fail.
     /// Blocking.
     pub fn close(&self) {
-        lock(&self.0.state).closed = true;
-        let _written = lock(&self.0.file);
+        self.0.state.lock().closed = true;
+        let _written = self.0.file.lock();
         self.0.progress.send_if_modified(|p| {
             let works = p.is_ok();
             if works {
@@ -217,7 +213,7 @@ impl LedgerFile {
 
     /// Starts to write the pending events, unless a thread writes already.
     fn start_writing(&self) {
-        if !std::mem::replace(&mut lock(&self.0.state).writing, true) {
+        if !std::mem::replace(&mut self.0.state.lock().writing, true) {
             let shared = Arc::clone(&self.0);
             drop(spawn_blocking(move || shared.write()));
         }
@@ -255,10 +251,10 @@ impl Shared {
 
     /// Writes until no event is pending.
     fn write(&self) {
-        let mut file = lock(&self.file);
+        let mut file = self.file.lock();
         loop {
             let (bytes, upto) = {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 if state.closed {
                     return;
                 }
@@ -384,7 +380,7 @@ mod tests {
         let shared = Arc::clone(&file.0);
         let (begun, holds) = tokio::sync::oneshot::channel();
         let holder = std::thread::spawn(move || {
-            let _file = lock(&shared.file);
+            let _file = shared.file.lock();
             begun.send(()).expect("awaited");
             free.recv().expect("released");
         });
@@ -399,7 +395,7 @@ mod tests {
         }
         let mut one = Vec::new();
         Event::Expire { lease: 0 }.append(&mut one);
-        while lock(&file.0.state).pending.len() < 50 * one.len() {
+        while file.0.state.lock().pending.len() < 50 * one.len() {
             tokio::task::yield_now().await;
         }
         busy.send(()).expect("held");
@@ -421,15 +417,15 @@ mod tests {
         let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
         let (closing, waiting) = (file.clone(), file.clone());
         // The disk is busy: nothing becomes durable until this is given back.
-        let busy = lock(&file.0.file);
+        let busy = file.0.file.lock();
         let upto = file.append(&[Event::Expire { lease: 1 }]);
         let acks = tokio_util::task::TaskTracker::new();
         let ack = acks.spawn(async move { waiting.durable(upto).await });
-        while !lock(&file.0.state).writing {
+        while !file.0.state.lock().writing {
             std::thread::yield_now();
         }
         let closed = std::thread::spawn(move || closing.close());
-        while !lock(&file.0.state).closed {
+        while !file.0.state.lock().closed {
             std::thread::yield_now();
         }
         drop(busy);

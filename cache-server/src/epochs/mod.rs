@@ -47,13 +47,14 @@ use fletch_core::{
 pub use grant::Granted;
 use ledger::LedgerFile;
 pub use ledger::{Recorded, Staged, is_unsynced, stage, sync_parent, write_whole};
+use parking_lot::{Mutex, MutexGuard};
 pub use recovery::header_mismatch;
 pub use replay_source::{ReplaySource, replayed_ledger};
 pub use schedule::{BucketedPlan, Schedule};
 use sequence::Sequence;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
 };
 use tokio::sync::{Notify, OnceCell};
 pub use worlds::world_of;
@@ -183,7 +184,7 @@ impl JobSetup {
 impl Epoch {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Core checks before it changes anything, so a panic there has changed nothing.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Returns the epoch's number.

@@ -18,11 +18,12 @@ use fletch_core::{
     },
     plan::{Bits, World},
 };
+use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::{Notify, OnceCell};

@@ -17,11 +17,12 @@ use crate::{
     jobs::{Record, RecordSummary, Registry},
 };
 use fletch_core::{Domain, Tenant};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -82,7 +83,7 @@ impl Shared {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // Whoever panicked leaves at worst an old revision, with which a transaction fails.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     pub fn stats(&self) -> GroupStats {

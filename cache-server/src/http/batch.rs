@@ -39,7 +39,8 @@ use futures::{
     future::{BoxFuture, Either, ready},
     stream,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Reads many items of one version.
 ///
@@ -199,7 +200,7 @@ impl BatchReader {
 
     /// Takes an item's bytes from those that the batch may send.
     fn take_bytes(&self, len: u64) -> ApiResult<()> {
-        let mut left = self.bytes_left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.bytes_left.lock();
         let Some(rest) = left.checked_sub(len) else {
             let detail = format!("the batch has more than {} bytes", self.server.limits.batch_bytes);
             return Err(ApiError::new(Code::BodyTooLarge, detail, "request the rest in another batch"));

@@ -40,8 +40,9 @@ use fletch_core::{delivery::Request, plan::Item as PlanItem};
 use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -286,7 +287,7 @@ fn with_times(
 }
 
 fn lock(times: &Mutex<LeaseTimes>) -> MutexGuard<'_, LeaseTimes> {
-    times.lock().unwrap_or_else(PoisonError::into_inner)
+    times.lock()
 }
 
 /// Adds heartbeats between items that take long, and renews the lease while the client takes bytes.

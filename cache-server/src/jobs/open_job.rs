@@ -45,11 +45,12 @@ use fletch_core::{
     manifest::LayoutKind,
     plan::{PlanUnits, Tail, World},
 };
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{
             AtomicBool,
             Ordering::{Relaxed, SeqCst},
@@ -92,10 +93,6 @@ pub struct OpenJob {
     /// Nothing is opened any more: the job was deleted, or is open elsewhere.
     gone: AtomicBool,
     contents: OnceCell<Arc<Vec<Hash>>>,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the number of the epoch whose ledger has this file name.
@@ -198,18 +195,18 @@ impl OpenJob {
     /// Returns the record without its long parts.
     #[must_use]
     pub fn known(&self) -> RecordSummary {
-        lock(&self.known).clone()
+        self.known.lock().clone()
     }
 
     /// Returns the job's name.
     #[must_use]
     pub fn name(&self) -> JobName {
-        lock(&self.known).ask.name.clone()
+        self.known.lock().ask.name.clone()
     }
 
     /// Returns the world of epochs that begin now.
     fn current_world(&self) -> WorldSpec {
-        lock(&self.known).ask.world
+        self.known.lock().ask.world
     }
 
     /// Checks whether a declaration has the same settings as this job.
@@ -253,7 +250,7 @@ impl OpenJob {
     }
 
     fn loaded(&self, epoch: u64) -> Option<Arc<Epoch>> {
-        lock(&self.epochs).get(&epoch).filter(|e| e.ledger().works()).cloned()
+        self.epochs.lock().get(&epoch).filter(|e| e.ledger().works()).cloned()
     }
 
     /// Returns an epoch that has begun.
@@ -365,7 +362,7 @@ impl OpenJob {
             return Ok(epoch);
         }
         // An epoch whose ledger failed ends its subscription before it is opened anew.
-        if let Some(old) = lock(&self.epochs).remove(&number) {
+        if let Some(old) = self.epochs.lock().remove(&number) {
             old.abandon();
         }
         let this = Arc::clone(self);
@@ -374,7 +371,7 @@ impl OpenJob {
             self.setup.context.counts.damaged.fetch_add(1, Relaxed);
         }
         let epoch = opened?;
-        lock(&self.epochs).insert(number, Arc::clone(&epoch));
+        self.epochs.lock().insert(number, Arc::clone(&epoch));
         Ok(epoch)
     }
 
@@ -418,7 +415,7 @@ impl OpenJob {
 
     /// Ends the epochs before the predecessor of a new epoch, and forgets the oldest.
     fn make_room(&self, known: &[u64], number: u64) -> Result<(), JobError> {
-        let mut epochs = lock(&self.epochs);
+        let mut epochs = self.epochs.lock();
         for (_, old) in epochs.range(..number.saturating_sub(1)) {
             if old.abandon() {
                 self.setup.context.counts.abandoned.fetch_add(1, Relaxed);
@@ -516,7 +513,7 @@ impl OpenJob {
     /// Returns the view of the latest epoch in memory.
     #[must_use]
     pub fn last_epoch(&self) -> Option<EpochView> {
-        let last = lock(&self.epochs).last_key_value().map(|(_, epoch)| Arc::clone(epoch));
+        let last = self.epochs.lock().last_key_value().map(|(_, epoch)| Arc::clone(epoch));
         last.map(|epoch| epoch.view())
     }
 
@@ -540,7 +537,7 @@ impl OpenJob {
 
     /// Renews a lease whose stream is being read.
     pub fn touch(&self, epoch: u64, lease: u64, request: Request) {
-        let epoch = lock(&self.epochs).get(&epoch).cloned();
+        let epoch = self.epochs.lock().get(&epoch).cloned();
         if let Some(epoch) = epoch {
             epoch.touch(lease, request);
         }
@@ -548,20 +545,20 @@ impl OpenJob {
 
     /// Maintenance: expired leases and idle prefetches.
     pub fn tick(&self) {
-        let open: Vec<_> = lock(&self.epochs).values().cloned().collect();
+        let open: Vec<_> = self.epochs.lock().values().cloned().collect();
         open.iter().for_each(|e| e.tick());
     }
 
     /// Returns whether a lease of any epoch lives.
     #[must_use]
     pub fn has_leases(&self) -> bool {
-        lock(&self.epochs).values().any(|e| e.has_leases())
+        self.epochs.lock().values().any(|e| e.has_leases())
     }
 
     /// Returns the number of epochs in memory, and of those that are open.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
-        let epochs = lock(&self.epochs);
+        let epochs = self.epochs.lock();
         let open = epochs.values().filter(|e| e.state_now() == EpochState::Open).count();
         (epochs.len() as u64, open as u64)
     }
@@ -575,7 +572,7 @@ impl OpenJob {
         let this = Arc::clone(self);
         let closing = self.setup.context.tasks.spawn(async move {
             let _last = last;
-            let epochs = std::mem::take(&mut *lock(&this.epochs));
+            let epochs = std::mem::take(&mut *this.epochs.lock());
             let close = move || {
                 epochs.values().for_each(|e| e.close());
                 Ok(())

@@ -29,11 +29,12 @@ use crate::{
 use fletch_api::{JobLine, JobSettings, OrderKind, StartJob};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
 use fletch_store::{DatasetId, ReaderKind};
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Relaxed, SeqCst},
@@ -142,10 +143,6 @@ pub struct RegistryStats {
     pub sweeps: Vec<SweepProgress>,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Removes a directory, if it exists. Blocking.
 fn remove_all(dir: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(dir) {
@@ -187,7 +184,7 @@ fn charges_of(context: &JobContext, tenant: &Tenant, dir: &Path) -> Arc<JobCharg
 async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
     // The files come first: nothing opens them anew while this job writes.
     stale.close().await;
-    let mut jobs = lock(jobs);
+    let mut jobs = jobs.lock();
     let there = jobs.get(id).and_then(|s| s.opened.get());
     if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
         let (charges, settings) = (Arc::clone(&stale.setup.charges), Arc::clone(&stale.settings));
@@ -261,7 +258,7 @@ impl Registry {
     }
 
     fn registered(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Arc<RegisteredJob>, JobError> {
-        let registered = lock(&self.jobs).get(id).cloned();
+        let registered = self.jobs.lock().get(id).cloned();
         let registered = registered.inspect(|s| s.asked.store(true, SeqCst));
         registered
             .filter(|s| s.known.tenant == *tenant && s.known.domain == *domain)
@@ -287,7 +284,7 @@ impl Registry {
     #[must_use]
     pub fn list(&self, domain: &Domain, tenant: &Tenant) -> Vec<JobLine> {
         let jobs: Vec<_> = {
-            let all = lock(&self.jobs);
+            let all = self.jobs.lock();
             let mine = all.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
             mine.cloned().collect()
         };
@@ -299,14 +296,14 @@ impl Registry {
     /// Returns all jobs, each with its domain and tenant.
     #[must_use]
     pub fn all(&self) -> Vec<(Domain, Tenant, JobLine)> {
-        let jobs: Vec<_> = lock(&self.jobs).values().cloned().collect();
+        let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
         jobs.iter().map(|s| (s.known.domain.clone(), s.known.tenant.clone(), s.line())).collect()
     }
 
     /// Returns a job of any tenant that is open already. For admins, who do not keep it open by asking.
     #[must_use]
     pub fn peek(&self, id: &str) -> Option<Arc<OpenJob>> {
-        lock(&self.jobs).get(id).and_then(|s| s.opened.get().cloned())
+        self.jobs.lock().get(id).and_then(|s| s.opened.get().cloned())
     }
 
     /// Returns a declared job, opened if it was not. `sources` and `source` lead to its bytes.
@@ -336,7 +333,7 @@ impl Registry {
             })
             .await?;
         // The job was deleted or closed while it was being opened.
-        if !lock(&self.jobs).get(id).is_some_and(|there| Arc::ptr_eq(there, &registered)) {
+        if !self.jobs.lock().get(id).is_some_and(|there| Arc::ptr_eq(there, &registered)) {
             opened.close().await;
             return Err(JobError::Reopening);
         }
@@ -370,7 +367,7 @@ impl Registry {
         source: &Arc<Source>,
     ) -> Result<(Arc<Samples>, Option<Arc<Sweep>>), JobError> {
         let (root, layout) = (source.version.root(), source.version.layout());
-        let shared = Arc::clone(lock(&self.places).entry((domain.clone(), root, layout)).or_default());
+        let shared = Arc::clone(self.places.lock().entry((domain.clone(), root, layout)).or_default());
         let samples = {
             let mut weak = shared.samples.lock().await;
             match weak.upgrade() {
@@ -456,7 +453,7 @@ impl Registry {
             layout: source.version.layout(),
         };
         let permit = self.permit_to_change(&id).await;
-        if lock(&self.jobs).contains_key(&id) {
+        if self.jobs.lock().contains_key(&id) {
             // The long parts are hashed and dropped here.
             let asked = record.known();
             let there = self.get(domain, tenant, &id, sources, source).await?;
@@ -477,7 +474,7 @@ impl Registry {
             record_elsewhere(known.clone()).await?;
             spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
             let cell = OnceCell::new_with(Some(Arc::clone(&opened)));
-            lock(&jobs).insert(id, RegisteredJob::new(known, charges, settings, cell));
+            jobs.lock().insert(id, RegisteredJob::new(known, charges, settings, cell));
             Ok::<_, JobError>(opened)
         });
         Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
@@ -486,7 +483,7 @@ impl Registry {
     /// Returns the records of all jobs.
     #[must_use]
     pub fn records(&self) -> Vec<RecordSummary> {
-        let jobs: Vec<_> = lock(&self.jobs).values().cloned().collect();
+        let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
         jobs.iter()
             .map(|job| job.opened.get().map_or_else(|| job.known.clone(), |open| open.known()))
             .collect()
@@ -498,7 +495,7 @@ impl Registry {
     /// [`JobError::Io`]; the job is still there.
     pub async fn set_aside(&self, id: &str) -> Result<(), JobError> {
         let _permit = self.permit_to_change(id).await;
-        let Some(registered) = lock(&self.jobs).remove(id) else { return Ok(()) };
+        let Some(registered) = self.jobs.lock().remove(id) else { return Ok(()) };
         let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
         if let Ok(opened) = registered.opened.get_or_try_init(none).await {
             opened.close().await;
@@ -518,7 +515,7 @@ impl Registry {
         if moved.is_err() && self.dir.join(id).exists() {
             let (charges, settings) = (Arc::clone(&registered.charges), Arc::clone(&registered.settings));
             let again = RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new());
-            lock(&self.jobs).insert(id.to_owned(), again);
+            self.jobs.lock().insert(id.to_owned(), again);
         }
         moved
     }
@@ -554,7 +551,7 @@ impl Registry {
     /// Returns the sum of the least bytes that all jobs, or all but one, have set.
     #[must_use]
     pub fn min_shares(&self, except: Option<&str>) -> u64 {
-        let jobs = lock(&self.jobs);
+        let jobs = self.jobs.lock();
         let others = jobs.iter().filter(|(id, _)| Some(id.as_str()) != except);
         let least = others.filter_map(|(_, job)| job.settings.get().min_share_bytes);
         least.fold(0, u64::saturating_add)
@@ -602,7 +599,7 @@ impl Registry {
     /// Waits for the permit to declare or delete a job.
     async fn permit_to_change(&self, id: &str) -> OwnedMutexGuard<()> {
         let turns = {
-            let mut changing = lock(&self.changing);
+            let mut changing = self.changing.lock();
             changing.retain(|_, turns| turns.strong_count() > 0);
             let known = changing.get(id).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
@@ -650,7 +647,7 @@ impl Registry {
         let task = self.context.tasks.spawn(async move {
             let _permit = permit;
             // No new request finds the job; an opening under way ends first.
-            lock(&jobs).remove(&id);
+            jobs.lock().remove(&id);
             let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
             if let Ok(opened) = registered.opened.get_or_try_init(none).await {
                 opened.close().await;
@@ -678,7 +675,7 @@ impl Registry {
             if gone.is_err() && there.exists() {
                 // The job is still there, and requests see that: nothing declares it anew over its old
                 // ledgers.
-                lock(&jobs).insert(id, {
+                jobs.lock().insert(id, {
                     let charges = Arc::clone(&registered.charges);
                     let settings = Arc::clone(&registered.settings);
                     RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new())
@@ -690,18 +687,20 @@ impl Registry {
     }
 
     fn sweeps(&self) -> Vec<Arc<Sweep>> {
-        let places: Vec<_> = lock(&self.places).values().cloned().collect();
+        let places: Vec<_> = self.places.lock().values().cloned().collect();
         places.iter().filter_map(|p| p.sweep.try_lock().ok()?.upgrade()).collect()
     }
 
     fn all_opened(&self) -> Vec<Arc<OpenJob>> {
-        lock(&self.jobs).values().filter_map(|s| s.opened.get().cloned()).collect()
+        self.jobs.lock().values().filter_map(|s| s.opened.get().cloned()).collect()
     }
 
     /// Closes jobs that had no request, as of `now_ns`.
     fn close_idle(&self, now_ns: u64) {
         let ttl_ns = u64::try_from(self.context.job_ttl.as_nanos()).unwrap_or(u64::MAX);
-        let idle: Vec<_> = lock(&self.jobs)
+        let idle: Vec<_> = self
+            .jobs
+            .lock()
             .iter()
             .filter(|(_, s)| s.is_idle(now_ns, ttl_ns) && !s.closing.swap(true, SeqCst))
             .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
@@ -720,7 +719,7 @@ impl Registry {
         self.all_opened().iter().for_each(|o| o.tick());
         self.sweeps().iter().for_each(|w| w.tick(now_ns));
         let unused = |p: &Shared| p.samples.try_lock().is_ok_and(|s| s.strong_count() == 0);
-        lock(&self.places).retain(|_, p| Arc::strong_count(p) > 1 || !unused(p));
+        self.places.lock().retain(|_, p| Arc::strong_count(p) > 1 || !unused(p));
     }
 
     /// Writes the recorded calls of sweeps that are not in their trace files yet. Blocking.
@@ -747,7 +746,7 @@ impl Registry {
     /// Returns numbers for metrics.
     #[must_use]
     pub fn stats(&self) -> RegistryStats {
-        let declared = lock(&self.jobs).len() as u64;
+        let declared = self.jobs.lock().len() as u64;
         RegistryStats {
             declared,
             open: self.all_opened().len() as u64,

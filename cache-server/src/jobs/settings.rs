@@ -5,10 +5,10 @@
 
 use crate::epochs::{JobError, write_whole};
 use fletch_api::{JobSettings, allocation::check_weight};
+use parking_lot::Mutex;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
 };
 
 /// The name of the file in its job's directory.
@@ -46,7 +46,7 @@ impl StoredSettings {
     /// Returns the settings.
     #[must_use]
     pub fn get(&self) -> JobSettings {
-        *self.now.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.now.lock()
     }
 
     /// Replaces the settings. Durable when this returns. Blocking.
@@ -54,7 +54,7 @@ impl StoredSettings {
         let failed = |error| JobError::Io { path: self.path.clone(), error };
         let bytes = serde_json::to_vec(&new).map_err(|e| failed(e.into()))?;
         write_whole(&self.path, &bytes).map_err(failed)?;
-        *self.now.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        *self.now.lock() = new;
         Ok(())
     }
 }

@@ -34,10 +34,11 @@ use fletch_core::{
     residency::CacheAction,
 };
 use fletch_store::Store;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -278,7 +279,7 @@ impl Prefetcher {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic in the plan changes nothing that a reader depends on: readers fetch for themselves.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     fn key(&self, hash: fletch_core::Hash) -> StoreKey {

@@ -13,6 +13,7 @@
 use super::{StateDir, StateError};
 use fletch_api::Dataset;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, record};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +22,7 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -126,7 +127,7 @@ impl RegistrationHandle {
 
     fn tagged(&self) -> MutexGuard<'_, Vec<(Root, LayoutId)>> {
         // A panic cannot leave a half-made change: the only change is a push.
-        self.tagged.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tagged.lock()
     }
 
     /// Returns whether a version is neither recorded nor beyond [`TAGGED_MAX`].
@@ -265,7 +266,7 @@ impl Registrations {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic cannot leave a half-made change, because changes come after everything that can fail.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Returns a dataset.

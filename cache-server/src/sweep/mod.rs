@@ -33,13 +33,14 @@ use fletch_core::{
     residency::{CacheAction, Residency},
 };
 use fletch_store::{DatasetId, Footprint, Pinned, ReaderKind, disk::Policy};
+use parking_lot::{Mutex, MutexGuard};
 use pending_reads::PendingReads;
 pub use recording::Recorder;
 use recording::Recording;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -189,7 +190,7 @@ impl Sweep {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // The policy panics only before it changes anything.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     fn key(&self, hash: fletch_core::Hash) -> StoreKey {

@@ -8,13 +8,14 @@
 
 use crate::versions::Source;
 use fletch_core::{LayoutId, Root, order::SweepPolicy};
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
     fs::File,
     io::{self, Write as _},
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{SystemTime, UNIX_EPOCH},
@@ -112,7 +113,7 @@ impl Recording {
             );
             piece = sweep.cut_trace();
         }
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(piece);
+        self.waiting.lock().push_back(piece);
         true
     }
 
@@ -126,8 +127,8 @@ impl Recording {
     }
 
     fn write(&self) {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let pieces = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut file = self.file.lock();
+        let pieces = std::mem::take(&mut *self.waiting.lock());
         if self.given_up.load(Relaxed) {
             if file.take().is_some() {
                 self.remove();

@@ -1,11 +1,12 @@
 //! A log file of bounded size. When it is full, it becomes `FILE.1`, and the older `FILE.1` is gone.
 
+use parking_lot::Mutex;
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -64,7 +65,7 @@ impl Open {
 impl Write for &LogFile {
     /// Writes one line, whole.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.0.lock();
         let length = line.len() as u64;
         if open.bytes > 0 && open.bytes + length > open.config.bytes_max {
             open.rotate()?;
@@ -75,7 +76,7 @@ impl Write for &LogFile {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).file.flush()
+        self.0.lock().file.flush()
     }
 }
 

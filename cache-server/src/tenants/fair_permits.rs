@@ -5,9 +5,10 @@
 
 use super::fair_share::{FairShare, Refused, ShareUse};
 use fletch_core::Tenant;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 use tokio::sync::oneshot;
 
@@ -54,8 +55,7 @@ impl FairPermits {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every statement leaves the guarded value whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Sets the known tenants, each with its own limit.

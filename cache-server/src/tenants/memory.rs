@@ -8,9 +8,10 @@ use super::{FairPermit, FairPermits, TenantLimit, Tenants};
 use bytes::Bytes;
 use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Hash, Tenant, manifest::CHUNK_BYTES_MAX};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::time::timeout;
@@ -82,7 +83,7 @@ impl ChunkMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(Tenant, Hash), Weak<HeldMemory>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     async fn hold(self: &Arc<Self>, tenant: &Tenant, chunk: Hash, bytes: u64) -> Arc<HeldMemory> {

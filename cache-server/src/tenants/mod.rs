@@ -32,10 +32,8 @@ use crate::{
     },
 };
 use fletch_core::Tenant;
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-};
+use parking_lot::{Mutex, RwLock};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A limit of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -190,11 +188,11 @@ impl Tenants {
                  guaranteed a part; raise the limit"
             );
         }
-        *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(known.into_iter().collect());
+        *self.quotas.write() = Arc::new(known.into_iter().collect());
     }
 
     fn quotas(&self) -> Arc<BTreeMap<Tenant, Quota>> {
-        Arc::clone(&self.quotas.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.quotas.read())
     }
 
     fn quota(&self, tenant: &Tenant) -> Quota {
@@ -248,7 +246,7 @@ impl Tenants {
 
     /// Counts a refusal.
     pub fn count_refusal(&self, tenant: &Tenant, limit: TenantLimit) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused.lock();
         *refused.entry((tenant.clone(), limit)).or_default() += 1;
     }
 
@@ -258,7 +256,7 @@ impl Tenants {
         let known = self.known();
         let none = known.iter().flat_map(|t| TenantLimit::ALL.map(|limit| ((t.clone(), limit), 0)));
         let mut all: BTreeMap<_, _> = none.collect();
-        all.extend(self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        all.extend(self.refused.lock().clone());
         all.into_iter().map(|((tenant, limit), n)| (tenant, limit, n)).collect()
     }
 }

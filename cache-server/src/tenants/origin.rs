@@ -14,9 +14,10 @@ use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Kind, StoreKey, Tenant};
 use fletch_origin::{Backend, Origin, OriginPace, OriginUri, SharedPermit, SharedPermits};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
+use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::{
@@ -183,7 +184,7 @@ impl OriginShares {
     fn line(&self, tenant: &Tenant, origin: &Origin) -> Arc<Line> {
         let pace = origin.pace();
         let key = (tenant.clone(), origin.backend().clone(), pace);
-        let mut all = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.lines.lock();
         if let Some(line) = all.get(&key).and_then(Weak::upgrade) {
             return line;
         }
@@ -194,13 +195,13 @@ impl OriginShares {
     }
 
     fn weight(&self, stream: &Stream) -> f64 {
-        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        let weights = self.weights.read();
         weights.get(stream).copied().unwrap_or(1.0)
     }
 
     /// Returns the permits of a tenant: `all`, of which one backend alone gets `to_one`.
     fn of(&self, tenant: &Tenant, (all, to_one): (usize, usize)) -> Arc<SharedPermits<Backend>> {
-        let mut shares = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.permits.lock();
         let permits = shares.entry(tenant.clone()).or_insert_with(|| SharedPermits::new(all, to_one));
         let permits = Arc::clone(permits);
         drop(shares);
@@ -222,7 +223,7 @@ impl Tenants {
 
     /// Sets the weights of the streams that jobs read. Every other stream has the weight 1.
     pub fn set_stream_weights(&self, weights: BTreeMap<Stream, f64>) {
-        *self.origin_shares.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
+        *self.origin_shares.weights.write() = weights;
     }
 
     /// Waits for a permit and for memory, if a read of the chunk would begin a fetch. Returns the fetch with

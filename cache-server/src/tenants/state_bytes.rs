@@ -5,10 +5,11 @@
 
 use super::FairPermit;
 use fletch_core::Tenant;
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
 };
@@ -37,14 +38,14 @@ pub struct JobCharges {
 
 impl StateBytes {
     fn sum(&self, tenant: &Tenant) -> Arc<AtomicU64> {
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self.tenants.lock();
         Arc::clone(tenants.entry(tenant.clone()).or_default())
     }
 
     /// Returns the bytes that a tenant uses.
     #[must_use]
     pub fn used(&self, tenant: &Tenant) -> u64 {
-        let tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let tenants = self.tenants.lock();
         tenants.get(tenant).map_or(0, |sum| sum.load(SeqCst))
     }
 
@@ -92,13 +93,13 @@ impl JobCharges {
     /// Returns the charge of an epoch's ledger.
     #[must_use]
     pub fn ledger(&self, epoch: u64) -> Arc<FileCharge> {
-        let mut ledgers = self.ledgers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledgers = self.ledgers.lock();
         Arc::clone(ledgers.entry(epoch).or_insert_with(|| Arc::new(FileCharge::new(&self.sum))))
     }
 
     /// Forgets a ledger that was deleted.
     pub fn forget(&self, epoch: u64) {
-        let gone = self.ledgers.lock().unwrap_or_else(PoisonError::into_inner).remove(&epoch);
+        let gone = self.ledgers.lock().remove(&epoch);
         if let Some(gone) = gone {
             gone.set(0);
         }

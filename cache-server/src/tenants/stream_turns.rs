@@ -1,7 +1,8 @@
 //! Whose request to an origin is next: [`FairQueue`] decides, and callers wait here.
 
 use super::fair_queue::{FairQueue, Stream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// The turns of a tenant's requests to one origin. One caller at a time has the turn.
@@ -21,8 +22,7 @@ pub(super) struct StreamTurn(Arc<StreamTurns>);
 
 impl StreamTurns {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every statement leaves the guarded value whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Waits for the turn of a request of a stream for `bytes` bytes. The caller bounds the time.

@@ -13,9 +13,10 @@ pub use files::{TlsError, TlsFiles};
 
 use files::Loaded;
 use fletch_host::files::FileStamp;
+use parking_lot::{Mutex, RwLock};
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, RwLock, TryLockError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{SystemTime, UNIX_EPOCH},
@@ -88,18 +89,14 @@ impl Tls {
     }
 
     fn active(&self) -> Active {
-        self.active.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.active.read().clone()
     }
 
     /// Reads the files again if one of them changed. Blocking.
     ///
     /// A second call while one runs does nothing. Open connections keep the certificate of their handshake.
     pub fn reload(&self) {
-        let mut seen = match self.last_stamps.try_lock() {
-            Ok(seen) => seen,
-            Err(TryLockError::Poisoned(p)) => p.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut seen) = self.last_stamps.try_lock() else { return };
         let stamps = stamps(&self.files);
         if stamps == *seen {
             return;
@@ -112,7 +109,7 @@ impl Tls {
                     file = %self.files.cert.display(), expires_s = loaded.expires_s,
                     "the changed TLS certificate is in force for new connections"
                 );
-                *self.active.write().unwrap_or_else(PoisonError::into_inner) = loaded.into();
+                *self.active.write() = loaded.into();
             }
             Err(error) => {
                 self.reload_errors.fetch_add(1, Relaxed);

@@ -5,9 +5,10 @@
 
 use crate::state::RegistrationHandle;
 use fletch_core::{DatasetName, Domain, Root};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 /// The most changed objects of a dataset that are counted.
@@ -30,7 +31,7 @@ pub struct ChangedObjects(Mutex<BTreeMap<(Domain, DatasetName), DatasetChanges>>
 
 impl ChangedObjects {
     fn all(&self) -> MutexGuard<'_, BTreeMap<(Domain, DatasetName), DatasetChanges>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn with<T>(

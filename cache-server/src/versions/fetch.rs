@@ -30,8 +30,9 @@ use futures::{
     future::{BoxFuture, FutureExt as _},
     stream::FuturesUnordered,
 };
+use parking_lot::Mutex;
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 use tokio::time::{Instant, timeout_at};
@@ -120,7 +121,7 @@ impl ChunkFetch {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.state.lock())
     }
 
     /// Returns the bytes of the next location that can be read. They are not verified.

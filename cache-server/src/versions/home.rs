@@ -19,11 +19,12 @@ use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{DatasetName, Domain, Tenant};
 use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
@@ -39,10 +40,6 @@ use tokio::{
 const UNHEALTHY_CALLS_MAX: usize = 4;
 /// The most homes that are remembered. Beyond it, healthy ones that no version uses are forgotten.
 const HOMES_MAX: usize = 32_768;
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What all homes count.
 #[derive(Debug, Default)]
@@ -112,19 +109,19 @@ impl Home {
     /// Returns the state of the breaker.
     #[must_use]
     pub fn state(&self) -> BreakerState {
-        lock(&self.health).breaker.state()
+        self.health.lock().breaker.state()
     }
 
     /// Returns whether the home works, and what its calls did.
     #[must_use]
     pub fn condition(&self) -> ConditionView {
-        let view = lock(&self.condition).view((Instant::now(), SystemTime::now()));
+        let view = self.condition.lock().view((Instant::now(), SystemTime::now()));
         ConditionView { failing: view.failing || !self.is_healthy(), ..view }
     }
 
     /// Returns whether the home fails, and nobody asked it lately.
     pub(super) fn is_probe_due(&self) -> bool {
-        lock(&self.condition).probe_due(Instant::now()).is_some()
+        self.condition.lock().probe_due(Instant::now()).is_some()
     }
 
     /// Returns whether the home is asked.
@@ -135,25 +132,25 @@ impl Home {
 
     /// Returns what a caller may do with the home now.
     pub(super) fn admit(&self) -> Admission {
-        lock(&self.health).breaker.admit(Instant::now())
+        self.health.lock().breaker.admit(Instant::now())
     }
 
     /// Returns how long a call waits for a hedge, and the silence after which it counts as failed.
     pub(super) fn patience(&self) -> (Duration, Duration) {
-        let health = lock(&self.health);
+        let health = self.health.lock();
         (health.patience.hedge_after(), health.patience.silent_after())
     }
 
     /// Takes a hedge from this home's budget, and counts it. Returns whether the budget had one.
     pub(super) fn take_hedge(&self) -> bool {
-        let taken = lock(&self.health).patience.take_hedge();
+        let taken = self.health.lock().patience.take_hedge();
         self.shared.counts.hedged.fetch_add(u64::from(taken), Relaxed);
         taken
     }
 
     /// Records the outcome of a call, and logs a change.
     pub(super) fn report(&self, outcome: Outcome) {
-        let change = lock(&self.health).breaker.report(outcome, Instant::now());
+        let change = self.health.lock().breaker.report(outcome, Instant::now());
         match change {
             None => {}
             Some(Change::Tripped(cooldown)) => {
@@ -209,7 +206,7 @@ impl Home {
             // A missing, changed or corrupt object is the answer of a home that works.
             Err(_) => self.report(Outcome::Answered),
             Ok(_) => {
-                lock(&self.health).patience.record(begun.elapsed());
+                self.health.lock().patience.record(begun.elapsed());
                 self.report(Outcome::Answered);
             }
         }
@@ -344,7 +341,7 @@ impl HomeOrigin {
 
     /// Asks a failing home that nobody asks whether it works again, if that is due.
     pub(super) async fn probe_failing(&self) {
-        let due = lock(&self.home.condition).probe_due(Instant::now());
+        let due = self.home.condition.lock().probe_due(Instant::now());
         if let Some((path, exists)) = due {
             drop(self.recorded((&path, exists), self.origin.head(&path)).await);
         }
@@ -356,7 +353,7 @@ impl HomeOrigin {
         call: impl Future<Output = Result<T, OriginError>>,
     ) -> Result<T, OriginError> {
         let begun = Instant::now();
-        lock(&self.home.health).patience.earn();
+        self.home.health.lock().patience.earn();
         let running = RunningCall::begin(&self.home, at, begun);
         let result = call.await;
         if let Err(OriginError::GaveWay { .. }) = &result {
@@ -378,19 +375,19 @@ struct RunningCall<'a> {
 
 impl<'a> RunningCall<'a> {
     fn begin(home: &'a Home, at: (&'a str, bool), now: Instant) -> Self {
-        RunningCall { home, call: lock(&home.condition).begin(now), at }
+        RunningCall { home, call: home.condition.lock().begin(now), at }
     }
 
     fn end(&self, error: Option<&OriginError>) {
         let now = (Instant::now(), SystemTime::now());
-        lock(&self.home.condition).end(self.call, self.at, error, now);
+        self.home.condition.lock().end(self.call, self.at, error, now);
     }
 }
 
 impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         let now = (Instant::now(), SystemTime::now());
-        lock(&self.home.condition).give_up(self.call, self.at, now);
+        self.home.condition.lock().give_up(self.call, self.at, now);
     }
 }
 
@@ -434,7 +431,7 @@ impl Homes {
     ) -> HomeOrigin {
         let costs = self.accounts.costs.of_server((domain, tenant), dataset, NO_JOB);
         let origin = origin.metered(&costs.tables_meter());
-        let mut homes = lock(&self.homes);
+        let mut homes = self.homes.lock();
         let key = (domain.clone(), origin.uri().clone());
         if let Some(home) = homes.get(&key) {
             return HomeOrigin { origin, home: Arc::clone(home) };
@@ -473,13 +470,13 @@ impl Homes {
     /// Returns all homes, by domain and URI.
     #[must_use]
     pub fn all(&self) -> Vec<(Domain, Arc<Home>)> {
-        lock(&self.homes).iter().map(|((domain, _), home)| (domain.clone(), Arc::clone(home))).collect()
+        self.homes.lock().iter().map(|((domain, _), home)| (domain.clone(), Arc::clone(home))).collect()
     }
 
     /// Returns the homes that are not healthy, by domain and URI.
     #[must_use]
     pub fn unhealthy(&self) -> HashMap<(Domain, OriginUri), BreakerState> {
-        let homes = lock(&self.homes);
+        let homes = self.homes.lock();
         let states = homes.iter().map(|(key, home)| (key, home.state()));
         states.filter(|(_, s)| *s != BreakerState::Closed).map(|(key, s)| (key.clone(), s)).collect()
     }

@@ -18,10 +18,8 @@ use fletch_core::{
 };
 use fletch_tables::ObjectRef;
 use futures::future::{BoxFuture, FutureExt as _};
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{ops::Range, sync::Arc};
 
 /// Asks a source for something that its tables say.
 pub type AskTables<T> = Box<dyn Fn(Arc<Source>) -> BoxFuture<'static, Result<T, VersionError>> + Send + Sync>;
@@ -50,7 +48,7 @@ impl<T: Send> Choices for TableChoices<'_, T> {
 
     fn more(&self, fresh: bool) -> BoxFuture<'_, Found<Arc<Source>>> {
         async move {
-            let seen = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = || self.seen.lock();
             let known = seen().clone();
             let new = self.versions.new_sources(self.sources, fresh, &known).await;
             seen().extend(new.sources.iter().cloned());

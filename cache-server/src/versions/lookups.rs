@@ -5,10 +5,8 @@
 //! it asks. The bucket may go into debt by one search, so that a domain of many datasets is searched, too.
 
 use fletch_core::Tenant;
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use tokio::time::Instant;
 
 /// The seconds after which an empty bucket is full again.
@@ -39,7 +37,7 @@ impl RootLookups {
     /// Returns whether a tenant may search `datasets` datasets at `now`, and takes the tokens if so.
     pub fn admit(&self, tenant: &Tenant, datasets: usize, now: Instant) -> bool {
         let full = self.per_s * FULL_AFTER_S;
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock();
         let refilled = |b: &Bucket| {
             (b.tokens + self.per_s * now.saturating_duration_since(b.at).as_secs_f64()).min(full)
         };

@@ -6,10 +6,8 @@
 use super::{Source, Sources, VersionError, Versions};
 use fletch_core::{Domain, Root};
 use futures::StreamExt as _;
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -47,7 +45,7 @@ impl Versions {
     /// Returns the latest search, or starts one. `fresh` repeats a search that is older than [`FRESH_TTL`].
     fn search(self: &Arc<Self>, domain: &Domain, root: Root, fresh: bool) -> Search {
         let searches = self.searches.get_with((domain.clone(), root), Arc::default);
-        let mut latest = searches.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = searches.0.lock();
         if let Some(search) = &*latest {
             let running = !search.progress.borrow().done;
             if running || !fresh || search.begun.elapsed() < FRESH_TTL {

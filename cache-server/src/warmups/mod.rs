@@ -25,10 +25,11 @@ use fletch_api::{Amount, Code, Problem, Warmup, WarmupState};
 use fletch_bounds::in_waits;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey, Tenant};
 use fletch_store::{DatasetId, Shares, Store};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -149,7 +150,7 @@ struct State {
 
 impl WarmupRecord {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Keeps the first error.
@@ -254,7 +255,7 @@ impl Warmups {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<WarmupRecord>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     /// Starts a warm-up, or returns the same one if it is queued or running already.

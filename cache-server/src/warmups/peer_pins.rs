@@ -6,9 +6,10 @@
 use super::{KNOWN_MAX, Pins, Warmups};
 use crate::cluster::PinOrder;
 use fletch_core::{DatasetName, Domain, Hash};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -29,7 +30,7 @@ pub(super) struct AllPeerPins(Mutex<HashMap<WarmupKey, PeerPins>>);
 
 impl AllPeerPins {
     fn lock(&self) -> MutexGuard<'_, HashMap<WarmupKey, PeerPins>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Removes the pins of a dataset.

@@ -7,11 +7,12 @@ use crate::common::{Node, Tree, body, content, index_bucket};
 use fletch_api::{headers, routes};
 use fletch_core::{Hash, Root};
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use parking_lot::Mutex;
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -26,7 +27,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -51,7 +52,7 @@ impl Log {
 
     /// Returns the slow-read lines of a request: each one's gate, and the line.
     fn slow_reads(&self, id: &str) -> Vec<(String, Value)> {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bytes = self.0.lock().clone();
         let lines = String::from_utf8(bytes).expect("text");
         let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("json"));
         let is_of = |line: &Value| {

@@ -6,11 +6,12 @@
 //! 3. A wait that is given up is recorded with the time until then.
 
 use crate::{Gate, RequestId};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     future::Future,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::Poll,
@@ -94,8 +95,7 @@ impl Waits {
     }
 
     fn under_way(&self) -> MutexGuard<'_, Vec<(Gate, Instant)>> {
-        // Every statement leaves the guarded value whole.
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.under_way.lock()
     }
 
     /// Returns how long it waited at a gate, until now if it waits there.
@@ -211,6 +211,7 @@ mod tests {
     use super::*;
     use futures::FutureExt as _;
     use tokio::{sync::Semaphore, time::sleep};
+    use tokio_util::task::TaskTracker;
 
     #[tokio::test]
     async fn a_wait_is_recorded_in_all_waits_above_and_once() {
@@ -257,12 +258,13 @@ mod tests {
     #[tokio::test]
     async fn a_task_works_for_the_request_that_started_it() {
         let waits = Arc::new(Waits::default());
-        let started = in_waits(Arc::clone(&waits), async {
-            tokio_util::task::TaskTracker::new()
-                .spawn(carried(pass_gate(Gate::Origin, sleep(Duration::from_millis(20)))))
+        let tasks = TaskTracker::new();
+        in_waits(Arc::clone(&waits), async {
+            tasks.spawn(carried(pass_gate(Gate::Origin, sleep(Duration::from_millis(20)))));
         })
         .await;
-        started.await.expect("it ends");
+        tasks.close();
+        tasks.wait().await;
         assert!(waits.time_at(Gate::Origin) >= Duration::from_millis(20));
     }
 }

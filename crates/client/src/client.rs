@@ -22,14 +22,15 @@ use fletch_api::{
 use fletch_core::manifest::FORMAT_MAJOR;
 use fletch_core::{DatasetName, Hash, JobName, Root};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use parking_lot::Mutex;
 use reqwest::{RequestBuilder, Response};
 use retries::Answer;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
     sync::Arc,
+    sync::Once,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    sync::{Mutex, Once, PoisonError},
     time::{Duration, SystemTime},
 };
 use tokio::time::Instant;
@@ -245,7 +246,7 @@ impl Client {
             failovers: c.failovers.load(Relaxed),
             bytes: c.bytes.load(Relaxed) + hits.bytes,
             errors: c.errors.load(Relaxed),
-            clock_ahead_s: c.dated.lock().unwrap_or_else(PoisonError::into_inner).map(clock_ahead_s),
+            clock_ahead_s: c.dated.lock().map(clock_ahead_s),
         }
     }
 
@@ -487,7 +488,7 @@ impl Counters {
     fn answered(&self, headers: &HeaderMap) {
         let date = headers.get(header::DATE).and_then(|v| v.to_str().ok());
         if let Some(date) = date.and_then(|text| httpdate::parse_http_date(text).ok()) {
-            *self.dated.lock().unwrap_or_else(PoisonError::into_inner) = Some((date, SystemTime::now()));
+            *self.dated.lock() = Some((date, SystemTime::now()));
         }
     }
 }

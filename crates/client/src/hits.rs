@@ -37,6 +37,7 @@ use fletch_api::hits::{
 };
 use fletch_window::{Filled, Place, View};
 use http::HeaderValue;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use socket::Socket;
 use std::{
@@ -45,7 +46,7 @@ use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -171,7 +172,7 @@ impl HitServer {
 
     fn rest(&self) -> MutexGuard<'_, Rest> {
         // Each method leaves it whole.
-        self.0.rest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.rest.lock()
     }
 
     /// Returns whether the caller may ask the server now.

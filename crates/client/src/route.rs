@@ -20,9 +20,10 @@ use crate::{ClientConfig, ClientError, Endpoint, Servers};
 use fletch_api::{Cluster, cluster::VIEW_ALONE};
 use fletch_core::cluster::{Member, Placement};
 use fletch_core::{Domain, Hash, StoreKey};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -198,7 +199,7 @@ impl Route {
     }
 
     fn news(&self) -> MutexGuard<'_, News> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+        self.news.lock()
     }
 
     /// Returns the servers that the user named.
@@ -213,7 +214,7 @@ impl Route {
 
     /// Returns the view, if this client has one.
     pub fn view(&self) -> Option<Arc<RoutedView>> {
-        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.view.read().clone()
     }
 
     /// Returns the members of the view by id and address.
@@ -326,7 +327,7 @@ impl Route {
             let servers: Vec<&str> = view.members.iter().map(|m| &*m.server.shown).collect();
             tracing::info!(view = view.number, ?servers, "chunks are read from the servers of this cluster");
         }
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(view));
+        *self.view.write() = Some(Arc::new(view));
     }
 
     /// Returns a member with the connections to it, unless nothing may be sent to it.

@@ -8,12 +8,13 @@ use crate::tls::{HttpClient, TlsOptions};
 use crate::{ClientConfig, ClientError, Endpoint};
 use fletch_api::headers;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use std::{
     collections::HashMap,
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use tokio::time::Instant;
@@ -28,11 +29,6 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const CONNECT_SOON: Duration = Duration::from_secs(2);
 /// The most names whose addresses are remembered.
 const NAMES_MAX: usize = 1024;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each value is whole after every change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// How a server did lately.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,7 +71,7 @@ struct Addresses(Mutex<HashMap<String, IpAddr>>);
 
 impl Addresses {
     fn answered(&self, name: &str, ip: IpAddr) {
-        let mut good = lock(&self.0);
+        let mut good = self.0.lock();
         if good.len() >= NAMES_MAX && !good.contains_key(name) {
             good.clear();
         }
@@ -87,7 +83,7 @@ impl Addresses {
     /// Orders the addresses of a name. The families keep their order, so that the system's preference counts.
     fn ordered(&self, name: &str, mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let first_is_v6 = found.first().is_some_and(SocketAddr::is_ipv6);
-        let good = lock(&self.0).get(name).copied();
+        let good = self.0.lock().get(name).copied();
         // Clients that share a name prefer the same server, whatever the order of the resolver.
         found.sort_by_key(|a| (Some(a.ip()) != good, a.is_ipv6() != first_is_v6, a.ip()));
         found
@@ -146,7 +142,7 @@ impl Connector {
     /// As [`Connector::only`].
     pub fn one_of_several(&self, endpoint: Endpoint) -> Result<Arc<Server>, ClientError> {
         let slot = usize::from(endpoint.is_https());
-        let mut shared = lock(&self.shared);
+        let mut shared = self.shared.lock();
         let http = match &shared[slot] {
             Some(http) => Arc::clone(http),
             None => Arc::clone(shared[slot].insert(self.http(&endpoint, CONNECT_SOON)?)),
@@ -213,7 +209,7 @@ pub(crate) struct Server {
 impl Server {
     /// Notes that the server answered, from an address.
     pub fn answered(&self, from: Option<SocketAddr>) {
-        let mut health = lock(&self.health);
+        let mut health = self.health.lock();
         if *health != Health::default() {
             *health = Health::default();
         }
@@ -225,22 +221,22 @@ impl Server {
 
     /// Notes that the server refused a connection, or was silent.
     pub fn failed(&self, now: Instant, was_silent: bool) {
-        lock(&self.health).failed(now, was_silent);
+        self.health.lock().failed(now, was_silent);
     }
 
     /// Returns whether others are asked first.
     pub fn rests(&self, now: Instant) -> bool {
-        lock(&self.health).rests(now)
+        self.health.lock().rests(now)
     }
 
     /// Returns whether the server was silent when it was last asked.
     pub fn was_silent(&self) -> bool {
-        lock(&self.health).was_silent
+        self.health.lock().was_silent
     }
 
     /// Returns whether the caller is the one that probes the server after its rest.
     pub fn takes_probe(&self, now: Instant) -> bool {
-        lock(&self.health).takes_probe(now)
+        self.health.lock().takes_probe(now)
     }
 }
 
@@ -260,17 +256,17 @@ impl JobServer {
     }
 
     pub fn get(&self) -> Option<Arc<Server>> {
-        lock(&self.0).clone()
+        self.0.lock().clone()
     }
 
     /// Notes that a server answered for the job.
     pub fn answered(&self, server: &Arc<Server>) {
-        *lock(&self.0) = Some(Arc::clone(server));
+        *self.0.lock() = Some(Arc::clone(server));
     }
 
     /// Forgets a server that did not serve the job.
     pub fn forget(&self, failed: &Arc<Server>) {
-        let mut known = lock(&self.0);
+        let mut known = self.0.lock();
         if known.as_ref().is_some_and(|server| Arc::ptr_eq(server, failed)) {
             *known = None;
         }

@@ -11,13 +11,14 @@
 use crate::ClientError;
 use fletch_core::Hash;
 use fletch_host::files::read_small;
+use parking_lot::{Mutex, RwLock};
 use reqwest::{Certificate, ClientBuilder, Identity};
 use std::{
     error::Error as StdError,
     fmt, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -174,7 +175,7 @@ impl HttpClient {
 
     /// Returns the client in use. Call [`HttpClient::refresh`] before.
     pub fn current(&self) -> reqwest::Client {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().clone()
     }
 
     /// Reads the files again if they were last read a second ago, or at once with `now`.
@@ -199,7 +200,7 @@ impl HttpClient {
 
     /// Makes the client anew if the contents of the files changed. Blocking.
     fn reload(&self) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let made = self.files.read().map(|contents| (contents.fingerprint(), contents));
         let now = made.as_ref().ok().map(|(fingerprint, _)| *fingerprint);
         if now == *seen {
@@ -209,7 +210,7 @@ impl HttpClient {
         let made = made.and_then(|(_, contents)| build(self.files.apply(&contents, (self.settings)())?));
         match made {
             Ok(client) => {
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = client;
+                *self.current.write() = client;
                 tracing::info!("the changed files of TLS are in use for new connections");
             }
             Err(error) => {

@@ -6,10 +6,10 @@
 use crate::ClientError;
 use fletch_core::Hash;
 use http::HeaderValue;
+use parking_lot::RwLock;
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::{PoisonError, RwLock},
 };
 
 /// The longest token, in bytes. A server reads at most 32 KiB of headers.
@@ -81,7 +81,7 @@ impl Bearer {
 
     /// Returns the header to send.
     pub fn header(&self) -> Option<HeaderValue> {
-        self.header.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.header.read().clone()
     }
 
     /// Returns the name of the principal, as [`TokenSource::name_of`], for the token in use.
@@ -102,7 +102,7 @@ impl Bearer {
         let Some(path) = &self.file else { return false };
         match read(path) {
             Ok(new) if Some(&new) != refused => {
-                *self.header.write().unwrap_or_else(PoisonError::into_inner) = Some(new);
+                *self.header.write() = Some(new);
                 tracing::info!(file = %path.display(), "read a new token from the token file");
                 true
             }

@@ -14,9 +14,10 @@ use fletch_api::{BatchItem, BatchRequest, Code, Problem, headers, routes};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint, FirstAnswer, TokenSource};
 use fletch_core::{DatasetName, Hash, JobName, Kind, LayoutId, Root};
 use fletch_tables::{Table, TableRange};
+use parking_lot::Mutex;
 use std::{
+    sync::Arc,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -44,7 +45,7 @@ fn body(len: usize) -> Bytes {
 /// Serves a chunk. The first byte of the chunk's hash selects the server's behaviour.
 async fn chunk(State(seen): Served, Path((_, hash)): Path<(String, String)>, h: HeaderMap) -> Response {
     let n = seen.requests.fetch_add(1, Relaxed);
-    seen.headers.lock().expect("headers").push(h);
+    seen.headers.lock().push(h);
     let wrong = |len: usize| Body::from(body(len));
     match &hash[..2] {
         "01" => wrong(99).into_response(),
@@ -178,7 +179,7 @@ async fn a_chunk_is_verified_and_its_request_carries_job_and_token() {
     let h = Hash::of(&body(100));
     let chunk = client.chunk(root(), h, 100).await.expect("chunk");
     assert_eq!((chunk.hash(), chunk.bytes()), (h, &body(100)));
-    let sent = seen.headers.lock().expect("headers")[0].clone();
+    let sent = seen.headers.lock()[0].clone();
     assert_eq!(sent[headers::JOB], "train-7");
     assert_eq!(sent[headers::COMPONENT], "mount");
     assert_eq!(sent[header::AUTHORIZATION], "Bearer secret-token");

@@ -20,10 +20,11 @@ use fletch_client::{
     epochs::{JobHandle, LEASES_AHEAD_MAX, Next},
 };
 use fletch_core::{Hash, Kind, LayoutId, Root, plan::Tail};
+use parking_lot::Mutex;
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -106,7 +107,7 @@ async fn job_now(State(seen): Served) -> Response {
 async fn acks(State(seen): Served, Path((_, epoch)): Path<(String, u64)>, Json(ask): Json<Acks>) -> Response {
     seen.longest.fetch_max(ask.renew.len() as u64, Relaxed);
     if !ask.release.is_empty() {
-        seen.released.lock().expect("lock").push((epoch, ask.clone()));
+        seen.released.lock().push((epoch, ask.clone()));
     }
     if seen.deleted.load(Relaxed) || epoch == 0 {
         return problem(Code::NotFound);
@@ -114,15 +115,15 @@ async fn acks(State(seen): Served, Path((_, epoch)): Path<(String, u64)>, Json(a
     if epoch == 1 && seen.closed.load(Relaxed) {
         return problem(Code::EpochClosed);
     }
-    seen.renewed.lock().expect("lock").extend(ask.renew.iter().map(|&l| (epoch, l)));
+    seen.renewed.lock().extend(ask.renew.iter().map(|&l| (epoch, l)));
     Json(Acked { ttl_ms: 300, ..Acked::default() }).into_response()
 }
 
 async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response {
     let from = ask.from;
-    seen.asked.lock().expect("lock").push(ask);
+    seen.asked.lock().push(ask);
     let stream = {
-        let mut streams = seen.streams.lock().expect("lock");
+        let mut streams = seen.streams.lock();
         if streams.len() > 1 { streams.remove(0) } else { streams[0] }
     };
     let mut out = BytesMut::new();
@@ -215,7 +216,7 @@ async fn a_lease_that_was_not_handed_out_is_not_held() {
     let (job, seen) = serve(&[Stream::Short(3, 1)]).await;
     job.reader(2, 0, 0).patience(Duration::from_millis(400)).next(2).await.expect_err("out of patience");
     assert!(job.held().is_empty());
-    assert!(seen.asked.lock().expect("lock").len() > 1, "the request was retried");
+    assert!(seen.asked.lock().len() > 1, "the request was retried");
     let mut reader = job.reader(2, 0, 0).patience(Duration::from_secs(60));
     tokio::select! {
         got = reader.next(2) => panic!("{got:?}"),
@@ -234,7 +235,7 @@ async fn the_next_lease_is_prefetched() {
     let leases = [3, 4].map(Stream::Whole);
     let later = [5, 5, 6, 7, 8].map(Stream::Whole);
     let (job, seen) = serve(&[&leases[..], &[Stream::Short(5, 1)], &later].concat()).await;
-    let asked = || seen.asked.lock().expect("lock").iter().map(|a| (a.sequence, a.from)).collect::<Vec<_>>();
+    let asked = || seen.asked.lock().iter().map(|a| (a.sequence, a.from)).collect::<Vec<_>>();
     let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(1);
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, reader.sequence()), (3, 11));
@@ -274,7 +275,7 @@ fn lease_of(next: Next) -> u64 {
 async fn several_leases_are_ahead_of_the_caller() {
     let leases: Vec<Stream> = (1..=5).map(Stream::Whole).chain([8, 6, 7, 9].map(Stream::Whole)).collect();
     let (job, seen) = serve(&leases).await;
-    let asked = || seen.asked.lock().expect("lock").iter().map(|a| a.sequence).collect::<Vec<_>>();
+    let asked = || seen.asked.lock().iter().map(|a| a.sequence).collect::<Vec<_>>();
     let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(3);
     assert_eq!((lease_of(reader.next(2).await.expect("a batch")), reader.sequence()), (1, 11));
     until(|| job.held().len() == 4).await;
@@ -296,7 +297,7 @@ async fn several_leases_are_ahead_of_the_caller() {
     let mut reader = job.reader(2, 0, 0).prefetch(usize::MAX);
     reader.next(2).await.expect("a batch");
     until(|| job.held().len() == 1 + LEASES_AHEAD_MAX).await;
-    assert_eq!(seen.asked.lock().expect("lock").len(), 1 + LEASES_AHEAD_MAX);
+    assert_eq!(seen.asked.lock().len(), 1 + LEASES_AHEAD_MAX);
 }
 
 /// After an answer without a lease the reader asks for nothing ahead until its caller wants a lease.
@@ -304,7 +305,7 @@ async fn several_leases_are_ahead_of_the_caller() {
 async fn an_answer_without_a_lease_ends_the_requests_ahead() {
     let whole = |leases: &[u64]| leases.iter().copied().map(Stream::Whole).collect::<Vec<_>>();
     let (job, seen) = serve(&[whole(&[1, 2]), vec![Stream::Full], whole(&[3, 4, 5, 6])].concat()).await;
-    let asked = || seen.asked.lock().expect("lock").iter().map(|a| a.sequence).collect::<Vec<_>>();
+    let asked = || seen.asked.lock().iter().map(|a| a.sequence).collect::<Vec<_>>();
     let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(3);
     assert_eq!(lease_of(reader.next(2).await.expect("a batch")), 1);
     until(|| asked().len() == 3).await;
@@ -331,7 +332,7 @@ async fn a_lease_without_an_end_is_not_handed_out() {
         // The number of a lost grant came again, for other entries.
         let entries: Vec<u32> = b.samples.iter().map(|s| s.entry).collect();
         assert_eq!((b.token.lease, entries), (2, vec![2, 3]));
-        let asked: Vec<_> = seen.asked.lock().expect("lock").iter().map(|a| (a.sequence, a.from)).collect();
+        let asked: Vec<_> = seen.asked.lock().iter().map(|a| (a.sequence, a.from)).collect();
         assert_eq!(asked[..4], [(11, 0), (12, 0), (12, 2), (12, 0)]);
     }
 }
@@ -343,13 +344,13 @@ async fn a_failed_prefetch_is_reported_when_its_lease_is_wanted() {
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4), Stream::Whole(4)]).await;
     let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(1);
     let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
-    until(|| seen.asked.lock().expect("lock").len() == 2 && job.held().len() == 1).await;
+    until(|| seen.asked.lock().len() == 2 && job.held().len() == 1).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
-    assert_eq!((b.token.lease, seen.asked.lock().expect("lock")[2].sequence), (4, 12));
+    assert_eq!((b.token.lease, seen.asked.lock()[2].sequence), (4, 12));
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4)]).await;
     let mut reader = job.reader(2, 0, 0).prefetch(1);
     let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
-    until(|| seen.asked.lock().expect("lock").len() == 2).await;
+    until(|| seen.asked.lock().len() == 2).await;
     reader.next(2).await.expect_err("it failed again");
 }
 
@@ -361,11 +362,11 @@ async fn a_new_lease_replaces_a_partly_received_one() {
     let (job, seen) = serve(&[Stream::Short(3, 0), Stream::Whole(4)]).await;
     let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
-    assert_eq!(seen.asked.lock().expect("lock").len(), 2, "the new lease is received at once");
+    assert_eq!(seen.asked.lock().len(), 2, "the new lease is received at once");
     let (job, seen) = serve(&[Stream::Short(3, 1), Stream::Whole(4)]).await;
     let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
-    let from: Vec<u32> = seen.asked.lock().expect("lock").iter().map(|a| a.from).collect();
+    let from: Vec<u32> = seen.asked.lock().iter().map(|a| a.from).collect();
     assert_eq!(from, [0, 1, 0]);
 }
 
@@ -375,7 +376,7 @@ async fn a_damaged_sample_is_refused_and_asked_for_again() {
     let (job, seen) = serve(&[Stream::Damaged(3), Stream::Whole(3)]).await;
     let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
     assert!(b.samples.iter().all(|s| s.bytes.is_empty()));
-    assert_eq!(seen.asked.lock().expect("lock").len(), 2);
+    assert_eq!(seen.asked.lock().len(), 2);
     let (job, _) = serve(&[Stream::Damaged(3)]).await;
     let error = job.reader(2, 0, 0).patience(Duration::ZERO).next(2).await.expect_err("damaged");
     assert!(matches!(error, ClientError::CorruptSample { entry: 0, .. }), "{error:?}");
@@ -413,12 +414,12 @@ async fn releases_travel_alone_and_are_given_up_if_rejected() {
     }
     tokio::time::timeout(PATIENCE, job.held().settled()).await.expect("also the rejected one");
     let alone = |release| Acks { rank: 0, release: vec![release], ..Acks::default() };
-    let released: Vec<(u64, Acks)> = seen.released.lock().expect("lock").clone();
+    let released: Vec<(u64, Acks)> = seen.released.lock().clone();
     assert!(released.iter().all(|(_, acks)| acks.loader.is_some()), "{released:?}");
     let released = released.into_iter().map(|(epoch, acks)| (epoch, Acks { loader: None, ..acks }));
     assert_eq!(released.collect::<Vec<_>>(), [(0, alone(7)), (2, alone(9))]);
     assert_eq!(job.held().len(), 1);
-    until(|| seen.renewed.lock().expect("lock").contains(&(2, 10))).await;
+    until(|| seen.renewed.lock().contains(&(2, 10))).await;
 }
 
 /// A gone epoch releases its leases and nothing else. Many leases need several requests. The first is in
@@ -434,12 +435,12 @@ async fn renewals_go_on_for_live_epochs() {
     job.held().hold(1, 0, 8, 300);
     let many = 2 * ACKS_MAX as u64 + 1;
     (1..=many).for_each(|lease| job.held().hold(2, 0, lease, 300));
-    let renewed = |epoch| seen.renewed.lock().expect("lock").iter().filter(|r| r.0 == epoch).count() as u64;
+    let renewed = |epoch| seen.renewed.lock().iter().filter(|r| r.0 == epoch).count() as u64;
     until(|| renewed(1) == 1 && renewed(2) == many && job.held().len() as u64 == many + 1).await;
     assert_eq!(seen.longest.load(Relaxed), ACKS_MAX as u64);
     seen.closed.store(true, Relaxed);
     until(|| job.held().len() as u64 == many).await;
-    seen.renewed.lock().expect("lock").clear();
+    seen.renewed.lock().clear();
     until(|| renewed(2) == many).await;
     assert!(!beat.is_finished());
     seen.deleted.store(true, Relaxed);

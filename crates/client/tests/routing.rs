@@ -14,10 +14,11 @@ use fletch_api::{BatchItem, BatchRequest, ChunkSpan, Cluster, Code, Member, Prob
 use fletch_client::{Client, ClientConfig, ClientError, Servers};
 use fletch_core::cluster::{Member as Placed, Placement};
 use fletch_core::{Domain, Hash, Root, StoreKey};
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -64,15 +65,15 @@ struct Shared {
 
 impl Shared {
     fn count(&self, part: &str) -> usize {
-        self.seen.lock().expect("seen").iter().filter(|(what, _)| what.contains(part)).count()
+        self.seen.lock().iter().filter(|(what, _)| what.contains(part)).count()
     }
 
     fn does(&self) -> Does {
-        *self.does.lock().expect("does")
+        *self.does.lock()
     }
 
     fn set(&self, does: Does) {
-        *self.does.lock().expect("does") = does;
+        *self.does.lock() = does;
     }
 }
 
@@ -140,7 +141,7 @@ async fn batch(State(shared): Served, Json(request): Json<BatchRequest>) -> Resp
 }
 
 async fn view(State(shared): Served) -> Response {
-    match &*shared.cluster.lock().expect("cluster") {
+    match &*shared.cluster.lock() {
         Some(cluster) => ([(header::ETAG, format!("\"{}\"", cluster.view))], Json(cluster)).into_response(),
         None => problem(Code::Internal),
     }
@@ -155,7 +156,7 @@ async fn noted(
     next: axum::middleware::Next,
 ) -> Response {
     let seen = sent.get(headers::VIEW).map(|v| v.to_str().expect("ascii").to_owned());
-    shared.seen.lock().expect("seen").push((format!("{method} {}", uri.path()), seen));
+    shared.seen.lock().push((format!("{method} {}", uri.path()), seen));
     let mut response = next.run(request).await;
     let number = shared.view.load(Relaxed);
     if number > 0 {
@@ -237,7 +238,7 @@ async fn three() -> [TestServer; 3] {
     };
     for server in &all {
         server.shared.view.store(7, Relaxed);
-        *server.shared.cluster.lock().expect("cluster") = Some(cluster.clone());
+        *server.shared.cluster.lock() = Some(cluster.clone());
     }
     all
 }
@@ -278,7 +279,7 @@ async fn a_server_that_is_alone_is_asked_for_nothing_else() {
         let items = (0..5).map(BatchItem::Ordinal);
         let mut batch = client.batch(root(), items, 100).await.expect("begins");
         while batch.next().await.expect("an item").is_some() {}
-        let seen = server.shared.seen.lock().expect("seen");
+        let seen = server.shared.seen.lock();
         assert_eq!(seen.len(), 22, "{header}: {seen:?}");
         assert!(seen.iter().all(|(_, view)| view.is_none()), "no header that was not sent before");
         assert_eq!(client.stats().requests, 22);
@@ -298,7 +299,7 @@ async fn chunks_are_read_at_their_owners_after_one_fetch_of_the_view() {
     }
     let views: usize = [&a, &b, &c].iter().map(|s| s.shared.count("/v1/cluster")).sum();
     assert_eq!(views, 1);
-    assert!(a.shared.seen.lock().expect("seen").iter().all(|(_, view)| view.as_deref() == Some("7")));
+    assert!(a.shared.seen.lock().iter().all(|(_, view)| view.as_deref() == Some("7")));
     assert_eq!(client.members().len(), 3);
 }
 

@@ -18,10 +18,11 @@ use bytes::Bytes;
 use fletch_bounds::{Gate, pass_gate};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
@@ -107,7 +108,7 @@ impl Origins {
             return Err(GiveError::Configured(prefix.clone()));
         }
         let given = Arc::new(given);
-        let mut remotes = self.0.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remotes = self.0.given.lock();
         if let Some(remote) = remotes.get(&given.uri) {
             return Ok(remote.replace(&given)?);
         }
@@ -126,7 +127,7 @@ impl Origins {
 
     fn given_remote(&self, uri: &OriginUri) -> Option<Arc<Remote>> {
         let top = uri.top()?;
-        self.0.given.lock().unwrap_or_else(PoisonError::into_inner).get(&top).map(Arc::clone)
+        self.0.given.lock().get(&top).map(Arc::clone)
     }
 
     /// Returns the domains of the longest configured prefix of `uri`, as they are configured.
@@ -183,7 +184,7 @@ impl Origins {
             });
         };
         let key = (index, host.to_owned());
-        let mut remotes = self.0.remotes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remotes = self.0.remotes.lock();
         if let Some(remote) = remotes.get(&key) {
             return Ok(Arc::clone(remote));
         }

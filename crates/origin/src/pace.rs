@@ -30,8 +30,8 @@
 
 use crate::OriginError;
 use fletch_bounds::{Gate, pass_gate};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -144,7 +144,7 @@ impl Pace {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State, Instant) -> T) -> T {
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner), Instant::now())
+        f(&mut self.state.lock(), Instant::now())
     }
 
     /// Waits for the slot of a request whose answer is expected to have `bytes` bytes.

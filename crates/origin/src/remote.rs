@@ -21,11 +21,12 @@ use crate::{OriginConfig, OriginError, OriginLimits, OriginPace};
 use fletch_bounds::{Gate, pass_gate};
 use object_store::GetOptions;
 use object_store::path::Path as Key;
+use parking_lot::Mutex;
 use std::fmt;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 pub(crate) use store::azure_key;
 use store::{Recipe, Store};
@@ -229,7 +230,7 @@ impl Remote {
     ///
     /// After an error the older ones stay in use.
     pub fn replace(&self, given: &Arc<Given>) -> Result<(), OriginError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let generation = state.current.generation + 1;
         let at = (self.scheme, self.host.as_str());
         let made = (&given.config, Some(given));
@@ -239,7 +240,7 @@ impl Remote {
 
     /// Checks that credentials with a known end have not expired.
     fn check_expiry(&self, what: &str) -> Result<(), OriginError> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let expires = state.given.as_ref().and_then(|given| given.expires);
         match expires.and_then(|at| SystemTime::now().duration_since(at).ok()) {
             None => Ok(()),
@@ -253,7 +254,7 @@ impl Remote {
 
     /// Adds to a rejection what its user has to check, or who has to act.
     fn explained(&self, error: OriginError) -> OriginError {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let config = state.given.as_ref().map_or(&self.config, |given| &given.config);
         let is_given = state.given.is_some();
         match error {
@@ -280,7 +281,7 @@ impl Remote {
 
     /// Returns the client to use now. Makes a new one if the credentials file changed.
     fn current(&self) -> Arc<Current> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.file.is_some() && state.checked.elapsed() >= CREDENTIALS_CHECK_EVERY {
             self.reread_credentials(&mut state);
         }
@@ -292,7 +293,7 @@ impl Remote {
     /// Called after an answer that rejects them. Reads their file again at once. Credentials that a service
     /// of the machine gives and that have expired are fetched again: the client that keeps them is replaced.
     fn has_newer_credentials(&self, used: u64, error: &OriginError) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.current.generation == used {
             let is_expired = matches!(error, OriginError::Expired { .. });
             let has_secrets = state.given.as_ref().is_some_and(|given| given.secrets.is_some());

@@ -20,9 +20,10 @@
 //! 3. The callers of one backend are served in their order. Of several backends, the one that holds least
 //!    goes first.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// The permits. `K` names a backend.
@@ -105,8 +106,7 @@ impl<K: Ord + Clone> SharedPermits<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<K>> {
-        // Every statement leaves the guarded value whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the numbers. Backends that hold more keep what they hold.

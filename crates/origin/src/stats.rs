@@ -1,8 +1,8 @@
 //! Counters of the calls to all origins.
 
 use crate::OriginError;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Counters of the calls to all origins, since the start of the process.
@@ -75,7 +75,7 @@ impl Counters {
             Ok(ahead) => seconds(ahead),
             Err(behind) => -seconds(behind.duration()),
         };
-        *self.clock_ahead_s.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+        *self.clock_ahead_s.lock() = Some(ahead);
     }
 
     pub fn failed(&self, error: &OriginError) {
@@ -110,7 +110,7 @@ impl Counters {
             throttled,
             unavailable,
             wrong_answer,
-            clock_ahead_s: *self.clock_ahead_s.lock().unwrap_or_else(PoisonError::into_inner),
+            clock_ahead_s: *self.clock_ahead_s.lock(),
         }
     }
 }

@@ -8,10 +8,11 @@
 //!    ([`BufferPool::free_idle`]);
 //! 2. one reader at a time uses a buffer. It returns to the pool when the last clone of its bytes is dropped.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -101,7 +102,7 @@ impl BufferPool {
     }
 
     fn idle(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 
     /// Takes an idle buffer of exactly this class, to read `len` bytes into.

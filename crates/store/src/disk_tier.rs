@@ -33,13 +33,14 @@ use crate::{
 use append_queue::Queue;
 use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Hash, StoreKey, Verified};
+use parking_lot::{Condvar, Mutex, RwLock};
 pub(crate) use promise::PromiseOutcome;
 use promise::Promises;
 use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
@@ -134,11 +135,6 @@ impl DiskReport {
     }
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Guarded values are consistent after every statement, so a panic leaves them usable.
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl DiskTier {
     /// Returns an absent tier. `queue_bytes` bounds its append queue, which is part of the store's memory.
     #[must_use]
@@ -161,7 +157,7 @@ impl DiskTier {
     /// Returns the engine, while the tier is open. The engine may be off.
     #[must_use]
     pub fn engine(&self) -> Option<Arc<DiskEngine>> {
-        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.engine.read().clone()
     }
 
     /// Opens the tier. Blocks: reads the tables of all slabs, and walks a slab or two.
@@ -170,11 +166,11 @@ impl DiskTier {
     /// As [`DiskEngine::open`]. The store works without the tier, and the owner may try again.
     pub fn open(&self, config: DiskConfig, now: SystemTime) -> Result<Recovery, DiskError> {
         // Locked until it is open, so that two callers do not open one directory.
-        let mut absent = lock(&self.absent);
+        let mut absent = self.absent.lock();
         let opened = DiskEngine::open(config, now);
         match opened {
             Ok((engine, found)) => {
-                *self.engine.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
+                *self.engine.write() = Some(Arc::new(engine));
                 *absent = None;
                 Ok(found)
             }
@@ -187,7 +183,7 @@ impl DiskTier {
 
     /// Records why the tier cannot be opened.
     pub fn set_absent_reason(&self, why: String) {
-        *lock(&self.absent) = Some(why);
+        *self.absent.lock() = Some(why);
     }
 
     /// Returns the state of the tier.
@@ -197,7 +193,7 @@ impl DiskTier {
             return DiskState::Open(engine.health());
         }
         // Locked only while the tier opens.
-        let why = self.absent.try_lock().ok().and_then(|w| w.clone());
+        let why = self.absent.try_lock().and_then(|w| w.clone());
         DiskState::Absent(why.unwrap_or_else(|| "the tier is being opened".to_owned()))
     }
 
@@ -212,7 +208,7 @@ impl DiskTier {
             late: c.late.load(Relaxed),
             append_drops: c.append_drops.load(Relaxed),
             append_dropped_bytes: c.append_dropped_bytes.load(Relaxed),
-            queued_bytes: lock(&self.queue).bytes(),
+            queued_bytes: self.queue.lock().bytes(),
         }
     }
 
@@ -257,7 +253,7 @@ impl DiskTier {
     /// Notes that a read of `len` bytes found no room in its dataset's share.
     pub(crate) fn note_refused(&self, dataset: DatasetId, len: u32) {
         let capacity = self.engine().map_or(0, |t| t.capacity());
-        let mut refused = lock(&self.refused);
+        let mut refused = self.refused.lock();
         if refused.bytes.len() >= DATASETS_REFUSED_MAX && !refused.bytes.contains_key(&dataset) {
             return;
         }
@@ -278,7 +274,7 @@ impl DiskTier {
     /// Datasets that have nothing and were refused nothing are missing. Forgets the refusals.
     pub(crate) fn take_demand(&self) -> HashMap<DatasetId, u64> {
         let mut demand = {
-            let mut refused = lock(&self.refused);
+            let mut refused = self.refused.lock();
             refused.since = Instant::now();
             std::mem::take(&mut refused.bytes)
         };
@@ -298,8 +294,8 @@ impl DiskTier {
 
     /// Closes the tier and releases its directory, so that this process or another can open a tier. Blocks.
     pub fn detach(&self, why: String) {
-        let mut absent = lock(&self.absent);
-        let engine = self.engine.write().unwrap_or_else(PoisonError::into_inner).take();
+        let mut absent = self.absent.lock();
+        let engine = self.engine.write().take();
         *absent = Some(why);
         if let Some(Err(e)) = engine.map(|t| t.close()) {
             tracing::debug!(error = %e, "closing the detached disk tier failed");
@@ -316,7 +312,7 @@ impl DiskTier {
     #[must_use]
     pub fn has_or_queued(&self, key: &StoreKey, len: u32) -> bool {
         // In this order: a chunk is in the index before it leaves the queue.
-        lock(&self.queue).get(key).is_some() || self.has(key, len)
+        self.queue.lock().get(key).is_some() || self.has(key, len)
     }
 
     /// Pins chunks against eviction, each until an `unpin` of its own.

@@ -3,10 +3,8 @@
 use crate::outcome::{Hit, ReadError};
 use fletch_core::{StoreKey, Verified};
 use futures::{FutureExt, future::Shared};
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::HashMap, sync::Arc};
 use tokio::sync::oneshot;
 
 pub(crate) type Outcome = Result<Hit, ReadError>;
@@ -39,7 +37,7 @@ pub(crate) struct LeaderGuard {
 impl Flights {
     fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, SharedOutcome>> {
         // The map is only inserted into and removed from: a panic leaves it whole.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     /// Joins the flight of `key`, or makes the caller its leader.

@@ -10,8 +10,9 @@ use crate::{
     disk_tier::{DiskState, DiskTier},
 };
 use futures::future::{BoxFuture, FutureExt, pending};
+use parking_lot::Mutex;
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tokio::{
@@ -145,7 +146,7 @@ pub async fn run(owner: Arc<dyn DiskOwner>, disk: Arc<DiskTier>, stop: Cancellat
                 owner.divide(&disk);
             } else {
                 run_round(&*owner, &disk, may_open, &stopping);
-                scrub(&disk, &mut schedule.lock().unwrap_or_else(PoisonError::into_inner));
+                scrub(&disk, &mut schedule.lock());
             }
             owner.still_owns(&disk)
         });

@@ -14,10 +14,8 @@ use bytes::Bytes;
 use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{StoreKey, Verified};
 use moka::{policy::EvictionPolicy, sync::Cache};
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout, timeout_at},
@@ -58,11 +56,11 @@ impl CachedChunk {
     }
 
     fn get(&self) -> Option<Verified> {
-        self.chunk.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.chunk.lock().clone()
     }
 
     fn empty(&self) {
-        self.chunk.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.chunk.lock().take();
     }
 }
 

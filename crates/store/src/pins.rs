@@ -6,10 +6,11 @@
 //! 2. a chunk is pinned for as long as a [`Pinned`] of it exists.
 
 use fletch_core::{StoreKey, Verified};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -37,11 +38,11 @@ pub struct Pinned {
 impl Pins {
     fn read(&self) -> RwLockReadGuard<'_, HashMap<StoreKey, Pin>> {
         // The map is only inserted into and removed from: a panic leaves it whole.
-        self.held.read().unwrap_or_else(PoisonError::into_inner)
+        self.held.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, HashMap<StoreKey, Pin>> {
-        self.held.write().unwrap_or_else(PoisonError::into_inner)
+        self.held.write()
     }
 
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {

@@ -23,12 +23,10 @@ use crate::{
     disk_tier::DiskTier,
 };
 use fletch_core::Root;
+use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{
-        Mutex, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 use tokio::sync::Notify;
@@ -228,12 +226,12 @@ impl Shares {
     /// Returns the part of all chunks that this server owns.
     #[must_use]
     pub fn part(&self) -> Part {
-        self.part.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(Part::ALL)
+        self.part.lock().unwrap_or(Part::ALL)
     }
 
     /// Sets the part of all chunks that this server owns. Has the disk divided anew if that changed.
     pub fn set_part(&self, part: Part) {
-        let before = self.part.lock().unwrap_or_else(PoisonError::into_inner).replace(part);
+        let before = self.part.lock().replace(part);
         if before.unwrap_or(Part::ALL) != part {
             self.divide_anew();
         }
@@ -242,14 +240,9 @@ impl Shares {
     /// Notes that a version of a dataset is read.
     pub fn note(&self, dataset: DatasetId, root: Root, footprint: Footprint, kind: ReaderKind, now_ns: u64) {
         let version = (dataset, root);
-        let known = self
-            .read
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&version)
-            .map(|r| r.note(kind, now_ns));
+        let known = self.read.read().get(&version).map(|r| r.note(kind, now_ns));
         let may_change = known.unwrap_or_else(|| {
-            let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+            let mut read = self.read.write();
             let room = read.len() < VERSIONS_MAX;
             if room {
                 read.entry(version).or_insert_with(|| VersionReads::new(footprint, kind)).note(kind, now_ns);
@@ -293,7 +286,7 @@ impl Shares {
         let part = self.part();
         let mut sums: BTreeMap<DatasetId, Sum> = BTreeMap::new();
         {
-            let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+            let mut read = self.read.write();
             read.retain(|_, r| VersionReads::within(r.last.load(Relaxed), now_ns));
             // A sweep keeps nothing of another version.
             let over = |((_, root), r): (&(DatasetId, Root), &VersionReads)| match r.kind {
@@ -319,9 +312,8 @@ impl Shares {
                 }
             }
         }
-        *self.plain.lock().unwrap_or_else(PoisonError::into_inner) =
-            sums.iter().filter(|(_, sum)| sum.plain).map(|(id, _)| *id).collect();
-        let mut wants = self.wants.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.plain.lock() = sums.iter().filter(|(_, sum)| sum.plain).map(|(id, _)| *id).collect();
+        let mut wants = self.wants.lock();
         wants.retain(|dataset, _| sums.contains_key(dataset));
         let claim = |(dataset, sum): (DatasetId, Sum)| {
             let want = wants.entry(dataset).or_default();
@@ -331,7 +323,7 @@ impl Shares {
         };
         let split: Split = sums.into_iter().map(claim).collect();
         drop(wants);
-        let mut applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut applied = self.applied.lock();
         (applied.as_ref() != Some(&split)).then(|| applied.insert(split).clone())
     }
 
@@ -349,14 +341,14 @@ impl Shares {
     /// Returns a split limited by the quotas of tenants, and remembers what they limited.
     pub fn within_quotas(&self, split: &Split, quotas: &[TenantQuota]) -> Split {
         let limited = apply_quotas(split.clone(), quotas);
-        *self.quota_parts.lock().unwrap_or_else(PoisonError::into_inner) = quota_parts(split, &limited);
+        *self.quota_parts.lock() = quota_parts(split, &limited);
         limited
     }
 
     /// Returns the datasets that plain readers or warm-ups read, as of the last call of `next_split`.
     #[must_use]
     pub fn plain(&self) -> BTreeSet<DatasetId> {
-        self.plain.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.plain.lock().clone()
     }
 
     /// Has the disk divided anew soon, although nothing else was read.
@@ -368,13 +360,13 @@ impl Shares {
     /// Returns the dataset's share, if the quota of its tenant and not the disk is what limits it.
     #[must_use]
     pub fn share_by_quota(&self, disk: &DiskTier, dataset: DatasetId) -> Option<u64> {
-        let part = *self.quota_parts.lock().unwrap_or_else(PoisonError::into_inner).get(&dataset)?;
+        let part = *self.quota_parts.lock().get(&dataset)?;
         disk.share_of(dataset).filter(|&share| share == part)
     }
 
     /// Forgets which split was applied, so that the next call of `next_split` returns one.
     pub fn forget_applied(&self) {
-        *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.applied.lock() = None;
     }
 }
 

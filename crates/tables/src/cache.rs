@@ -14,8 +14,9 @@ use crate::chunks::ChunkRow;
 use crate::{LoadedPart, TableError};
 use fletch_core::{Hash, LayoutId, Root};
 use futures::future::{BoxFuture, FutureExt, Shared, WeakShared};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The kind of a cached value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,7 +139,7 @@ impl PartCache {
     where
         F: Future<Output = Result<Cached, TableError>> + Send + 'static,
     {
-        let mut loads = self.inner.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loads = self.inner.loads.lock();
         if let Some(running) = loads.by_key.get(&key).and_then(|(_, weak)| weak.upgrade()) {
             return running;
         }
@@ -173,7 +174,7 @@ struct LoadGuard {
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        let mut loads = self.inner.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loads = self.inner.loads.lock();
         if loads.by_key.get(&self.key).is_some_and(|(id, _)| *id == self.id) {
             loads.by_key.remove(&self.key);
         }

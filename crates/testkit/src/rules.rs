@@ -1,6 +1,6 @@
 //! Rules that a test adds and removes while a server runs: which requests a fault applies to, and how often.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 struct Rule<T> {
     /// The text that a request must match.
@@ -20,21 +20,17 @@ impl<T: Clone> Rules<T> {
 
     /// Adds a rule for the next `times` requests that match; for all of them if `None`.
     pub fn add(&self, pattern: &str, action: T, times: Option<u32>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Rule {
-            pattern: pattern.to_owned(),
-            action,
-            remaining: times,
-        });
+        self.0.lock().push(Rule { pattern: pattern.to_owned(), action, remaining: times });
     }
 
     /// Removes all rules.
     pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     /// Returns the actions of the rules that match a request, and counts the request for each of these rules.
     pub fn take(&self, matches: impl Fn(&str, &T) -> bool) -> Vec<T> {
-        let mut rules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = self.0.lock();
         let mut found = Vec::new();
         for rule in rules.iter_mut().filter(|r| r.remaining != Some(0)) {
             if matches(&rule.pattern, &rule.action) {

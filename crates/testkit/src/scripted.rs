@@ -5,8 +5,9 @@
 
 use crate::serve::Server;
 use crate::tls;
+use parking_lot::Mutex;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// The longest head of a request, in bytes.
@@ -74,7 +75,7 @@ impl ScriptedServer {
     /// Returns the heads of all requests so far.
     #[must_use]
     pub fn heads(&self) -> Vec<String> {
-        self.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.heads.lock().clone()
     }
 }
 
@@ -95,7 +96,7 @@ async fn serve(
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let length = header(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
     while bytes.len() < end + length && stream.read_buf(&mut bytes).await? > 0 {}
-    heads.lock().unwrap_or_else(PoisonError::into_inner).push(head.clone());
+    heads.lock().push(head.clone());
     stream.write_all(&answer(&head)).await?;
     stream.shutdown().await
 }

@@ -3,12 +3,13 @@
 use crate::places::Places;
 use crate::written_pages::WrittenPages;
 use memmap2::{Advice, MmapMut, MmapOptions};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::{
     fs::File,
     io::{self, Write as _},
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 /// How many bytes are written at once when the memory is made.
@@ -53,7 +54,7 @@ impl View {
 
     fn places(&self) -> MutexGuard<'_, Places> {
         // Each method leaves them whole.
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock()
     }
 
     /// Returns the bytes that a place of `len` bytes takes in a window: whole pages.

@@ -35,10 +35,10 @@ use fletch_client::{Client, ClientConfig, ClientError, Servers, TokenSource};
 use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
+use parking_lot::Mutex;
 use prepare::Missing;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -206,7 +206,7 @@ impl Context {
     /// Parses a path or a URI. A store that the settings do not name is opened as the environment says.
     fn uri(&self, text: &str) -> Result<OriginUri, Failure> {
         let uri = OriginUri::from_arg(text).map_err(|e| Failure::usage(e.to_string()))?;
-        let mut reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reach = self.reach.lock();
         if !reach.origins.is_configured(&uri)
             && let Some(config) = environment::config_of(&uri, &environment::of_process)?
         {
@@ -220,12 +220,12 @@ impl Context {
 
     /// Returns the origins that can be opened: those of the settings, and those of URIs that were parsed.
     fn origins(&self) -> Origins {
-        self.reach.lock().unwrap_or_else(PoisonError::into_inner).origins.clone()
+        self.reach.lock().origins.clone()
     }
 
     /// Returns how an origin is reached; `None` for a directory.
     fn origin_config(&self, uri: &OriginUri) -> Option<OriginConfig> {
-        let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
+        let reach = self.reach.lock();
         let holds = |config: &&OriginConfig| {
             OriginUri::parse(&config.prefix).is_ok_and(|prefix| prefix.contains(uri))
         };
@@ -240,12 +240,12 @@ impl Context {
 
     /// Returns the server that is asked, if there is one.
     fn chosen(&self) -> Result<Option<ServerChoice>, Failure> {
-        self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.chosen.lock().clone()
     }
 
     /// Asks this server from now on.
     fn ask(&self, server: ServerChoice) {
-        *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = Ok(Some(server));
+        *self.chosen.lock() = Ok(Some(server));
     }
 
     fn servers(&self) -> Result<Servers, Failure> {

@@ -14,12 +14,13 @@ use crate::source::pin::pin_of;
 use crate::source::walk::Step;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::shard::is_shard;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The most entries between the walk and the caller.
@@ -107,10 +108,6 @@ struct Pool<'a> {
     space: Condvar,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Reads every step that `feed` returns, with `threads` readers, and passes every outcome, in order, to
 /// `take`.
 ///
@@ -153,7 +150,7 @@ pub fn run(
             .spawn_scoped(scope, move || {
                 let _guard = StopOnPanic(walker);
                 let end = walker.walk(&mut feed);
-                let mut s = lock(&walker.state);
+                let mut s = walker.state.lock();
                 s.ended = true;
                 s.failure = end.err();
                 drop(s);
@@ -185,7 +182,7 @@ impl Drop for StopOnPanic<'_, '_> {
 
 impl Pool<'_> {
     fn halt(&self) {
-        lock(&self.state).stopped = true;
+        self.state.lock().stopped = true;
         self.work.notify_all();
         self.space.notify_all();
         self.results.notify_all();
@@ -208,9 +205,9 @@ impl Pool<'_> {
             if batch.len() < FEED && !last {
                 continue;
             }
-            let mut s = lock(&self.state);
+            let mut s = self.state.lock();
             while s.ring.len() >= WINDOW && !s.stopped {
-                s = self.space.wait_timeout(s, POLL).unwrap_or_else(PoisonError::into_inner).0;
+                self.space.wait_for(&mut s, POLL);
             }
             if s.stopped {
                 return Ok(());
@@ -250,7 +247,7 @@ impl Pool<'_> {
     ) -> Result<(), Failure> {
         let mut ready = Vec::new();
         loop {
-            let mut s = lock(&self.state);
+            let mut s = self.state.lock();
             loop {
                 Failure::if_stopped(stop)?;
                 if matches!(s.ring.front(), Some(Some(_))) {
@@ -263,7 +260,7 @@ impl Pool<'_> {
                 if s.ended && s.ring.is_empty() {
                     return s.failure.take().map_or(Ok(()), Err);
                 }
-                s = self.results.wait_timeout(s, POLL).unwrap_or_else(PoisonError::into_inner).0;
+                self.results.wait_for(&mut s, POLL);
             }
             while matches!(s.ring.front(), Some(Some(_))) {
                 ready.extend(s.ring.pop_front().flatten());
@@ -283,7 +280,7 @@ impl Pool<'_> {
         let mut mine: Vec<Job> = Vec::new();
         let mut done: Vec<(u64, Outcome)> = Vec::new();
         loop {
-            let mut s = lock(&self.state);
+            let mut s = self.state.lock();
             let large = loop {
                 if s.stopped {
                     return;
@@ -296,7 +293,7 @@ impl Pool<'_> {
                     mine.extend(s.jobs.drain(..n));
                     break None;
                 }
-                s = self.work.wait_timeout(s, POLL).unwrap_or_else(PoisonError::into_inner).0;
+                self.work.wait_for(&mut s, POLL);
             };
             drop(s);
             if let Some(large) = large {
@@ -309,7 +306,7 @@ impl Pool<'_> {
                 } else {
                     // This job began a large file. Finished outcomes must not wait for it.
                     self.put(&mut done);
-                    let begun = lock(&self.state).large.front().map(Arc::clone);
+                    let begun = self.state.lock().large.front().map(Arc::clone);
                     if let Some(large) = begun {
                         self.read_slices(&large, &mut buf);
                     }
@@ -323,7 +320,7 @@ impl Pool<'_> {
         if done.is_empty() {
             return;
         }
-        let mut s = lock(&self.state);
+        let mut s = self.state.lock();
         let first = s.first;
         for (seq, outcome) in done.drain(..) {
             // An outcome is taken only after it was put, so its number is not below `first`.
@@ -428,7 +425,7 @@ impl Pool<'_> {
     }
 
     fn begin(&self, large: Large) {
-        let mut s = lock(&self.state);
+        let mut s = self.state.lock();
         s.large.push_back(Arc::new(large));
         drop(s);
         self.work.notify_all();
@@ -441,11 +438,11 @@ impl Pool<'_> {
         loop {
             let i = large.next.fetch_add(1, Relaxed);
             if i >= n {
-                let mut s = lock(&self.state);
+                let mut s = self.state.lock();
                 s.large.retain(|l| !Arc::ptr_eq(l, large));
                 return;
             }
-            if lock(&self.state).stopped {
+            if self.state.lock().stopped {
                 large.broken.store(true, Relaxed);
             }
             if !large.broken.load(Relaxed) {
@@ -454,12 +451,12 @@ impl Pool<'_> {
                     Ok(Some(hash)) => {
                         self.counters.bytes_read.fetch_add(u64::from(len), Relaxed);
                         let at = usize::try_from(i).unwrap_or(usize::MAX);
-                        lock(&large.slices)[at] = Some(hash);
+                        large.slices.lock()[at] = Some(hash);
                     }
                     Ok(None) => large.broken.store(true, Relaxed),
                     Err(e) => {
                         large.broken.store(true, Relaxed);
-                        lock(&large.fault).get_or_insert(ReadFault::Io(e));
+                        large.fault.lock().get_or_insert(ReadFault::Io(e));
                     }
                 }
             }
@@ -472,9 +469,9 @@ impl Pool<'_> {
     /// Stores the outcome of a large file whose slices were all tried, or reads the file again.
     fn finish(&self, large: &Arc<Large>, buf: &mut Vec<u8>) {
         let path = large.path.clone();
-        let slices: Option<Vec<SliceHash>> = std::mem::take(&mut *lock(&large.slices)).into_iter().collect();
+        let slices: Option<Vec<SliceHash>> = std::mem::take(&mut *large.slices.lock()).into_iter().collect();
         let still = large.file.metadata().is_ok_and(|m| content::same(&large.meta, &m));
-        let outcome = match (lock(&large.fault).take(), slices) {
+        let outcome = match (large.fault.lock().take(), slices) {
             (Some(fault), _) => Some(self.fault(path, &fault)),
             (None, Some(slices)) if still => {
                 self.counters.files_read.fetch_add(1, Relaxed);

@@ -15,10 +15,10 @@
 
 use crate::failure::{Exit, Failure};
 use fletch_origin::{Origin, OriginError};
+use parking_lot::Mutex;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 
 /// The most faults before any object could be read.
@@ -63,7 +63,7 @@ impl<'a> OutageJudge<'a> {
 
     /// Notes an object that was read.
     pub fn read(&self, path: &str, size: u64) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         // An empty object shows less: nothing of it is read.
         if size > 0 || seen.read.is_none() {
             seen.read = Some(Witness { path: path.to_owned(), size });
@@ -72,7 +72,7 @@ impl<'a> OutageJudge<'a> {
 
     /// Notes an object that an earlier run has read and that looks the same in the listing.
     pub fn unchanged(&self, path: &str, size: u64) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         if seen.unchanged.is_none() && size > 0 {
             seen.unchanged = Some(Witness { path: path.to_owned(), size });
         }
@@ -101,7 +101,7 @@ impl<'a> OutageJudge<'a> {
             return if is_away { Err(outage(error)) } else { base.check().map(|()| error.to_string()) };
         }
         let witness = {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = self.seen.lock();
             let witness = seen.read.as_ref().or(seen.unchanged.as_ref()).cloned();
             if witness.is_none() {
                 seen.unproven += 1;
@@ -147,7 +147,7 @@ impl<'a> OutageJudge<'a> {
         if let Some(base) = self.base {
             return base.check();
         }
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         match seen.first.take() {
             Some(first) if seen.read.is_none() && seen.unchanged.is_none() => Err(outage(first)),
             _ => Ok(()),

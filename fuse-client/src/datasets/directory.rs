@@ -21,12 +21,12 @@ use nix::{
     fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
 };
+use parking_lot::Mutex;
 use std::{
     fs::{self, File, Permissions},
     io,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -183,7 +183,7 @@ impl DatasetsDir {
     /// # Errors
     /// The kernel does not even detach the file system.
     pub fn close(&self) -> Result<()> {
-        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.lock.lock().take());
         let shown = self.dir.display();
         if self.is_mounted()? {
             let refused = |why| anyhow!("cannot unmount {shown}: {why}; as root, run: umount -l {shown}");

@@ -16,9 +16,10 @@ use nix::{
     errno::Errno,
     mount::{MntFlags, umount2},
 };
+use parking_lot::Mutex;
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
@@ -137,7 +138,7 @@ impl VersionMount {
     /// Ends the session of a version that is not mounted any more. A mount that another program detached
     /// while it was in use serves its users to the end.
     pub fn release(&self) {
-        drop(self.session.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.session.lock().take());
     }
 
     /// Unmounts the version, unless a program uses it. Blocks.

@@ -25,10 +25,11 @@ use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_tables::PartCache;
 use futures::{StreamExt as _, stream};
 use globset::GlobMatcher;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -171,7 +172,7 @@ impl Watcher {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change leaves the state consistent, so a panic elsewhere does no harm.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Follows the server. Calls `ready` after the first complete pass. Ends only with an error.

@@ -9,10 +9,8 @@
 //!   … ■ ■ ■ ■ ■ ■ ■ □ □ □ □ □ □ □ □ marker □ □ □ □ □ □ □ marker ▷ ▷ ▷ ▷ ▷ ▷ ▷ ▷
 //! ```
 
-use std::{
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::ops::Range;
 
 /// The runs that are followed at once: programs, or threads with parts of their own. The oldest one leaves.
 const RUNS_MAX: usize = 8;
@@ -61,7 +59,7 @@ pub fn is_marker(ordinal: u64) -> bool {
 impl FileRuns {
     /// Records the READ of the beginning of a file. Returns the files to push now, without markers left out.
     pub fn read(&self, ordinal: u64) -> Option<Range<u64>> {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.0.lock();
         inner.reads += 1;
         let (reads, is_quiet) = (inner.reads, inner.reads < inner.quiet_until);
         let near = |run: &&mut Run| {
@@ -99,7 +97,7 @@ impl FileRuns {
 
     /// Records that the kernel did not take what was pushed: it does not know the files yet.
     pub fn not_taken(&self) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.0.lock();
         inner.quiet_until = inner.reads + u64::from(READS_WITHOUT);
     }
 }

@@ -5,10 +5,11 @@
 //! requests.
 
 use super::inode::Ino;
+use parking_lot::{Mutex, RwLock};
 use std::{
     collections::BTreeSet,
     sync::{
-        Mutex, OnceLock, PoisonError, RwLock,
+        OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -33,7 +34,7 @@ impl KernelState {
     /// Records an inode that the mount tells the kernel.
     pub fn record_inode(&self, ino: u64) {
         let Some(Ino::Entry(ordinal)) = Ino::decode(ino) else {
-            self.dirs.lock().unwrap_or_else(PoisonError::into_inner).insert(ino);
+            self.dirs.lock().insert(ino);
             return;
         };
         // A version has at most 2^48 entries, and a block is allocated at its first record.
@@ -48,8 +49,8 @@ impl KernelState {
             }
             true
         };
-        if !set(&self.files.read().unwrap_or_else(PoisonError::into_inner)) {
-            let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        if !set(&self.files.read()) {
+            let mut files = self.files.write();
             if files.len() <= block {
                 files.resize_with(block + 1, OnceLock::new);
             }
@@ -62,7 +63,7 @@ impl KernelState {
         if Ino::decode(parent) != Some(Ino::ROOT) || matches!(name, b"." | b"..") {
             return;
         }
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock();
         if names.len() < ROOT_NAMES_MAX && !names.contains(name) {
             names.insert(name.into());
         }
@@ -70,15 +71,14 @@ impl KernelState {
 
     /// Returns every recorded inode, and the root directory. Holds no lock between two inodes.
     pub fn inodes(&self) -> impl Iterator<Item = u64> + '_ {
-        let dirs: Vec<u64> =
-            self.dirs.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
-        let blocks = self.files.read().unwrap_or_else(PoisonError::into_inner).len();
+        let dirs: Vec<u64> = self.dirs.lock().iter().copied().collect();
+        let blocks = self.files.read().len();
         let files = (0..blocks).flat_map(move |block| self.block(block));
         Ino::ROOT.number().into_iter().chain(dirs).chain(files)
     }
 
     fn block(&self, block: usize) -> Vec<u64> {
-        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files.read();
         let Some(words) = files.get(block).and_then(OnceLock::get) else { return Vec::new() };
         let base = block as u64 * BLOCK_ENTRIES;
         let bits = (0..BLOCK_ENTRIES).filter(|i| words[(i / 64) as usize].load(Relaxed) >> (i % 64) & 1 == 1);
@@ -88,7 +88,7 @@ impl KernelState {
     /// Returns every recorded name, with the inode of its directory.
     #[must_use]
     pub fn names(&self) -> Vec<(u64, Box<[u8]>)> {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         let Some(root) = Ino::ROOT.number() else { return Vec::new() };
         names.iter().map(|n| (root, n.clone())).collect()
     }

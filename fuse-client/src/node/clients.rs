@@ -10,10 +10,11 @@ use super::own_versions::OwnVersions;
 use crate::access;
 use fletch_client::Client;
 use fletch_core::{DatasetName, JobName, Root};
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -59,10 +60,6 @@ struct WatchedVersion {
     read: Mutex<Instant>,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl NodeClients {
     /// Returns a check that asks the server through `client`. Watches run on `tasks` until `stop`.
     #[must_use]
@@ -90,9 +87,9 @@ impl NodeClients {
     }
 
     fn watched(self: &Arc<Self>, root: Root) -> Option<Arc<WatchedVersion>> {
-        let mut versions = lock(&self.versions);
+        let mut versions = self.versions.lock();
         if let Some(w) = versions.get(&root) {
-            *lock(&w.read) = Instant::now();
+            *w.read.lock() = Instant::now();
             return Some(Arc::clone(w));
         }
         if versions.len() >= VERSIONS_MAX {
@@ -122,8 +119,8 @@ impl NodeClients {
             watched.ask(&client, root, hold).await;
             {
                 // Under both locks: a client that reads now either keeps this watch or starts a new one.
-                let mut versions = lock(&self.versions);
-                if lock(&watched.read).elapsed() > IDLE_AFTER {
+                let mut versions = self.versions.lock();
+                if watched.read.lock().elapsed() > IDLE_AFTER {
                     versions.remove(&root);
                     return;
                 }

@@ -35,11 +35,12 @@ use fletch_core::{DatasetName, JobName, Root};
 use fletch_store::{DiskTier, Store, disk::DiskError, maintenance};
 use node_store::NodeStore;
 use own_versions::{OwnVersion, OwnVersions};
+use parking_lot::Mutex;
 use settings::CacheSettings;
 use std::{
     fs::File,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -185,7 +186,7 @@ impl Node {
     }
 
     fn directory(&self) -> StoreDirectory {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.directory.lock().clone()
     }
 
     /// Returns the store directory for the token in use now, which differs after the token file was rotated.
@@ -309,7 +310,7 @@ impl Node {
 
     async fn elect(self: &Arc<Self>) -> Election {
         let now = self.current_directory();
-        *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.directory.lock() = now;
         let node = Arc::clone(self);
         let opened = spawn_blocking(move || maintenance::open(&*node, &node.disk)).await;
         let locked = match opened {

@@ -19,10 +19,11 @@ use fletch_client::{Client, ClientError};
 use fletch_core::{Domain, Hash, Kind, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
 use fletch_store::{Fetch, FetchError, Footprint, Hit, ReaderKind, Shares, Store, Tier};
 use futures::future::FutureExt;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -148,7 +149,7 @@ impl NodeStore {
 
     /// Remembers the footprint of a version that a mount will read.
     pub fn register_version(&self, of: MountedVersion) {
-        let mut all = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.footprints.lock();
         if all.len() < VERSIONS_MAX {
             all.insert(of.root, of.footprint);
         }
@@ -156,7 +157,7 @@ impl NodeStore {
 
     /// Records a read of this version, which gives its dataset a share of the disk for the next hour.
     pub fn record_read(&self, root: Root) {
-        let footprints = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
+        let footprints = self.footprints.lock();
         // A node store keeps all chunks, so their number does not matter.
         let footprint = Footprint { bytes: footprints.get(&root).copied().unwrap_or(u64::MAX), chunks: 1 };
         drop(footprints);

@@ -4,10 +4,11 @@ use crate::access::Access;
 use crate::fs::read::ReadCounters;
 use fletch_api::node::MountedVersion;
 use fletch_core::Root;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 /// A version that a mount of this process reads.
@@ -37,7 +38,7 @@ pub struct OwnVersions(Mutex<State>);
 impl OwnVersions {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each method leaves the map consistent, so a panic elsewhere does no harm.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds the version of a mount, in place of one with the same root.

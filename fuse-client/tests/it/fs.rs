@@ -16,10 +16,11 @@ use fletch_mount::requests::{ReadParts, RequestContext, Timeouts};
 use fletch_store::{FetchError, Store, StoreLimits};
 use fletch_tables::{PartCache, Version};
 use futures::future::{BoxFuture, FutureExt};
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    sync::{Arc, Mutex},
     time::Duration,
 };
 use tokio_util::task::TaskTracker;
@@ -210,7 +211,7 @@ impl ChunkSource for Chunks {
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (hash, len) = wanted.hash_and_len();
         self.fetched.fetch_add(1, Relaxed);
-        self.log.lock().expect("log").push(hash);
+        self.log.lock().push(hash);
         let mut bytes = match &wanted {
             FetchRequest::Chunk { hash, .. } => self.dataset.chunks[hash].clone(),
             FetchRequest::File { path, .. } => match &self.dataset.nodes[&**path] {
@@ -271,7 +272,7 @@ async fn a_file_of_a_pack_is_fetched_and_checked_alone() {
     for _ in 0..3 {
         assert_eq!(reader.read(ino, 100, 20_000).await.expect("read").bytes, bytes.slice(100..20_100));
     }
-    assert_eq!(*source.log.lock().expect("log"), [Hash::of(bytes); 2], "one lie, one repetition");
+    assert_eq!(*source.log.lock(), [Hash::of(bytes); 2], "one lie, one repetition");
     source.lie.store(2, Relaxed);
     let other = lookup(&tree, dataset.nodes.keys().nth(18).expect("file")).await.expect("file").ino;
     let e = reader.read(other, 0, 10).await.expect_err("lies");

@@ -11,8 +11,9 @@ use crate::http::{
 use bytes::Bytes;
 use fletch_api::{Code, Problem};
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use parking_lot::Mutex;
 use serde::Serialize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The member that lists the items that are missing.
 const PROBLEMS: &str = "fletch-problems.json";
@@ -34,7 +35,7 @@ pub(super) fn archive(
     let to_fill = Arc::clone(&missing);
     let members = items.map(move |item| member(item, &to_fill)).flatten();
     let end = stream::once(async move {
-        let missing = std::mem::take(&mut *missing.lock().unwrap_or_else(PoisonError::into_inner));
+        let missing = std::mem::take(&mut *missing.lock());
         Ok(Piece::Framing(archive_end(&missing)?.into()))
     });
     members.chain(end)
@@ -43,7 +44,7 @@ pub(super) fn archive(
 fn member(item: Item, missing: &Mutex<Vec<MissingItem>>) -> BoxStream<'static, Result<Piece, BodyError>> {
     let Item { index, name, result, reservation } = item;
     let leave_out = |problem: Box<Problem>| {
-        missing.lock().unwrap_or_else(PoisonError::into_inner).push(MissingItem { index, problem });
+        missing.lock().push(MissingItem { index, problem });
         stream::empty().boxed()
     };
     let (len, pieces) = match result {

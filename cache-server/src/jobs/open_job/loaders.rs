@@ -1,6 +1,6 @@
 //! The processes that read as the ranks of an open job. `jobs/loaders.rs` decides; this file applies it.
 
-use super::{JobError, OpenJob, lock};
+use super::{JobError, OpenJob};
 use crate::jobs::loaders::{Admitted, Refusal, Sign};
 use fletch_api::{Acks, JobLoaders, LeaseRequest, Loader};
 
@@ -38,7 +38,7 @@ impl OpenJob {
         let ranks = self.current_world().ranks;
         let times = (self.setup.now_ms(), self.setup.ttl_ms());
         // Held until the leases of a former loader have ended: none of the new one ends with them.
-        let mut loaders = lock(&self.loaders);
+        let mut loaders = self.loaders.lock();
         let refusal = match loaders.admit((rank, ranks), loader, sign, times) {
             Ok(Admitted::Goes) => return Ok(()),
             Ok(Admitted::TookOver { from }) => {
@@ -62,7 +62,7 @@ impl OpenJob {
 
     /// Ends the leases of a rank whose loader gives it up, so that the next process need not wait for them.
     pub fn leave(&self, rank: u32, loader: &Loader) {
-        let mut loaders = lock(&self.loaders);
+        let mut loaders = self.loaders.lock();
         if loaders.leave(rank, &loader.id) {
             tracing::info!(job = %self.setup.job, rank, %loader, "a process gave its rank up");
             self.end_leases_of(rank);
@@ -71,16 +71,16 @@ impl OpenJob {
 
     /// Opens every rank to the next process that asks: the job returned to a state, or changed its world.
     pub(super) fn open_ranks(&self) {
-        lock(&self.loaders).open_all();
+        self.loaders.lock().open_all();
     }
 
     fn end_leases_of(&self, rank: u32) {
-        let epochs: Vec<_> = lock(&self.epochs).values().cloned().collect();
+        let epochs: Vec<_> = self.epochs.lock().values().cloned().collect();
         epochs.iter().for_each(|epoch| epoch.end_leases_of(rank));
     }
 
     /// Returns the loaders as the API shows them.
     pub(super) fn loaders_view(&self) -> JobLoaders {
-        lock(&self.loaders).view(self.setup.now_ms())
+        self.loaders.lock().view(self.setup.now_ms())
     }
 }

@@ -1,6 +1,6 @@
 //! What is measured of a job: what cache is worth to it, and what it is to the division of the disk.
 
-use super::{JobError, OpenJob, lock};
+use super::{JobError, OpenJob};
 use crate::{
     allocation::{Measured, RUNNING_FOR, Reader},
     benefit::{PROBE_STEPS, Served},
@@ -32,7 +32,7 @@ impl OpenJob {
         if self.setup.sweep.is_none() {
             return refused("its order decides which samples it gets");
         }
-        let last = lock(&self.epochs).last_key_value().map(|(_, epoch)| Arc::clone(epoch));
+        let last = self.epochs.lock().last_key_value().map(|(_, epoch)| Arc::clone(epoch));
         let Some(last) = last else { return refused("it has no epoch under way") };
         // A probe ends by acks that carry times.
         if let Some(why) = self.benefit().not_measured {
@@ -86,7 +86,7 @@ impl OpenJob {
             // An ordered epoch over a version that a sweep serves hits what the sweep keeps.
             shares: if setup.sweep.is_some() { vec![swept] } else { vec![setup.exact.dataset_id(), swept] },
             is_strict: setup.sweep.is_none(),
-            is_first_pass: lock(&self.epochs).keys().next_back().is_none_or(|&epoch| epoch == 0),
+            is_first_pass: self.epochs.lock().keys().next_back().is_none_or(|&epoch| epoch == 0),
             settings: self.settings.get(),
             unit_bytes: setup.samples.unit_map.total_bytes() / units,
             bandwidth: bandwidth(&link),

@@ -1,6 +1,6 @@
 //! How far an open job is: its latest epoch, and what each of its ranks has left of it.
 
-use super::{OpenJob, lock};
+use super::OpenJob;
 use fletch_api::{Epoch as EpochView, OrderKind};
 use fletch_core::{DatasetName, JobName, Tenant};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl OpenJob {
     /// Returns the progress of the latest epoch in memory, with at most `ranks` ranks.
     #[must_use]
     pub fn progress(&self, ranks: usize) -> JobProgress {
-        let last = lock(&self.epochs).last_key_value().map(|(_, epoch)| Arc::clone(epoch));
+        let last = self.epochs.lock().last_key_value().map(|(_, epoch)| Arc::clone(epoch));
         let record = self.known();
         JobProgress {
             tenant: self.setup.tenant.clone(),

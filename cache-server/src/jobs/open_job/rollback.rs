@@ -1,6 +1,6 @@
 //! Rollback of a job to a checkpoint of its model.
 
-use super::{OpenJob, blocking, lock};
+use super::{OpenJob, blocking};
 use crate::epochs::{Epoch, JobError};
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl OpenJob {
             Ok(())
         })
         .await?;
-        lock(&self.epochs).remove(&number);
+        self.epochs.lock().remove(&number);
         self.epoch_exclusively(number, false).await
     }
 
@@ -53,7 +53,7 @@ impl OpenJob {
     pub(super) fn delete_later_epochs(&self, number: u64) -> Result<(), JobError> {
         let mut gone = false;
         for n in self.epochs_on_disk()?.into_iter().rev().filter(|&n| n > number) {
-            let open = lock(&self.epochs).remove(&n);
+            let open = self.epochs.lock().remove(&n);
             if let Some(epoch) = open {
                 epoch.close();
             }

@@ -1,6 +1,6 @@
 //! States of epochs that clients bring: the epoch goes on from what was acknowledged elsewhere.
 
-use super::{OpenJob, blocking, lock};
+use super::{OpenJob, blocking};
 use crate::{
     epochs::{Epoch, JobError, Schedule, header_mismatch, world_of},
     jobs::plan::check_ledger_size,
@@ -103,7 +103,7 @@ impl OpenJob {
             })
             .await?;
         }
-        lock(&self.epochs).remove(&number);
+        self.epochs.lock().remove(&number);
         if !keeps {
             let this = Arc::clone(&self);
             blocking(move || {

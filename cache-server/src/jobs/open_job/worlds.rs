@@ -1,6 +1,6 @@
 //! Change of a job's world: its record, and the epochs that are open.
 
-use super::{JobError, OpenJob, Record, blocking, check_ledger_size, lock, world_of};
+use super::{JobError, OpenJob, Record, blocking, check_ledger_size, world_of};
 use fletch_api::WorldSpec;
 use fletch_core::plan::World;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl OpenJob {
             .await;
         }
         match changed {
-            Ok(()) => lock(&self.known).set_world(world),
+            Ok(()) => self.known.lock().set_world(world),
             Err(_) => {
                 if let Err(error) = self.enter_world_in_open_epochs(world_of(&self.current_world())).await {
                     tracing::error!(
@@ -80,7 +80,7 @@ impl OpenJob {
 
     /// Changes the world of the open epochs. An epoch whose ledger failed is opened anew in the job's world.
     async fn enter_world_in_open_epochs(&self, world: World) -> Result<(), JobError> {
-        let open: Vec<_> = lock(&self.epochs).values().filter(|e| e.ledger().works()).cloned().collect();
+        let open: Vec<_> = self.epochs.lock().values().filter(|e| e.ledger().works()).cloned().collect();
         for epoch in open {
             epoch.enter_world(world).await?;
         }

@@ -5,10 +5,8 @@ use super::*;
 use fletch_core::{DatasetName, Domain, Tenant};
 use fletch_origin::{OriginLimits, OriginUri, Origins};
 use futures::FutureExt as _;
-use std::{
-    path::Path,
-    sync::{Mutex, atomic::Ordering::Relaxed},
-};
+use parking_lot::Mutex;
+use std::{path::Path, sync::atomic::Ordering::Relaxed};
 use tokio::time::sleep;
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -74,7 +72,7 @@ impl Script {
     }
 
     fn asked(&self) -> Vec<(usize, u64)> {
-        let asked = std::mem::take(&mut *self.asked.lock().expect("lock"));
+        let asked = std::mem::take(&mut *self.asked.lock());
         asked.into_iter().map(|(key, at)| (key, u64::try_from(at.as_millis()).expect("short"))).collect()
     }
 
@@ -94,7 +92,7 @@ impl Choices for ScriptedRace<'_> {
     type Value = &'static str;
 
     fn ask(&self, key: &usize) -> BoxFuture<'static, Result<&'static str, VersionError>> {
-        self.script.asked.lock().expect("lock").push((*key, self.script.begun.elapsed()));
+        self.script.asked.lock().push((*key, self.script.begun.elapsed()));
         let answer = self.script.answers[*key].clone();
         async move {
             match answer {
@@ -109,7 +107,7 @@ impl Choices for ScriptedRace<'_> {
     }
 
     fn probe(&self, key: &usize) -> BoxFuture<'static, ()> {
-        self.script.probed.lock().expect("lock").push(*key);
+        self.script.probed.lock().push(*key);
         let (home, hangs) = (Arc::clone(&self.script.of[*key]), self.script.answers[*key].is_none());
         async move {
             if hangs {
@@ -121,7 +119,7 @@ impl Choices for ScriptedRace<'_> {
     }
 
     fn more(&self, _: bool) -> BoxFuture<'_, Found<usize>> {
-        let given = std::mem::replace(&mut *self.given.lock().expect("lock"), true);
+        let given = std::mem::replace(&mut *self.given.lock(), true);
         let keys = if given {
             self.script.of.len()..self.script.of.len()
         } else {
@@ -243,10 +241,10 @@ async fn a_probe_beside_the_readers_brings_a_home_back() {
     script.answers[0] = Some((1, Ok("far")));
     sleep(MS(999)).await;
     script.run().await;
-    assert!(script.probed.lock().expect("lock").is_empty(), "the cooldown is not over");
+    assert!(script.probed.lock().is_empty(), "the cooldown is not over");
     sleep(MS(10)).await;
     let (finish, took) = script.run().await;
     assert_eq!((finish.won, took.as_millis()), (Some((1, "near")), 5), "no reader waits for the probe");
-    assert_eq!(*script.probed.lock().expect("lock"), [0]);
+    assert_eq!(*script.probed.lock(), [0]);
     assert_eq!(script.run().await.0.won, Some((0, "far")));
 }

@@ -9,11 +9,8 @@
 //! 3. A lease is held, or to be released, or neither; never both. A lease whose release is under way is not
 //!    held again: the reader asks for its entries anew.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
@@ -91,7 +88,7 @@ pub struct HeldLeases {
 
 impl HeldLeases {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a lease that lives for `ttl_ms` milliseconds without a renewal.

@@ -116,7 +116,8 @@ impl<'a> Stream<'a> {
                 },
                 Some(Frame::Error { problem, .. }) => {
                     let problem: Problem = self.json(&problem).map_err(StreamError::Fatal)?;
-                    let error = ClientError::Problem { problem: Box::new(problem), request: None, retry_after: None };
+                    let error =
+                        ClientError::Problem { problem: Box::new(problem), request: None, retry_after: None };
                     return Err(if error.retryable() {
                         StreamError::Retry(error)
                     } else {

@@ -5,7 +5,7 @@
 //! ```
 //! Without a server the state is away for ever.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -25,7 +25,7 @@ impl ServerState {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub fn is_away(&self) -> bool {

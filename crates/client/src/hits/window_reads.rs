@@ -5,8 +5,9 @@ use crate::Client;
 use bytes::Bytes;
 use fletch_api::hits::{HitRequest, Wanted};
 use fletch_core::{Hash, Root, Verified};
+use parking_lot::Mutex;
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -49,9 +50,9 @@ static OF_ALL_CLIENTS: Mutex<Vec<Weak<Idle>>> = Mutex::new(Vec::new());
 ///
 /// Bytes in their windows stay as they are.
 pub fn close_idle() {
-    let of_all = OF_ALL_CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_all = OF_ALL_CLIENTS.lock();
     for idle in of_all.iter().filter_map(Weak::upgrade) {
-        idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        idle.lock().clear();
     }
 }
 
@@ -62,19 +63,19 @@ pub(crate) struct IdleConnections(Arc<Idle>);
 impl IdleConnections {
     pub(crate) fn new() -> Self {
         let idle = Arc::new(Idle::default());
-        let mut of_all = OF_ALL_CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_all = OF_ALL_CLIENTS.lock();
         of_all.retain(|idle| idle.strong_count() > 0);
         of_all.push(Arc::downgrade(&idle));
         IdleConnections(idle)
     }
 
     fn take(&self, server: &HitServer) -> HitConnection {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.0.lock();
         idle.pop().unwrap_or_else(|| server.connection(WINDOW_BYTES_MAX))
     }
 
     fn give_back(&self, connection: HitConnection) {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.0.lock();
         if idle.len() < IDLE_MAX {
             idle.push(connection);
         }

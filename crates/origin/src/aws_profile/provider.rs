@@ -7,9 +7,10 @@ use crate::transport::credentials_client::NoCredentials;
 use http_body_util::{BodyExt as _, Limited};
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -60,7 +61,7 @@ impl LoginProvider {
     pub fn shared(login: &Login, settings: &ClientSettings) -> Arc<LoginProvider> {
         static ALL: Mutex<BTreeMap<(Login, ClientSettings), Arc<LoginProvider>>> =
             Mutex::new(BTreeMap::new());
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = ALL.lock();
         let key = (login.clone(), settings.clone());
         if !all.contains_key(&key) && all.len() >= LOGINS_MAX {
             all.clear();

@@ -24,7 +24,7 @@ impl Capped {
     }
 
     fn let_pass(&self) -> bool {
-        let mut level = self.level.lock().expect("level");
+        let mut level = self.level.lock();
         let now = Instant::now();
         level.0 = (level.0 + self.per_s * (now - level.1).as_secs_f64()).min(self.burst);
         level.1 = now;
@@ -58,7 +58,7 @@ async fn ask(origin: Capped, callers: u64, seconds: u64) -> Seen {
                 let far = Instant::now() + Duration::from_secs(3600);
                 let ticket = pace.admit("x", 0, far).await.expect("in time");
                 sent.fetch_add(1, Relaxed);
-                early.fetch_add(u64::from(Instant::now() < *free.lock().expect("free")), Relaxed);
+                early.fetch_add(u64::from(Instant::now() < *free.lock()), Relaxed);
                 sleep(origin.latency / 2).await;
                 let passes = origin.let_pass();
                 sleep(origin.latency - origin.latency / 2).await;
@@ -68,7 +68,7 @@ async fn ask(origin: Capped, callers: u64, seconds: u64) -> Seen {
                 } else {
                     n = n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     pace.refused(ticket, origin.retry_after, (n >> 33) as f64 / (1u64 << 31) as f64);
-                    let mut free = free.lock().expect("free");
+                    let mut free = free.lock();
                     *free = (*free).max(Instant::now() + origin.retry_after.unwrap_or_default());
                 }
             }

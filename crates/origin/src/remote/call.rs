@@ -9,9 +9,10 @@ use crate::retry::retrying;
 use crate::shared_permits::SharedPermit;
 use crate::stalls::{Holding, SuspectSlot, WaitsFor};
 use fletch_bounds::{Gate, pass_gate};
+use parking_lot::Mutex;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument as _, info_span};
@@ -136,8 +137,7 @@ impl Remote {
     ) -> Result<T, OriginError> {
         let deadline = Instant::now() + self.limits.io_timeout;
         let (once, kept) = (&once, &Mutex::new(None::<CallPermits<'_>>));
-        let keep =
-            |permits| std::mem::replace(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner), permits);
+        let keep = |permits| std::mem::replace(&mut *kept.lock(), permits);
         let keep = &keep;
         let span = info_span!("origin_call", origin = %self.config.prefix, object = what);
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {

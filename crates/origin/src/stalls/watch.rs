@@ -3,12 +3,13 @@
 use super::{CallId, Stalls, WaitsFor};
 use crate::OriginError;
 use crate::backend::Backend;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -125,8 +126,7 @@ impl StallWatch {
     }
 
     fn lock(&self) -> MutexGuard<'_, Watched> {
-        // Every statement leaves the guarded value whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns how many attempts began so far.

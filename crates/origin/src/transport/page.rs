@@ -10,12 +10,13 @@
 
 use super::times;
 use crate::object::ObjectMeta;
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::reader::Reader;
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// One page of a listing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl CarriedPage {
 
     /// Takes the page out. `None` if it was taken before.
     pub fn take(&self) -> Option<Page> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

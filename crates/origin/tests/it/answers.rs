@@ -8,8 +8,9 @@ use fletch_core::Kind;
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginError, Origins, Pin};
 use fletch_testkit::scripted::{ScriptedServer, answer, header};
 use futures::TryStreamExt as _;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 const BODY: &[u8] = b"0123456789abcdefghij";
 const SECRET: &str = "hunter2SECRET";
@@ -229,7 +230,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("the log").extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
     fn flush(&mut self) -> std::io::Result<()> {
@@ -295,13 +296,13 @@ async fn no_text_of_a_foreign_answer_is_quoted() {
     ];
     let said = Arc::new(Mutex::new(Vec::new()));
     let saying = Arc::clone(&said);
-    let server = ScriptedServer::start(move |_| saying.lock().expect("lock").clone());
+    let server = ScriptedServer::start(move |_| saying.lock().clone());
     let mut outputs = Vec::new();
     for status in [200, 206, 301, 302, 400, 401, 403, 404, 405, 409, 412, 416, 500, 501, 503, 599] {
         // New clients for each status: after a 503 a client slows down.
         let origins = every_kind(&server);
         for (document, headers) in documents.iter().zip(headers.iter().cycle().skip(status % 4)) {
-            *said.lock().expect("lock") = answer(&format!("{status} {SECRET}"), headers, document.as_bytes());
+            *said.lock() = answer(&format!("{status} {SECRET}"), headers, document.as_bytes());
             for (is_plain, origin) in &origins {
                 call_all(origin, *is_plain, &mut outputs).await;
             }
@@ -310,7 +311,7 @@ async fn no_text_of_a_foreign_answer_is_quoted() {
     assert!(outputs.len() > 1_000, "{} errors were searched", outputs.len());
     let quoted = outputs.iter().find(|line| line.contains(SECRET));
     assert_eq!(quoted, None, "an error quotes the answer");
-    let log = String::from_utf8(log.0.lock().expect("the log").clone()).expect("text");
+    let log = String::from_utf8(log.0.lock().clone()).expect("text");
     let quoted = log.lines().find(|line| line.contains(SECRET));
     assert_eq!(quoted, None, "a log line quotes the answer");
 }

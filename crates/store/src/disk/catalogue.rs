@@ -9,12 +9,12 @@
 //! 1. this is the only file that names sled, and neither errors nor panics of sled leave it;
 //! 2. the catalogue occupies at most `bytes_max`; damaged catalogues, kept aside, at most `aside_max`.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fs, io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -114,8 +114,8 @@ impl Catalogue {
         self.lock().is_some()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<sled::Db>> {
-        self.db.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Option<sled::Db>> {
+        self.db.lock()
     }
 
     fn path(&self) -> PathBuf {

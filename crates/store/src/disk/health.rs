@@ -15,7 +15,6 @@ use super::{
     directory_lock::DirectoryLock,
     error::off_reason_for,
     index::SlabLocation,
-    lock,
     open::lock_directory,
     slab::{Files, Slab},
     stats::add,
@@ -83,7 +82,7 @@ impl DiskEngine {
     /// Whether the tier keeps chunks, and if not, why.
     #[must_use]
     pub fn health(&self) -> Health {
-        lock(&self.state).health
+        self.state.lock().health
     }
 
     fn off_reason(&self) -> Option<OffReason> {
@@ -106,7 +105,7 @@ impl DiskEngine {
     }
 
     pub(super) fn turn_off(&self, why: OffReason) {
-        let mut s = lock(&self.state);
+        let mut s = self.state.lock();
         let worse = match s.health {
             Health::On => true,
             // A read-only disk may still turn out to be gone.
@@ -132,7 +131,7 @@ impl DiskEngine {
     /// The owner calls this every few seconds. The tier tries to turn on at most once a second.
     pub fn probe(&self, now: SystemTime) -> Health {
         {
-            let mut s = lock(&self.state);
+            let mut s = self.state.lock();
             s.now = now;
             let recently = |t: SystemTime| now.duration_since(t).is_ok_and(|d| d < PROBE_EVERY);
             match s.health {
@@ -141,7 +140,7 @@ impl DiskEngine {
                 _ => s.probed = Some(now),
             }
         }
-        let lost = lock(&self.state).check_directory(&self.config.dir);
+        let lost = self.state.lock().check_directory(&self.config.dir);
         if let Some(why) = lost {
             self.turn_off(why);
         }
@@ -156,7 +155,7 @@ impl DiskEngine {
                 tracing::info!(dir = %self.config.dir.display(), "the disk tier is on again");
                 self.read_errors.store(0, Ordering::Relaxed);
                 self.full.clear();
-                lock(&self.state).health = Health::On;
+                self.state.lock().health = Health::On;
                 self.set_off(None);
             }
             Err(e) => tracing::debug!(error = %e, "the disk tier stays off"),
@@ -193,7 +192,7 @@ impl DiskEngine {
     fn start_in_new_directory(&self) -> Result<(), DiskError> {
         // The chunks come back with their file system.
         self.check_mounted()?;
-        let _exclusive = lock(&self.maintenance);
+        let _exclusive = self.maintenance.lock();
         self.abandon_writing();
         self.catalogue.disconnect();
         self.files.close_all();
@@ -205,14 +204,14 @@ impl DiskEngine {
         for m in &metas {
             self.space.give(m.blocks);
         }
-        lock(&self.state).directory = None;
+        self.state.lock().directory = None;
         let directory = lock_directory(&self.config)?;
         // Another process may have put slabs there that this tier does not know.
         let strays = fs::read_dir(self.files.dir()).into_iter().flatten().flatten();
         for e in strays.filter(|e| e.file_name().to_str().and_then(Files::id_of).is_some()) {
             drop(fs::remove_file(e.path()));
         }
-        lock(&self.state).directory = Some(directory);
+        self.state.lock().directory = Some(directory);
         self.rebuild_catalogue(false);
         self.try_write()
     }
@@ -222,7 +221,7 @@ impl DiskEngine {
         let DiskError::Io { source, .. } = e else { return };
         add(&self.counters.errors, 1);
         match off_reason_for(source) {
-            Some(OffReason::Vanished) if !lock(&self.state).directory_lost(&self.config.dir) => {
+            Some(OffReason::Vanished) if !self.state.lock().directory_lost(&self.config.dir) => {
                 // Only one file of it: the reader of that slab finds out.
             }
             Some(why) => self.turn_off(why),
@@ -250,7 +249,7 @@ impl DiskEngine {
                 Ok(None)
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                if lock(&self.state).directory_lost(&self.config.dir) {
+                if self.state.lock().directory_lost(&self.config.dir) {
                     self.turn_off(OffReason::Vanished);
                     return Err(DiskError::Off(OffReason::Vanished));
                 }

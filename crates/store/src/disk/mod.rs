@@ -64,6 +64,7 @@ use catalogue::{Catalogue, Change};
 use fletch_core::StoreKey;
 use index::{Index, SlabLocation, SlabMeta, SlabState};
 use layout::{HEAD, LINE, footprint};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use put::{Newcomer, ReservedShare};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -75,7 +76,7 @@ use std::{
     io,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Arc,
         atomic::{AtomicU8, AtomicU32, Ordering},
     },
 };
@@ -132,15 +133,15 @@ pub struct DiskEngine {
 
 impl DiskEngine {
     fn read_index(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        self.index.read()
     }
 
     fn write_index(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+        self.index.write()
     }
 
     fn random(&self) -> u64 {
-        lock(&self.rng).random()
+        self.rng.lock().random()
     }
 
     /// Returns the bytes kept under `key`, unverified: **the caller hashes them**.
@@ -336,8 +337,8 @@ impl DiskEngine {
     /// Writes changes to the catalogue. If that fails, evicted records may come back after a restart.
     pub(crate) fn sync_catalogue(&self) {
         // A thread that punches after this must find the changes of all other threads written.
-        let _one = lock(&self.catalogue_sync);
-        let mut changes: Vec<Change> = std::mem::take(&mut *lock(&self.removed_slabs));
+        let _one = self.catalogue_sync.lock();
+        let mut changes: Vec<Change> = std::mem::take(&mut *self.removed_slabs.lock());
         {
             let mut index = self.write_index();
             let dirty = index.slabs().filter(|(_, m)| m.dirty && m.state == SlabState::Sealed);
@@ -369,11 +370,6 @@ impl DiskEngine {
             tracing::warn!(error = %e, "the disk tier has no catalogue; a restart may revive evicted chunks");
         }
     }
-}
-
-/// Locks a mutex, also after a panic: what it guards is consistent after every statement that can panic.
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn seeded(seed: u64) -> ChaCha8Rng {

@@ -7,7 +7,7 @@ use super::{
     health::HealthState,
     index::{Index, SlabLocation, SlabState},
     layout::{self, BLOCK, BadSlab, footprint},
-    lock, recover, seeded, slab,
+    recover, seeded, slab,
     slab::{Files, Slab},
     space::{FullMark, Space, SpacePlan},
     stats::{Counters, add},
@@ -15,13 +15,14 @@ use super::{
 };
 use crate::dataset_id::DatasetId;
 use fletch_core::StoreKey;
+use parking_lot::{Mutex, RwLock};
 use rand::Rng;
 use std::{
     collections::{HashMap, HashSet},
     fs::{self, File},
     os::unix::fs::MetadataExt,
     sync::{
-        Arc, Mutex, RwLock,
+        Arc,
         atomic::{AtomicU8, AtomicU32},
     },
     time::{Duration, Instant, SystemTime},
@@ -98,7 +99,8 @@ impl DiskEngine {
         let mut found = Recovery::default();
         let known = marks.keys().copied().collect::<Vec<_>>();
         let present = tier.load_slabs(marks, &mut found)?;
-        lock(&tier.removed_slabs)
+        tier.removed_slabs
+            .lock()
             .extend(known.into_iter().filter(|id| !present.contains(id)).map(|id| (id, None)));
         if let Some(error) = error {
             tracing::warn!(%error, "rebuilding the catalogue of the disk tier from its slabs");
@@ -132,7 +134,7 @@ impl DiskEngine {
         }
         // In order of creation: of two records of one chunk the later one counts.
         ids.sort_unstable();
-        lock(&self.writer).next_id = ids.last().map_or(1, |l| l.saturating_add(1));
+        self.writer.lock().next_id = ids.last().map_or(1, |l| l.saturating_add(1));
         for &id in &ids {
             if let Err(e) = self.load_slab(id, marks.get(&id), found) {
                 // One unreadable file does not fail the others.
@@ -229,9 +231,9 @@ impl DiskEngine {
     /// [`DiskError`] when the disk fails; the tier is closed all the same.
     pub fn close(&self) -> Result<(), DiskError> {
         let works = self.check_writable().is_ok();
-        let _exclusive = lock(&self.maintenance);
+        let _exclusive = self.maintenance.lock();
         {
-            let mut s = lock(&self.state);
+            let mut s = self.state.lock();
             s.health = Health::Off { why: OffReason::Closed, since: s.now };
             self.set_off(Some(OffReason::Closed));
         }
@@ -239,7 +241,7 @@ impl DiskEngine {
         self.sync_catalogue();
         self.catalogue.disconnect();
         self.files.close_all();
-        lock(&self.state).directory = None;
+        self.state.lock().directory = None;
         ended
     }
 }

@@ -7,7 +7,6 @@ use super::{
     DiskEngine, DiskError, OffReason, Policy,
     index::{NO_RECORD, SlabLocation, SlabMeta, SlabState},
     layout::{BLOCK, HEAD, ROW, footprint},
-    lock,
     slab::{self, RecordReader, Slab},
     space::{FILE_SLACK, FS_BLOCK},
     stats::add,
@@ -82,7 +81,7 @@ impl DiskEngine {
     }
 
     fn reap_within(&self, budget: u64) -> Result<(u64, u64), DiskError> {
-        let mut reaper = lock(&self.maintenance);
+        let mut reaper = self.maintenance.lock();
         let mut copied = 0;
         let ready = READY_SLABS * self.plan.slab_bytes;
         let ready = ready.min(self.plan.slabs_bytes / 8);
@@ -107,7 +106,7 @@ impl DiskEngine {
 
     /// Makes `want` bytes free for a newcomer, by the policy; `false` when the policy permits no more.
     pub(crate) fn make_room(&self, want: u64) -> Result<bool, DiskError> {
-        let mut reaper = lock(&self.maintenance);
+        let mut reaper = self.maintenance.lock();
         let keep = self.plan.spare_bytes;
         let floor = self.floor_shortage(want)?;
         if floor > 0 && self.config.policy != Policy::Lru {
@@ -298,7 +297,7 @@ impl DiskEngine {
     /// Gives back the space of a slab whose file is gone, and queues its removal from the catalogue.
     pub(crate) fn release_file(&self, slab: &Slab, blocks: u64) {
         self.space.give(blocks);
-        lock(&self.removed_slabs).push((slab.id, None));
+        self.removed_slabs.lock().push((slab.id, None));
     }
 
     /// Punches runs of dead records out of a slab. Moves no record.

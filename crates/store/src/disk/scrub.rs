@@ -4,7 +4,6 @@ use super::{
     DiskEngine, DiskError,
     index::{NO_RECORD, SlabLocation},
     layout::{HEAD, footprint},
-    lock,
     slab::{RecordReader, Slab},
     stats::add,
 };
@@ -43,7 +42,7 @@ impl DiskEngine {
     /// [`DiskError`] when the disk cannot be read.
     pub fn scrub_next(&self, budget: u64) -> Result<ScrubReport, DiskError> {
         self.check_readable()?;
-        let mut cursor = lock(&self.scrub);
+        let mut cursor = self.scrub.lock();
         let mut report = ScrubReport::default();
         while report.bytes < budget || report.records == 0 {
             let Some((slab, records)) = self.slab_after(&cursor) else {

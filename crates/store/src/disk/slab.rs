@@ -7,6 +7,7 @@
 //! 3. at most `Files::max` files are open beside those being written.
 
 use super::layout::{Head, LINE, slab_header};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::{
     buffer::spare_capacity,
     fs::{FallocateFlags, fallocate},
@@ -20,8 +21,8 @@ use std::{
     ops::Range,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
-    time::{Duration, Instant},
+    sync::{Arc, Weak},
+    time::Duration,
 };
 
 /// The most parts of one call that writes: the limit of Linux.
@@ -44,24 +45,16 @@ impl Slab {
 
     /// Keeps the slab's records where they are until the guard is dropped.
     pub fn lock_shared(&self) -> RwLockReadGuard<'_, ()> {
-        self.guard.read().unwrap_or_else(PoisonError::into_inner)
+        self.guard.read()
     }
 
     /// Waits until no reader holds the slab; `None` after [`READERS_WAIT`].
     fn lock_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let until = Instant::now() + READERS_WAIT;
-        loop {
-            match self.guard.try_write() {
-                Ok(g) => return Some(g),
-                Err(std::sync::TryLockError::Poisoned(p)) => return Some(p.into_inner()),
-                Err(std::sync::TryLockError::WouldBlock) if Instant::now() >= until => return None,
-                Err(std::sync::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_micros(200)),
-            }
-        }
+        self.guard.try_write_for(READERS_WAIT)
     }
 
-    fn opened(&self) -> std::sync::MutexGuard<'_, Option<Arc<File>>> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    fn opened(&self) -> parking_lot::MutexGuard<'_, Option<Arc<File>>> {
+        self.file.lock()
     }
 }
 
@@ -130,7 +123,7 @@ impl Files {
             // Another thread opened it meanwhile, and it is in the queue.
             return;
         }
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         open.push_back(Arc::downgrade(slab));
         while open.len() > self.max {
             if let Some(old) = open.pop_front().and_then(|w| w.upgrade()) {
@@ -141,7 +134,7 @@ impl Files {
 
     /// Closes all files. A file stays open while a reader uses it.
     pub fn close_all(&self) {
-        for slab in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for slab in self.open.lock().drain(..) {
             if let Some(slab) = slab.upgrade() {
                 slab.opened().take();
             }
@@ -150,7 +143,7 @@ impl Files {
 
     /// Returns the bytes of files that are open here but have no name any more.
     pub fn unlinked_bytes(&self) -> u64 {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         let metas =
             open.iter().filter_map(Weak::upgrade).filter_map(|s| s.opened().as_ref()?.metadata().ok());
         metas.filter(|m| m.nlink() == 0).map(|m| m.blocks() * 512).sum()

@@ -11,7 +11,6 @@ use super::{
     DiskEngine, DiskError,
     index::{SlabLocation, SlabState},
     layout::{self, BLOCK, footprint, table_bytes},
-    lock,
     slab::{self, Slab},
     space::{FILE_SLACK, SpacePlan},
 };
@@ -126,7 +125,7 @@ impl DiskEngine {
         let need = footprint(len);
         let mut full = None;
         let got = {
-            let mut w = lock(&self.writer);
+            let mut w = self.writer.lock();
             // After `close` another process may own the directory.
             self.check_not_closed()?;
             // A record that does not fit into a usual slab gets a slab of its own.
@@ -220,7 +219,7 @@ impl DiskEngine {
     /// Ends the writing of `count` records in slab `n`, and seals the slab if they were the last ones.
     pub(crate) fn finish_records(&self, n: u32, count: usize) -> Result<(), DiskError> {
         let done = {
-            let mut w = lock(&self.writer);
+            let mut w = self.writer.lock();
             // After the directory vanished no slab is open.
             let Some(open) = w.open.get_mut(&n) else { return Ok(()) };
             open.pending = open.pending.saturating_sub(count);
@@ -231,7 +230,7 @@ impl DiskEngine {
 
     /// Returns the bytes that are left in the open slab, rows of its table deducted.
     pub(crate) fn rest_of_active(&self) -> u64 {
-        let w = lock(&self.writer);
+        let w = self.writer.lock();
         let open = w.active.and_then(|n| w.open.get(&n));
         open.map_or(0, |o| o.bytes.saturating_sub(o.at + table_bytes(o.count, o.domain_bytes)))
     }
@@ -239,7 +238,7 @@ impl DiskEngine {
     /// Seals the open slab, if there is one. If records are being written, the last of them seals it.
     pub(crate) fn seal_active(&self) -> Result<(), DiskError> {
         let done = {
-            let mut w = lock(&self.writer);
+            let mut w = self.writer.lock();
             w.active.and_then(|n| retire(&mut w, n))
         };
         done.map_or(Ok(()), |(n, open)| self.seal(n, &open))
@@ -285,12 +284,12 @@ impl DiskEngine {
     #[cfg(test)]
     pub(crate) fn break_open_slabs(&self) {
         let full = Arc::new(File::options().write(true).open("/dev/full").expect("opens"));
-        lock(&self.writer).open.values_mut().for_each(|open| open.file = Arc::clone(&full));
+        self.writer.lock().open.values_mut().for_each(|open| open.file = Arc::clone(&full));
     }
 
     /// Drops all slabs that are being written, without sealing them.
     pub(crate) fn abandon_writing(&self) {
-        let mut w = lock(&self.writer);
+        let mut w = self.writer.lock();
         w.open.clear();
         w.active = None;
     }

@@ -7,7 +7,7 @@
 //!    several times as long;
 //! 3. a chunk counts as queued until its write ended, however that happens.
 
-use super::{DiskTier, append_queue::Append, lock};
+use super::{DiskTier, append_queue::Append};
 use crate::{
     dataset_id::DatasetId,
     disk::{DiskEngine, Newcomer, Stored},
@@ -15,10 +15,7 @@ use crate::{
 };
 use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{StoreKey, Verified};
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, timeout_at},
@@ -46,7 +43,7 @@ impl DiskTier {
             Some(_) => engine.quarantine(key),
             None => {}
         }
-        if lock(&self.queue).get(key).is_some() {
+        if self.queue.lock().get(key).is_some() {
             return true;
         }
         // The dataset is charged now, so that whatever is queued is also written.
@@ -58,7 +55,7 @@ impl DiskTier {
                 return false;
             }
         };
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.bytes() + u64::from(len) > self.queue_bytes {
             Counters::add(&self.counters.append_drops, 1);
             Counters::add(&self.counters.append_dropped_bytes, u64::from(len));
@@ -82,7 +79,7 @@ impl DiskTier {
         struct DrainerGuard<'a>(&'a DiskTier);
         impl Drop for DrainerGuard<'_> {
             fn drop(&mut self) {
-                lock(&self.0.queue).has_drainer = false;
+                self.0.queue.lock().has_drainer = false;
             }
         }
         loop {
@@ -93,7 +90,7 @@ impl DiskTier {
             drop(permit);
             self.emptied.notify_waiters();
             // A chunk may have been queued between the last look and the guard's end.
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             if queue.is_empty() || std::mem::replace(&mut queue.has_drainer, true) {
                 return;
             }
@@ -102,18 +99,18 @@ impl DiskTier {
 
     /// Returns the next appends, after a moment in which others may come. `None` when the queue is empty.
     fn next_group(&self) -> Option<Group<'_>> {
-        let queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.is_empty() {
             return None;
         }
-        let waited = self.due.wait_timeout_while(queue, GROUP_WAIT, |queue| !queue.is_due());
-        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        // Due, or after the moment: the group is what there is.
+        self.due.wait_while_for(&mut queue, |queue| !queue.is_due(), GROUP_WAIT);
         Some(Group { disk: self, appends: queue.next_group() })
     }
 
     /// While the guard lives, the next group does not wait for further chunks.
     fn waiter(&self) -> Waiter<'_> {
-        lock(&self.queue).waiters += 1;
+        self.queue.lock().waiters += 1;
         self.due.notify_one();
         Waiter(self)
     }
@@ -125,7 +122,7 @@ impl DiskTier {
             let changed = self.promises.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if lock(&self.queue).get(key).is_none() || timeout_at(until, changed).await.is_err() {
+            if self.queue.lock().get(key).is_none() || timeout_at(until, changed).await.is_err() {
                 return;
             }
         }
@@ -139,7 +136,7 @@ impl DiskTier {
             let emptied = self.emptied.notified();
             tokio::pin!(emptied);
             emptied.as_mut().enable();
-            if lock(&self.queue).bytes() == 0 || timeout_at(until, emptied).await.is_err() {
+            if self.queue.lock().bytes() == 0 || timeout_at(until, emptied).await.is_err() {
                 return;
             }
         }
@@ -149,7 +146,7 @@ impl DiskTier {
     pub(crate) async fn wait_for_queue_room(&self, len: u32, within: Duration) {
         let _waiter = self.waiter();
         let until = Instant::now() + within;
-        let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
+        let full = || self.queue.lock().bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
         while full() && Instant::now() < until {
             pass_gate(Gate::DiskRoom, tokio::time::sleep(QUEUE_POLL_EVERY)).await;
         }
@@ -157,14 +154,14 @@ impl DiskTier {
 
     /// Removes a chunk of `dataset` from the append queue, unless its append began.
     pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        let cancelled = lock(&self.queue).cancel(key, dataset);
+        let cancelled = self.queue.lock().cancel(key, dataset);
         self.promises.changed.notify_waiters();
         cancelled
     }
 
     /// Returns the chunk if it is queued: it is not on disk, and may have left memory.
     pub(crate) fn queued_chunk(&self, key: &StoreKey) -> Option<Verified> {
-        lock(&self.queue).get(key)
+        self.queue.lock().get(key)
     }
 }
 
@@ -173,7 +170,7 @@ struct Waiter<'a>(&'a DiskTier);
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        lock(&self.0.queue).waiters -= 1;
+        self.0.queue.lock().waiters -= 1;
     }
 }
 
@@ -206,7 +203,7 @@ impl Group<'_> {
 
 impl Drop for Group<'_> {
     fn drop(&mut self) {
-        let mut queue = lock(&self.disk.queue);
+        let mut queue = self.disk.queue.lock();
         self.appends.iter().for_each(|append| queue.finish(append));
         drop(queue);
         self.disk.promises.changed.notify_waiters();

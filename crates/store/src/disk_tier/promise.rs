@@ -7,14 +7,12 @@
 //! A promise lasts until its chunk was appended. While the chunk is being written it counts twice. So a
 //! request that finds no space waits until earlier promises end.
 
-use super::{DiskTier, lock};
+use super::DiskTier;
 use crate::{dataset_id::DatasetId, disk::Admission, disk::DiskEngine};
 use fletch_bounds::{Gate, pass_gate};
 use fletch_core::StoreKey;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
@@ -39,7 +37,7 @@ pub(crate) struct Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        let mut bytes = lock(&self.disk.promises.bytes);
+        let mut bytes = self.disk.promises.bytes.lock();
         if let Some(all) = bytes.get_mut(&self.dataset) {
             *all = all.saturating_sub(self.bytes);
             if *all == 0 {
@@ -95,7 +93,7 @@ impl DiskTier {
         dataset: DatasetId,
         len: u32,
     ) -> Option<Promise> {
-        let mut promised = lock(&self.promises.bytes);
+        let mut promised = self.promises.bytes.lock();
         let beside = promised.get(&dataset).copied().unwrap_or(0);
         if engine.admit_beside(key, dataset, len, beside) == Admission::No {
             return None;

@@ -1,10 +1,8 @@
 use super::*;
 use crate::Kind;
 use fletch_core::{Domain, Hash};
-use std::sync::{
-    Mutex,
-    atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
-};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use tokio::sync::Notify;
 
 const MIB: u64 = 1 << 20;
@@ -195,7 +193,7 @@ async fn i1_corrupt_then_good_is_fetched_again_and_counted() {
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let (good, seen) = (chunk.clone(), Arc::clone(&attempts));
     let fetch: Fetch = Arc::new(move |n| {
-        seen.lock().expect("lock").push(n);
+        seen.lock().push(n);
         let mut bytes = good.to_vec();
         match n {
             0 => bytes[399_999] ^= 1,
@@ -206,7 +204,7 @@ async fn i1_corrupt_then_good_is_fetched_again_and_counted() {
     });
     let hit = s.read(key_of(&chunk), len_of(&chunk), ANY, fetch).await.expect("third is right");
     assert_eq!(*hit.chunk.bytes(), chunk);
-    assert_eq!(*attempts.lock().expect("lock"), [0, 1, 2]);
+    assert_eq!(*attempts.lock(), [0, 1, 2]);
     assert_eq!((s.stats().corrupt, s.stats().fetches), (2, 3));
 }
 

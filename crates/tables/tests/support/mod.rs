@@ -9,10 +9,11 @@ use fletch_tables::{
     NewRow, PartCache, PinRow, Provenance, SourceError, Table, TableError, TableRange, TableSource,
     TablesWriter, Version, WrittenVersion,
 };
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// The five files of a version in memory, with counters of reads and with faults.
 #[derive(Default)]
@@ -51,7 +52,7 @@ impl TableSource for Files {
         if self.slow {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        if let Some(e) = self.fail.lock().expect("lock").clone() {
+        if let Some(e) = self.fail.lock().clone() {
             return Err(e);
         }
         let file = &self.files[&table];

@@ -30,10 +30,11 @@ use crate::serve::{Server, requests};
 use bytes::Bytes;
 use objects::Objects;
 use outage::Planned;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use throttle::Throttle;
 use tokio::sync::watch;
@@ -222,45 +223,41 @@ struct Shared {
     compressed: Mutex<BTreeMap<String, Bytes>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The time that a request may have been on its way when a `Retry-After` was sent.
 const IN_FLIGHT: Duration = Duration::from_millis(250);
 
 impl Shared {
     fn count(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 
     fn manners(&self) -> Manners {
-        lock(&self.manners).clone()
+        self.manners.lock().clone()
     }
 
     fn content_type(&self, key: &str) -> String {
-        lock(&self.content_types).get(key).cloned().unwrap_or("application/octet-stream".to_owned())
+        self.content_types.lock().get(key).cloned().unwrap_or("application/octet-stream".to_owned())
     }
 
     /// Returns the plain bytes of an object that is stored with `Content-Encoding: gzip`.
     fn compressed(&self, key: &str) -> Option<Bytes> {
-        lock(&self.compressed).get(key).cloned()
+        self.compressed.lock().get(key).cloned()
     }
 
     /// Whether a request with this `Authorization` is signed with the required key id.
     fn is_signed(&self, authorization: &str) -> bool {
-        let required = self.key_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let required = self.key_id.lock();
         required.as_ref().is_none_or(|id| authorization.contains(&format!("Credential={id}/")))
     }
 
     /// Whether a `Retry-After` forbids a request now.
     fn is_early(&self) -> bool {
-        let quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        let quiet = self.quiet.lock();
         quiet.is_some_and(|(from, until)| (from..until).contains(&Instant::now()))
     }
 
     fn forbid_requests(&self, seconds: u64) {
-        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut quiet = self.quiet.lock();
         let (now, asked) = (Instant::now(), Duration::from_secs(seconds));
         let from = quiet.filter(|(_, until)| now < *until).map_or(now + IN_FLIGHT, |(from, _)| from);
         *quiet = Some((from, now + asked));
@@ -321,7 +318,7 @@ impl OriginEmulator {
 
     /// Speaks with other manners from now on.
     pub fn set_manners(&self, manners: Manners) {
-        *lock(&self.shared.manners) = manners;
+        *self.shared.manners.lock() = manners;
     }
 
     /// Lets the whole store fail after `requests` more requests, until [`OriginEmulator::end_outage`].
@@ -352,7 +349,7 @@ impl OriginEmulator {
 
     /// Answers 403 to every request that is not signed with this key id. `None`: to none.
     pub fn require_key(&self, key_id: Option<&str>) {
-        let mut required = self.shared.key_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut required = self.shared.key_id.lock();
         *required = key_id.map(str::to_owned);
     }
 
@@ -395,7 +392,7 @@ impl OriginEmulator {
             Api::Gcs => "text/plain",
         };
         let key = format!("{folder}/");
-        lock(&self.shared.content_types).insert(key.clone(), kind.to_owned());
+        self.shared.content_types.lock().insert(key.clone(), kind.to_owned());
         self.insert(&key, "");
     }
 
@@ -406,7 +403,7 @@ impl OriginEmulator {
     /// # Panics
     /// As [`OriginEmulator::insert`].
     pub fn insert_compressed(&self, key: &str, gzip: impl Into<Bytes>, plain: impl Into<Bytes>) {
-        lock(&self.shared.compressed).insert(key.to_owned(), plain.into());
+        self.shared.compressed.lock().insert(key.to_owned(), plain.into());
         self.insert(key, gzip);
     }
 

@@ -3,6 +3,7 @@
 use super::Backing;
 use super::generated::Generated;
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use rand::{RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -11,7 +12,6 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// An object as it was when it was looked up.
@@ -84,10 +84,6 @@ enum Storage {
 /// The time of the last change of generated objects.
 const GENERATED: Duration = Duration::from_secs(1_700_000_000);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn etag(bytes: &[u8]) -> String {
     format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32])
 }
@@ -120,7 +116,7 @@ impl Objects {
     pub fn find(&self, key: &str) -> Option<Object> {
         match &self.storage {
             Storage::Memory(map) => {
-                let Stored { bytes, modified } = lock(map).get(key).cloned()?;
+                let Stored { bytes, modified } = map.lock().get(key).cloned()?;
                 let (size, etag) = (bytes.len() as u64, etag(&bytes));
                 Some(Object { size, modified, etag, content: Content::Memory(bytes) })
             }
@@ -156,7 +152,7 @@ impl Objects {
         match &self.storage {
             Storage::Memory(map) => {
                 let etag = etag(&bytes);
-                lock(map).insert(key.to_owned(), Stored { bytes, modified: SystemTime::now() });
+                map.lock().insert(key.to_owned(), Stored { bytes, modified: SystemTime::now() });
                 Ok(etag)
             }
             Storage::Generated(_) => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
@@ -177,14 +173,14 @@ impl Objects {
     /// Creates the object. Returns `None` if it exists already.
     pub fn create(&self, key: &str, bytes: Bytes) -> io::Result<Option<String>> {
         // The lock makes the check and the write atomic: no other process writes.
-        let _one = lock(&self.uploads);
+        let _one = self.uploads.lock();
         if self.find(key).is_some() { Ok(None) } else { self.put(key, bytes).map(Some) }
     }
 
     pub fn delete(&self, key: &str) {
         match &self.storage {
             Storage::Memory(map) => {
-                lock(map).remove(key);
+                map.lock().remove(key);
             }
             // Nothing is written there, so nothing is deleted.
             Storage::Generated(_) => {}
@@ -203,7 +199,8 @@ impl Objects {
     pub fn list(&self, prefix: &str, after: Option<&str>, max: usize) -> (Vec<ListedObject>, bool) {
         let fits = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
         let mut found: Vec<ListedObject> = match &self.storage {
-            Storage::Memory(map) => lock(map)
+            Storage::Memory(map) => map
+                .lock()
                 .iter()
                 .filter(|(key, _)| fits(key))
                 .take(max.saturating_add(1))
@@ -251,23 +248,23 @@ impl Objects {
 
     pub fn begin_upload(&self) -> String {
         let id = format!("{:016x}", rand::random::<u64>());
-        lock(&self.uploads).insert(id.clone(), BTreeMap::new());
+        self.uploads.lock().insert(id.clone(), BTreeMap::new());
         id
     }
 
     pub fn put_part(&self, id: &str, number: u32, bytes: Bytes) -> Option<String> {
         let tag = etag(&bytes);
-        lock(&self.uploads).get_mut(id)?.insert(number, bytes);
+        self.uploads.lock().get_mut(id)?.insert(number, bytes);
         Some(tag)
     }
 
     pub fn abort_upload(&self, id: &str) -> bool {
-        lock(&self.uploads).remove(id).is_some()
+        self.uploads.lock().remove(id).is_some()
     }
 
     /// Joins the parts of an upload. Returns the etag; `None` if the upload or a part does not exist.
     pub fn complete_upload(&self, id: &str, key: &str, numbers: &[u32]) -> Option<io::Result<String>> {
-        let parts = lock(&self.uploads).remove(id)?;
+        let parts = self.uploads.lock().remove(id)?;
         let mut bytes = BytesMut::new();
         for number in numbers {
             bytes.extend_from_slice(parts.get(number)?);

@@ -1,7 +1,7 @@
 //! What fails: answers with an error of the test's choice, and outages of the whole store.
 
 use http::{HeaderName, HeaderValue};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 /// An error of the store: a status, the code in its body, and further headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,12 +51,12 @@ pub(super) struct Planned(Mutex<Option<(u64, Outage)>>);
 impl Planned {
     /// Plans an outage after `requests` more requests; `None` ends it.
     pub fn set(&self, planned: Option<(u64, Outage)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = planned;
+        *self.0.lock() = planned;
     }
 
     /// Counts a request. Returns the outage that the request meets.
     pub fn meet(&self) -> Option<Outage> {
-        let mut planned = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut planned = self.0.lock();
         let (left, outage) = planned.as_mut()?;
         if *left == 0 {
             return Some(outage.clone());

@@ -2,9 +2,10 @@
 
 use super::EmulatorConfig;
 use crate::seeds;
+use parking_lot::{Mutex, RwLock};
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -29,7 +30,7 @@ impl RateLimiter {
 
     /// Reserves `amount`. Returns the time when it may be sent.
     fn reserve(&self, amount: f64) -> Instant {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
         let now = Instant::now();
         let earliest = now.checked_sub(self.burst).unwrap_or(now);
         let start = free.unwrap_or(earliest).max(earliest);
@@ -40,7 +41,7 @@ impl RateLimiter {
 
     /// Whether one request may proceed now; reserves it only then.
     fn admit(&self) -> bool {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
         let now = Instant::now();
         let earliest = now.checked_sub(self.burst).unwrap_or(now);
         let start = free.unwrap_or(earliest).max(earliest);
@@ -83,23 +84,23 @@ impl Throttle {
 
     /// Limits what all streams send together from now on, in bytes a second.
     pub fn set_total(&self, bytes_per_s: Option<u64>) {
-        *self.total.write().unwrap_or_else(PoisonError::into_inner) = total(bytes_per_s);
+        *self.total.write() = total(bytes_per_s);
     }
 
     fn total(&self) -> Option<Arc<RateLimiter>> {
-        self.total.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.total.read().clone()
     }
 
     /// Returns a random time to first byte.
     pub fn first_byte(&self) -> Duration {
         let Some((median, sigma)) = self.latency else { return Duration::ZERO };
-        let z = seeds::normal(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner));
+        let z = seeds::normal(&mut self.rng.lock());
         Duration::from_secs_f64(median * (sigma * z).exp())
     }
 
     /// Returns true with this probability.
     pub fn happens(&self, rate: f64) -> bool {
-        rate >= 1.0 || self.rng.lock().unwrap_or_else(PoisonError::into_inner).random::<f64>() < rate
+        rate >= 1.0 || self.rng.lock().random::<f64>() < rate
     }
 
     /// Whether a request is within the request rate.

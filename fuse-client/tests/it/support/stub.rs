@@ -13,11 +13,12 @@ use bytes::Bytes;
 use fletch_api::{Code, Formats, Info, InfoLimits, Problem, ResolvedVersion, routes};
 use fletch_core::{DatasetName, Hash, TagName};
 use fletch_tables::Table;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     net::SocketAddr,
+    sync::Arc,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -243,7 +244,7 @@ async fn chunk(State(s): Served, Path((_, hash)): Path<(String, String)>) -> Res
     s.chunks.fetch_add(1, Relaxed);
     let hash: Hash = hash.parse().expect("hash");
     let times = {
-        let mut asked = s.asked.lock().expect("asked");
+        let mut asked = s.asked.lock();
         let n = asked.entry(hash).or_insert(0);
         *n += 1;
         *n

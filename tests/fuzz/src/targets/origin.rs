@@ -4,10 +4,8 @@ use crate::plant;
 use bytes::Bytes;
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins};
 use futures::StreamExt as _;
-use std::{
-    sync::{LazyLock, Mutex},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{sync::LazyLock, time::Duration};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -61,7 +59,7 @@ async fn serve(listener: TcpListener) {
                 break;
             }
         }
-        let answer = ANSWER.lock().expect("a lock").clone();
+        let answer = ANSWER.lock().clone();
         drop(stream.write_all(&answer).await);
         drop(stream.shutdown().await);
     }
@@ -96,8 +94,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
 /// The answer to a range has the bytes of that range or is an error; a page of a listing is read or refused.
 pub fn run(input: &[u8]) -> bool {
     let store = &*STORE;
-    *ANSWER.lock().expect("a lock") = Bytes::copy_from_slice(input);
-    let mut origins = store.origins.lock().expect("a lock");
+    *ANSWER.lock() = Bytes::copy_from_slice(input);
+    let mut origins = store.origins.lock();
     let accepted = store.runtime.block_on(async {
         let mut accepted = false;
         for origin in origins.iter() {

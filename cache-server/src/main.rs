@@ -1,6 +1,7 @@
 //! The `fletch-server` command.
 
 use anyhow::Context as _;
+use fletch_host::replace::stage_file;
 use fletch_server::{
     NewToken, app,
     config::{self, Action, Config, ConfigError, Environment},
@@ -110,15 +111,10 @@ async fn until_stopped(config: Config) -> anyhow::Result<()> {
         _ => eprintln!("listening on {url}"),
     }
     if let Some(path) = &ready_file {
-        // Renamed into place, because scripts wait for the file and then read it.
-        let part = path.with_extension("part");
-        let write = || {
-            std::fs::write(&part, format!("{url}\n"))?;
-            // The URL is no secret, and clients of other users wait for it.
-            std::fs::set_permissions(&part, std::fs::Permissions::from_mode(0o644))?;
-            std::fs::rename(&part, path)
-        };
-        write().with_context(|| {
+        // Scripts wait for the file and then read it. The URL is no secret, and clients of other users wait for
+        // it.
+        let staged = stage_file(path, format!("{url}\n").as_bytes());
+        staged.and_then(|staged| staged.with_mode(0o644)?.commit()).with_context(|| {
             format!("cannot write the ready file {}; give another path with --ready-file", path.display())
         })?;
     }

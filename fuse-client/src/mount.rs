@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow};
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, Root};
-use fletch_host::mounts;
+use fletch_host::{mounts, replace::replace_file};
 use fletch_tables::TableError;
 use std::{io, path::Path, sync::Arc, time::Duration};
 use tokio::{
@@ -301,8 +301,5 @@ pub(crate) fn raise_read_ahead(device: &str) {
 
 fn write_report(path: &Path, snapshot: &Snapshot) -> Result<()> {
     let text = serde_json::to_vec_pretty(snapshot).context("cannot encode the report")?;
-    let part = path.with_extension("part");
-    std::fs::write(&part, text)
-        .and_then(|()| std::fs::rename(&part, path))
-        .with_context(|| format!("cannot write the report {}", path.display()))
+    replace_file(path, &text).with_context(|| format!("cannot write the report {}", path.display()))
 }

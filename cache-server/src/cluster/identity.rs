@@ -6,9 +6,10 @@
 
 use super::{ClusterError, view::ClusterView};
 use fletch_core::MemberId;
+use fletch_host::replace::replace_file;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
-    io::{self, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -105,15 +106,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ClusterError> {
 
 /// Writes a file whole or not at all, and makes it durable.
 fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), ClusterError> {
-    let part = path.with_extension("part");
-    let written = || {
-        let mut file = std::fs::File::create(&part)?;
-        file.write_all(&super::records::to_text(value))?;
-        file.sync_all()?;
-        std::fs::rename(&part, path)?;
-        path.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all())
-    };
-    written().map_err(failed(path))
+    replace_file(path, &super::records::to_text(value)).map_err(failed(path))
 }
 
 #[cfg(test)]

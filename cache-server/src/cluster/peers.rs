@@ -376,7 +376,7 @@ impl Peers {
             .header(headers::COMPONENT, "peer")
             .header(headers::VIEW, view);
         let call = match Waits::current_request() {
-            Some(id) => call.header(headers::REQUEST_ID, id.as_str()),
+            Some(id) => call.header(headers::REQUEST_ID, id.to_string()),
             None => call,
         };
         let token = self.token.lock().as_ref().map(|token| token.value.clone());

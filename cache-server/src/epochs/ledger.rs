@@ -76,45 +76,6 @@ impl Recorded {
 #[derive(Debug, Clone)]
 pub struct LedgerFile(Arc<Shared>);
 
-/// Replaces a file as a whole or not at all. Durable when this returns. Blocking.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    stage(path, bytes)?.commit()
-}
-
-/// A file's new content, written and durable beside the file that it will replace.
-pub struct Staged {
-    part: PathBuf,
-    path: PathBuf,
-}
-
-/// Writes a file's new content beside it. Blocking.
-pub fn stage(path: &Path, bytes: &[u8]) -> io::Result<Staged> {
-    let part = path.with_extension("part");
-    let mut file = File::create(&part)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    Ok(Staged { part, path: path.to_owned() })
-}
-
-impl Staged {
-    /// Replaces the file. Durable when this returns. Blocking.
-    pub fn commit(self) -> io::Result<()> {
-        std::fs::rename(&self.part, &self.path)?;
-        sync_parent(&self.path)
-    }
-
-    /// Returns the path of the file that will be replaced.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-/// Syncs the directory of a file, so that the file's name is durable. Blocking.
-pub fn sync_parent(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
-}
-
 /// Returns whether a file that begins with `head_bytes` bytes was never synced: it is shorter, or all zeros.
 /// Blocking.
 pub fn is_unsynced(path: &Path, head_bytes: usize) -> io::Result<bool> {
@@ -297,6 +258,7 @@ mod tests {
         LayoutId, Root,
         plan::{Tail, World},
     };
+    use fletch_host::replace::replace_file;
 
     fn charge() -> Arc<FileCharge> {
         let tenant = fletch_core::Tenant::default_tenant();
@@ -324,7 +286,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("e.ledger");
         let head = header();
-        write_whole(&path, &head).expect("written");
+        replace_file(&path, &head).expect("written");
         let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
         let event = |lease| Event::Expire { lease };
         let waits = (0..50).map(|i| {
@@ -354,7 +316,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("e.ledger");
         let head = header();
-        write_whole(&path, &head).expect("written");
+        replace_file(&path, &head).expect("written");
         let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
         let mut progress = file.0.progress.subscribe();
         let recorded = file.record(file.append(&[Event::Expire { lease: 3 }]));
@@ -373,7 +335,7 @@ mod tests {
     async fn one_sync_serves_all_that_came_while_the_file_was_busy() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("e.ledger");
-        write_whole(&path, &header()).expect("written");
+        replace_file(&path, &header()).expect("written");
         let file = LedgerFile::open(&path, header().len() as u64, charge()).expect("open");
         let mut progress = file.0.progress.subscribe();
         let (busy, free) = std::sync::mpsc::channel::<()>();
@@ -413,7 +375,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("e.ledger");
         let head = header();
-        write_whole(&path, &head).expect("written");
+        replace_file(&path, &head).expect("written");
         let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
         let (closing, waiting) = (file.clone(), file.clone());
         // The disk is busy: nothing becomes durable until this is given back.
@@ -442,7 +404,7 @@ mod tests {
     async fn a_file_that_cannot_be_written_says_so_and_takes_nothing_more() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("e.ledger");
-        write_whole(&path, &header()).expect("written");
+        replace_file(&path, &header()).expect("written");
         // A descriptor that is not open for writing fails like a disk that is full.
         let file = File::open(&path).expect("open");
         let len = file.metadata().expect("metadata").len();

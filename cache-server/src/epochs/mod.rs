@@ -46,7 +46,7 @@ use fletch_core::{
 };
 pub use grant::Granted;
 use ledger::LedgerFile;
-pub use ledger::{Recorded, Staged, is_unsynced, stage, sync_parent, write_whole};
+pub use ledger::{Recorded, is_unsynced};
 use parking_lot::{Mutex, MutexGuard};
 pub use recovery::header_mismatch;
 pub use replay_source::{ReplaySource, replayed_ledger};

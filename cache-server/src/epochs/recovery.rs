@@ -5,10 +5,7 @@ use super::{
     Epoch, Inner, JobSetup, Schedule,
     sequence::{Sequence, SweepSubscription},
 };
-use crate::epochs::{
-    JobError,
-    ledger::{LedgerFile, write_whole},
-};
+use crate::epochs::{JobError, ledger::LedgerFile};
 use fletch_api::{EpochState, Times};
 use fletch_core::{
     Hash,
@@ -18,6 +15,7 @@ use fletch_core::{
     },
     plan::{Bits, World},
 };
+use fletch_host::replace::replace_file;
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::{
@@ -59,7 +57,7 @@ impl Epoch {
     /// [`JobError::Io`].
     pub fn begin(path: &Path, header: &Header, acked: &Bits) -> Result<(), JobError> {
         let failed = |error| JobError::Io { path: path.to_owned(), error };
-        write_whole(path, &ledger::state(header, acked)).map_err(failed)
+        replace_file(path, &ledger::state(header, acked)).map_err(failed)
     }
 
     /// Opens an epoch from its ledger and continues it in a world. Blocking.

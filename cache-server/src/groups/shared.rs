@@ -13,10 +13,11 @@ use super::{
 };
 use crate::{
     cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
-    epochs::{JobError, write_whole},
+    epochs::JobError,
     jobs::{Record, RecordSummary, Registry},
 };
 use fletch_core::{Domain, Tenant};
+use fletch_host::replace::replace_file;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeSet,
@@ -210,7 +211,7 @@ impl Shared {
         }
         if is_first {
             let path = self.brought.clone();
-            let written = spawn_blocking(move || write_whole(&path, format!("{uid}\n").as_bytes()));
+            let written = spawn_blocking(move || replace_file(&path, format!("{uid}\n").as_bytes()));
             let failed = |error| JobError::Io { path: self.brought.clone(), error };
             written.await.map_err(|_| JobError::TaskLost)?.map_err(failed)?;
         }

@@ -3,60 +3,66 @@
 //! The client may give the id in the header `X-Request-Id`; otherwise the server draws one. The reply has it,
 //! and so has each request to another server that this one causes.
 
-use super::is_probe;
 use crate::{auth::Principal, connections::Connection, server::Server};
 use axum::{
-    extract::Request,
-    http::{HeaderMap, HeaderName, HeaderValue},
+    extract::{MatchedPath, Request},
+    http::{HeaderName, HeaderValue},
 };
 use fletch_api::headers;
 use fletch_bounds::{Gate, RecordWait as _, RequestId, Waits};
 use std::{sync::Arc, time::Instant};
-use tracing::{Span, info_span};
+use tracing::{field, info_span};
 
 /// One request.
 pub struct RequestContext {
     pub started: Instant,
-    pub id: RequestId,
-    pub waits: Arc<Waits>,
+    id: RequestId,
 }
 
 impl RequestContext {
     /// Creates the context of a request that arrived now.
-    pub fn of(server: &Server, request: &Request) -> Self {
+    pub fn of(request: &Request) -> Self {
         let given = request.headers().get(headers::REQUEST_ID).and_then(|id| id.to_str().ok());
         let id = given.and_then(RequestId::new).unwrap_or_else(|| RequestId::of_number(rand::random()));
-        let waits = server.read_watch.waits_of(id.clone());
-        if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
+        RequestContext { started: Instant::now(), id }
+    }
+
+    /// Creates the waits of a request that was authenticated.
+    pub fn waits(&self, server: &Server, request: &Request) -> Arc<Waits> {
+        let extensions = request.extensions();
+        let route = extensions.get::<MatchedPath>().cloned();
+        let tenant = extensions.get::<Principal>().map(|principal| principal.tenant.clone());
+        let job = request.headers().get(headers::JOB).cloned();
+        let id = self.id.clone();
+        let make = move || {
+            let span = info_span!(
+                "request", %id, tenant = field::Empty, job = field::Empty, route = field::Empty
+            );
+            if let Some(route) = &route {
+                span.record("route", route.as_str());
+            }
+            if let Some(tenant) = &tenant {
+                span.record("tenant", field::display(tenant));
+            }
+            if let Some(Ok(job)) = job.as_ref().map(HeaderValue::to_str) {
+                span.record("job", job);
+            }
+            span
+        };
+        let waits = server.read_watch.waits_of(self.id.clone(), Box::new(make));
+        if let Some(connection) = extensions.get::<Arc<Connection>>() {
             let waited = connection.take_memory_wait();
             if !waited.is_zero() {
                 waits.record_wait(Gate::RequestMemory, waited);
             }
         }
-        RequestContext { started: Instant::now(), id, waits }
-    }
-
-    /// Returns the span of a request that was authenticated, in which its log lines are written.
-    pub fn span(&self, request: &Request, route: &str) -> Span {
-        if is_probe(request.uri().path()) {
-            return Span::none();
-        }
-        let tenant = request.extensions().get::<Principal>().map(|principal| &principal.tenant);
-        let job = text(request.headers(), headers::JOB);
-        match tenant {
-            Some(tenant) => info_span!("request", id = %self.id, %tenant, job, route),
-            None => info_span!("request", id = %self.id, job, route),
-        }
+        waits
     }
 
     /// Returns the header of the reply.
     pub fn header(&self) -> Option<(HeaderName, HeaderValue)> {
         // An id consists of characters that a header may have.
-        let value = HeaderValue::from_str(self.id.as_str()).ok()?;
+        let value = HeaderValue::try_from(self.id.to_string()).ok()?;
         Some((HeaderName::from_static(headers::REQUEST_ID), value))
     }
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
 }

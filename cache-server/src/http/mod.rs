@@ -48,9 +48,8 @@ use browser::BrowserRules;
 use context::RequestContext;
 use error::{ApiError, ApiResult};
 use fletch_api::{Code, headers, routes};
-use fletch_bounds::in_waits;
+use fletch_bounds::in_request;
 use std::sync::Arc;
-use tracing::Instrument as _;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes as documented};
 
@@ -192,7 +191,7 @@ fn is_encoded(request: &Request) -> bool {
 /// Wraps every request: bounds its header, refuses those of foreign web pages, authenticates it, bounds the
 /// time until the head of its reply, adds its id and the number of the view, and counts it.
 async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
-    let context = RequestContext::of(&server, &request);
+    let context = RequestContext::of(&request);
     if !is_probe(request.uri().path()) {
         server.touch();
     }
@@ -207,9 +206,10 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
     } else {
         match admit(&server, request) {
             Ok(request) => {
-                let span = context.span(&request, route.as_deref().unwrap_or("none"));
-                let reply = reply(&server, request, next).instrument(span);
-                in_waits(Arc::clone(&context.waits), reply).await
+                let waits = context.waits(&server, &request);
+                let response = in_request(Arc::clone(&waits), reply(&server, request, next)).await;
+                server.read_watch.note_request(&waits, || route.as_deref().unwrap_or("none").to_owned());
+                response
             }
             Err(error) => error.into_response(),
         }
@@ -221,7 +221,6 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
     response.headers_mut().extend(context.header());
     let (route, took) = (route.as_deref().unwrap_or("none"), context.started.elapsed());
     server.requests.count(route, response.status().as_u16(), took);
-    server.read_watch.note_request(&context.waits, || route.to_owned());
     response
 }
 

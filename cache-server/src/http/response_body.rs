@@ -20,7 +20,6 @@ use std::{
     sync::Arc,
     task::{Context, Poll},
 };
-use tracing::Span;
 
 /// The most bytes that a connection takes at once.
 pub const SLICE_BYTES_MAX: usize = 256 << 10;
@@ -162,7 +161,7 @@ pub fn body_of_stream(
     // Its reads belong to the request, and run after the handler has returned.
     let waits = Waits::current().unwrap_or_default();
     let rest: BoxStream<'static, _> = Box::pin(pieces);
-    let rest = Some(InWaits::new(rest, Arc::clone(&waits), Span::current()));
+    let rest = Some(InWaits::new(rest, Arc::clone(&waits)));
     Body::new(CountedBody {
         server: Arc::clone(server),
         current: None,
@@ -212,7 +211,7 @@ impl http_body::Body for CountedBody {
                 this.current = None;
             }
             let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
-            match rest.enter(|rest| rest.as_mut().poll_next(cx)) {
+            match rest.poll(|rest| rest.as_mut().poll_next(cx)) {
                 Poll::Pending => {
                     if this.waiting.is_none() {
                         this.waiting = this.costs.as_ref().map(JobCosts::wait);

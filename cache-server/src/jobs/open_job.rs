@@ -28,8 +28,7 @@ use crate::versions::{Source, Sources};
 use crate::{
     benefit::JobWindow,
     epochs::{
-        Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, is_unsynced, replayed_ledger,
-        sync_parent, world_of,
+        Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, is_unsynced, replayed_ledger, world_of,
     },
     sweep::Sweep,
     tenants::JobCharges,
@@ -45,6 +44,7 @@ use fletch_core::{
     manifest::LayoutKind,
     plan::{PlanUnits, Tail, World},
 };
+use fletch_host::replace::sync_parent;
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,

@@ -3,9 +3,10 @@
 //! (I6) A plan, buckets or a ledger to replay may be as long as a request. They stay in the file, which is
 //! read when the job is opened; [`RecordSummary`] has their hashes.
 
-use crate::epochs::{JobError, Staged, stage, sync_parent, write_whole};
+use crate::epochs::JobError;
 use fletch_api::{PlanBase, PlanSpec, StartJob};
 use fletch_core::{DatasetName, Domain, Hash, LayoutId, Root, Tenant};
+use fletch_host::replace::{Staged, replace_file, stage_file, sync_parent};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{self, Write as _},
@@ -80,7 +81,7 @@ impl Record {
     /// Writes the record's new content beside it. Blocking.
     pub(super) fn stage(&self, dir: &Path) -> Result<Staged, JobError> {
         let path = dir.join(RECORD_FILE);
-        let staged = serde_json::to_vec(self).map_err(io::Error::from).and_then(|b| stage(&path, &b));
+        let staged = serde_json::to_vec(self).map_err(io::Error::from).and_then(|b| stage_file(&path, &b));
         staged.map_err(|error| JobError::Io { path, error })
     }
 
@@ -91,7 +92,7 @@ impl Record {
         let bytes = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
         std::fs::create_dir_all(dir).map_err(failed)?;
         if std::fs::exists(&path).map_err(failed)? {
-            write_whole(&path, &bytes).map_err(failed)?;
+            replace_file(&path, &bytes).map_err(failed)?;
         } else {
             // Nothing is replaced, so one sync of the file suffices; most file systems sync its directory
             // entry with it.

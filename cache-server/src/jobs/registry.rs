@@ -20,7 +20,7 @@ use crate::versions::{Home, Source, Sources};
 use crate::{
     allocation::Reader,
     benefit::busy_rate,
-    epochs::{JobContext, JobError, sync_parent},
+    epochs::{JobContext, JobError},
     limits::DECLARED_MAX,
     sweep::Sweep,
     tenants::{JobCharges, ShareUse, Stream, TenantLimit},
@@ -28,6 +28,7 @@ use crate::{
 };
 use fletch_api::{JobLine, JobSettings, OrderKind, StartJob};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
+use fletch_host::replace::sync_parent;
 use fletch_store::{DatasetId, ReaderKind};
 use parking_lot::Mutex;
 use std::{

@@ -3,8 +3,9 @@
 //! A change is durable before it is answered and before anything uses it. A file that cannot be read is
 //! logged, and the job has the defaults until its settings are set again.
 
-use crate::epochs::{JobError, write_whole};
+use crate::epochs::JobError;
 use fletch_api::{JobSettings, allocation::check_weight};
+use fletch_host::replace::replace_file;
 use parking_lot::Mutex;
 use std::{
     io,
@@ -53,7 +54,7 @@ impl StoredSettings {
     pub(super) fn set(&self, new: JobSettings) -> Result<(), JobError> {
         let failed = |error| JobError::Io { path: self.path.clone(), error };
         let bytes = serde_json::to_vec(&new).map_err(|e| failed(e.into()))?;
-        write_whole(&self.path, &bytes).map_err(failed)?;
+        replace_file(&self.path, &bytes).map_err(failed)?;
         *self.now.lock() = new;
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! How long reads wait at each gate: a histogram for all, and a log line for a read that is slow.
 
 use super::event::Event;
-use fletch_bounds::{Gate, RecordWait, RequestId, Waits};
+use fletch_bounds::{Gate, MakeSpan, RecordWait, RequestId, Waits};
 use prometheus::{Histogram, HistogramOpts, HistogramVec, Registry, proto::MetricFamily};
 use std::{fmt::Display, sync::Arc, time::Duration};
 
@@ -43,16 +43,16 @@ impl ReadWatch {
 
     /// Creates the waits of a request.
     #[must_use]
-    pub fn waits_of(self: &Arc<Self>, request: RequestId) -> Arc<Waits> {
+    pub fn waits_of(self: &Arc<Self>, request: RequestId, span: MakeSpan) -> Arc<Waits> {
         let above: Arc<dyn RecordWait> = Arc::clone(self) as _;
-        Waits::below(above, Some(request))
+        Waits::of_request(above, request, span)
     }
 
     /// Creates the waits of work that no request waits for.
     #[must_use]
     pub fn waits_in_background(self: &Arc<Self>) -> Arc<Waits> {
         let above: Arc<dyn RecordWait> = Arc::clone(self) as _;
-        Waits::below(above, None)
+        Waits::in_background(above)
     }
 
     /// Logs a read or a request that took long. Returns whether it did.

@@ -14,4 +14,4 @@ mod waits;
 
 pub use gate::Gate;
 pub use request_id::RequestId;
-pub use waits::{InWaits, RecordWait, Waits, carried, in_waits, pass_gate};
+pub use waits::{InWaits, MakeSpan, RecordWait, Waits, carried, in_request, in_waits, pass_gate};

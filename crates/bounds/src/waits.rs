@@ -4,6 +4,7 @@
 //! 1. A wait is recorded once in the [`Waits`] of its task, and once in each one above it.
 //! 2. A gate that is open at once costs no clock and is not recorded.
 //! 3. A wait that is given up is recorded with the time until then.
+//! 4. A request that waits nowhere gets no span: making one takes longer than an answer from memory.
 
 use crate::{Gate, RequestId};
 use parking_lot::{Mutex, MutexGuard};
@@ -30,13 +31,27 @@ pub trait RecordWait: Send + Sync {
     fn record_wait(&self, gate: Gate, waited: Duration);
 }
 
+/// Makes the span of a request.
+pub type MakeSpan = Box<dyn Fn() -> Span + Send + Sync>;
+
+/// What waits besides, of which these waits are a part.
+#[derive(Default)]
+enum Above {
+    #[default]
+    Nothing,
+    Record(Arc<dyn RecordWait>),
+    Whole(Arc<Waits>),
+}
+
 /// The time that something waited at each gate.
 #[derive(Default)]
 pub struct Waits {
     nanos: [AtomicU64; Gate::ALL.len()],
     under_way: Mutex<Vec<(Gate, Instant)>>,
-    above: Option<Arc<dyn RecordWait>>,
-    request: Option<RequestId>,
+    above: Above,
+    request: Option<(RequestId, MakeSpan)>,
+    /// Made by the first wait, or by the first task.
+    span: OnceLock<Span>,
     /// Set when it is known for which job a request reads.
     job: OnceLock<Arc<dyn RecordWait>>,
     is_noted: AtomicBool,
@@ -52,8 +67,10 @@ impl RecordWait for Waits {
     fn record_wait(&self, gate: Gate, waited: Duration) {
         let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         self.nanos[gate as usize].fetch_add(nanos, Relaxed);
-        if let Some(above) = &self.above {
-            above.record_wait(gate, waited);
+        match &self.above {
+            Above::Nothing => {}
+            Above::Record(above) => above.record_wait(gate, waited),
+            Above::Whole(whole) => whole.record_wait(gate, waited),
         }
         if let Some(job) = self.job.get() {
             job.record_wait(gate, waited);
@@ -62,18 +79,39 @@ impl RecordWait for Waits {
 }
 
 impl Waits {
-    /// Creates the waits of a request, or of background work. Each wait is also recorded in `above`.
+    /// Creates the waits of background work. Each wait is also recorded in `above`.
     #[must_use]
-    pub fn below(above: Arc<dyn RecordWait>, request: Option<RequestId>) -> Arc<Self> {
-        Arc::new(Waits { above: Some(above), request, ..Waits::default() })
+    pub fn in_background(above: Arc<dyn RecordWait>) -> Arc<Self> {
+        Arc::new(Waits { above: Above::Record(above), ..Waits::default() })
+    }
+
+    /// Creates the waits of a request. Each wait is also recorded in `above`.
+    #[must_use]
+    pub fn of_request(above: Arc<dyn RecordWait>, id: RequestId, span: MakeSpan) -> Arc<Self> {
+        Arc::new(Waits { above: Above::Record(above), request: Some((id, span)), ..Waits::default() })
     }
 
     /// Creates the waits of a part of what the current task does, such as one read of a request.
     #[must_use]
     pub fn of_part() -> Arc<Self> {
         let Some(whole) = Waits::current() else { return Arc::default() };
-        let request = whole.request.clone();
-        Arc::new(Waits { above: Some(whole), request, ..Waits::default() })
+        Arc::new(Waits { above: Above::Whole(whole), ..Waits::default() })
+    }
+
+    fn whole(&self) -> &Waits {
+        match &self.above {
+            Above::Whole(whole) => whole.whole(),
+            Above::Nothing | Above::Record(_) => self,
+        }
+    }
+
+    /// Returns the span of the request, which is made now if need be. Background work has none.
+    pub fn span(&self) -> Span {
+        let whole = self.whole();
+        match &whole.request {
+            Some((_, make)) => whole.span.get_or_init(make).clone(),
+            None => Span::none(),
+        }
     }
 
     /// Returns the waits of the current task.
@@ -85,7 +123,8 @@ impl Waits {
     /// Returns the id of the request for which the current task works.
     #[must_use]
     pub fn current_request() -> Option<RequestId> {
-        CURRENT.try_with(|waits| waits.request.clone()).ok().flatten()
+        let id = |waits: &Arc<Waits>| waits.whole().request.as_ref().map(|(id, _)| id.clone());
+        CURRENT.try_with(id).ok().flatten()
     }
 
     /// Records all later waits in those of a job, too. The first job stays.
@@ -171,6 +210,10 @@ pub async fn in_waits<T>(waits: Arc<Waits>, work: impl Future<Output = T>) -> T 
 /// Prepares a future for a task of its own: it records in the current waits, and logs in the current span.
 pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
     let (waits, span) = (Waits::current(), Span::current());
+    let span = match &waits {
+        Some(waits) if span.is_none() => waits.span(),
+        _ => span,
+    };
     let work = work.instrument(span);
     async move {
         match waits {
@@ -180,29 +223,38 @@ pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
     }
 }
 
+/// Runs a request in its waits, and from its first wait on in its span.
+pub async fn in_request<T>(waits: Arc<Waits>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(CURRENT.scope(Arc::clone(&waits), work));
+    let first = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
+    match first {
+        Poll::Ready(result) => result,
+        Poll::Pending => work.instrument(waits.span()).await,
+    }
+}
+
 /// A value that is polled in the waits and the span of a request, such as the body of its reply.
 #[derive(Debug)]
 pub struct InWaits<T> {
     inner: T,
     waits: Arc<Waits>,
-    span: Span,
 }
 
 impl<T> InWaits<T> {
-    /// Ties a value to waits, and to a span.
-    pub fn new(inner: T, waits: Arc<Waits>, span: Span) -> Self {
-        InWaits { inner, waits, span }
+    /// Ties a value to waits.
+    pub fn new(inner: T, waits: Arc<Waits>) -> Self {
+        InWaits { inner, waits }
     }
 
-    /// Returns the value.
-    pub fn inner(&self) -> &T {
-        &self.inner
-    }
-
-    /// Runs `work` with the value, in its waits and its span.
-    pub fn enter<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
-        let _entered = self.span.enter();
-        CURRENT.sync_scope(Arc::clone(&self.waits), || work(&mut self.inner))
+    /// Polls the value in its waits, and from its first wait on in its span.
+    pub fn poll<R>(&mut self, poll: impl FnOnce(&mut T) -> Poll<R>) -> Poll<R> {
+        let entered = self.waits.whole().span.get().map(Span::enter);
+        let polled = CURRENT.sync_scope(Arc::clone(&self.waits), || poll(&mut self.inner));
+        drop(entered);
+        if polled.is_pending() {
+            self.waits.span();
+        }
+        polled
     }
 }
 
@@ -212,17 +264,35 @@ mod tests {
     use futures::FutureExt as _;
     use tokio::{sync::Semaphore, time::sleep};
     use tokio_util::task::TaskTracker;
+    use tracing::info_span;
+
+    fn of_request(above: Arc<Waits>) -> Arc<Waits> {
+        Waits::of_request(above, RequestId::new("r1").expect("valid"), Box::new(|| info_span!("request")))
+    }
+
+    #[tokio::test]
+    async fn a_request_has_a_span_from_its_first_wait_on() {
+        let waits = of_request(Arc::default());
+        in_request(Arc::clone(&waits), async {}).await;
+        assert!(waits.span.get().is_none(), "it did not wait");
+        in_request(Arc::clone(&waits), pass_gate(Gate::Disk, sleep(Duration::from_millis(1)))).await;
+        assert!(waits.span.get().is_some());
+        let mut body = InWaits::new((), of_request(Arc::default()));
+        assert!(body.poll(|()| Poll::Ready(())).is_ready() && body.waits.span.get().is_none());
+        assert!(body.poll(|()| Poll::<()>::Pending).is_pending() && body.waits.span.get().is_some());
+    }
 
     #[tokio::test]
     async fn a_wait_is_recorded_in_all_waits_above_and_once() {
         let server = Arc::new(Waits::default());
-        let (job, request) = (Arc::new(Waits::default()), Waits::below(server.clone(), RequestId::new("r1")));
+        let (job, request) = (Arc::new(Waits::default()), of_request(server.clone()));
         let ms = Duration::from_millis;
         in_waits(Arc::clone(&request), async {
             pass_gate(Gate::Disk, sleep(ms(20))).await;
             Waits::current().expect("in a request").record_for_job(job.clone());
             let read = Waits::of_part();
-            assert_eq!(read.request, Waits::current_request());
+            let of_read = in_waits(Arc::clone(&read), async { Waits::current_request() }).await;
+            assert_eq!(of_read, RequestId::new("r1"));
             in_waits(Arc::clone(&read), pass_gate(Gate::Origin, sleep(ms(30)))).await;
             assert_eq!(read.time_at(Gate::Disk), Duration::ZERO, "that was before the read");
             assert!(read.time_at(Gate::Origin) >= ms(30));

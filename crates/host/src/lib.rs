@@ -1,8 +1,9 @@
-//! Facts about this machine that several programs need: its mounts, the memory limit of a cgroup, and whether
-//! a file changed.
+//! What several programs need of this machine: its mounts, the memory limit of a cgroup, whether a file
+//! changed, and files that are replaced as a whole.
 //!
-//! Only reads. Each parser takes the text of the kernel's file, so that a test can pass any text.
+//! Only `replace` writes. Each parser takes the text of the kernel's file, so that a test can pass any text.
 
 pub mod cgroup;
 pub mod files;
 pub mod mounts;
+pub mod replace;

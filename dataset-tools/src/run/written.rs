@@ -6,6 +6,7 @@
 
 use fletch_core::manifest::LayoutKind;
 use fletch_core::{Hash, LayoutId, Root};
+use fletch_host::replace::replace_shared_file;
 use fletch_origin::OriginUri;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -73,8 +74,7 @@ pub fn record(state_dir: &Path, uri: &OriginUri, written: WrittenTables) -> io::
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    fs::write(&part, text).and_then(|()| fs::rename(&part, &path))
+    replace_shared_file(&path, &text)
 }
 
 /// Returns the places where runs wrote tables of a dataset, the latest last. None for an unreadable record.

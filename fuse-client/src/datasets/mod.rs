@@ -23,6 +23,7 @@ use crate::shared_session::SessionThreads;
 use anyhow::{Context, Result, anyhow};
 use directory::DatasetsDir;
 use fletch_client::Client;
+use fletch_host::replace::replace_file;
 use fletch_tables::PartCache;
 use std::{
     fs, io,
@@ -217,10 +218,7 @@ fn unmount_all(mounts: &[Arc<VersionMount>], until: Instant) -> (Vec<Arc<Version
 /// Reports the first complete pass: by the ready file, and to the terminal.
 fn ready(file: Option<&Path>, text: &str) -> Result<()> {
     if let Some(path) = file {
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = Path::new(&part);
-        let written = fs::write(part, format!("{text}\n")).and_then(|()| fs::rename(part, path));
+        let written = replace_file(path, format!("{text}\n").as_bytes());
         written.with_context(|| format!("cannot write the ready file {}", path.display()))?;
     }
     say_ready(text)

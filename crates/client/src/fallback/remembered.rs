@@ -5,6 +5,7 @@
 
 use crate::Servers;
 use fletch_core::{DatasetName, Hash, LayoutId, Root};
+use fletch_host::replace::replace_shared_file;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -74,8 +75,7 @@ impl RememberedVersion {
         let file = |source| RememberedVersionError::File { path: path.clone(), source };
         let text = serde_json::to_vec_pretty(self).map_err(|e| file(e.into()))?;
         fs::create_dir_all(dir).map_err(file)?;
-        let part = path.with_extension(format!("{}.part", std::process::id()));
-        fs::write(&part, text).and_then(|()| fs::rename(&part, &path)).map_err(file)
+        replace_shared_file(&path, &text).map_err(file)
     }
 
     /// Loads the record that was saved last.

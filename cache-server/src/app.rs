@@ -11,25 +11,37 @@
 //! A stop does not wait for running fetches, because they only fill a cache (I5), nor for registrations,
 //! which were fsynced before their reply. It takes at most `limits.grace` and 2 s, whatever origins, disks
 //! and clients do.
+//!
+//! Its folder has what every other room may use, too: `config` reads the settings, `limits` has every bound,
+//! `telemetry` writes the log and watches reads, `tls` keeps the certificate, `request_metrics` counts
+//! requests, `idle` knows when nobody uses the server. `server` holds the parts that all requests share.
 
 mod accept;
+pub mod config;
 mod connection;
 mod descriptors;
 mod disk;
 mod handshake;
 mod hit_thread;
+pub(crate) mod idle;
+pub(crate) mod limits;
 mod listen;
 mod probe_lane;
+pub(crate) mod request_metrics;
+pub(crate) mod server;
 mod stream;
+pub mod telemetry;
+pub(crate) mod tls;
 
-pub use crate::server::StartError;
+pub use crate::app::server::StartError;
 use crate::{
-    config::Config,
-    dashboard::SAMPLE_EVERY,
+    admin::{dashboard::SAMPLE_EVERY, overview},
+    app::{
+        config::Config,
+        idle::IdleClock,
+        server::{Phase, Server},
+    },
     http,
-    idle::IdleClock,
-    overview,
-    server::{Phase, Server},
 };
 use axum::Router;
 use fletch_store::maintenance::{self, close};

@@ -1,10 +1,12 @@
 //! Entrances for the fuzz targets of `tests/fuzz`: parsers of foreign bytes that no public function reaches.
 
 use crate::{
-    auth::{Auth, Peer, SocketAdmins},
     http::{credentials, range},
-    jobs::Record,
-    state,
+    tenancy::{
+        auth::{Auth, Peer, SocketAdmins},
+        state,
+    },
+    training::jobs::Record,
 };
 use axum::http::HeaderMap;
 use fletch_origin::Given;

@@ -1,59 +1,28 @@
 //! `fletch-server`: a cache node that serves dataset versions by content hash.
 //!
-//! The rooms, from the top down; each may use only those below it:
-//! - `fuzzing` has entrances to parsers, for `tests/fuzz`.
-//! - `app` owns every task, and states the order of the stop.
-//! - `http` maps requests to calls, and errors to replies.
-//! - `overview` reads the state for the admin page.
-//! - `metrics` writes what other rooms count. `server` holds the parts of a running server.
-//! - `jobs` declares and opens jobs; `warmups` fetches versions before jobs read them.
-//! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for
-//!   them.
-//! - `versions` opens versions, locates their bytes and fetches them.
-//! - `config` reads the settings; `accounting` counts bytes; `auth` knows tokens. `state` keeps
-//!   registrations, and `catalog` changes them, in a cluster for all of its servers. `cluster` knows the
-//!   other servers.
-//! - `connections` bounds connections, and the memory of requests that arrive. `tls` keeps the certificate,
-//!   and `credentials` what a user handed over.
-//! - `benefit` observes what jobs wait for, `allocation` divides the disk, and `dashboard` keeps the last
-//!   hour for the admin page; they, `idle`, `limits`, `read_ahead`, `request_metrics` and `telemetry` use no
-//!   other room.
+//! ```text
+//! app        starts and stops everything; settings, limits, TLS, log, and the parts that all requests share
+//! http       maps requests to calls, and errors to replies
+//! admin      what an administrator sees: metrics, and the state and the last hour for the admin page
+//! training   jobs and their epochs; what is fetched for them; what cache is worth to them
+//! data       where bytes are: open versions, reads of chunks, warm-ups
+//! cluster    the other servers: membership, reads from them, what all of them know
+//! tenancy    who may do how much: tokens, connections, accounts, registered datasets
+//! fuzzing    entrances to parsers, for `tests/fuzz`
+//! ```
+//! The head of each folder names its rooms. Which room may use which one is a rule that a test checks:
+//! `SERVER_LAYERS` in `tests/harness/structure.rs`, drawn in `docs/ARCHITECTURE.md`.
 
-mod accounting;
-mod allocation;
+mod admin;
 pub mod app;
-mod auth;
-mod benefit;
-mod catalog;
-mod chunk_reads;
 mod cluster;
-pub mod config;
-mod connections;
-mod credentials;
-mod dashboard;
-mod epochs;
+mod data;
 #[doc(hidden)]
 pub mod fuzzing;
-mod groups;
 mod http;
-mod idle;
-mod jobs;
-mod limits;
-mod metrics;
-mod mounts;
-mod overview;
-mod prefetch;
-mod read_ahead;
-mod request_metrics;
-mod server;
-mod state;
-mod sweep;
-pub mod telemetry;
-mod tenants;
-mod tls;
-mod versions;
-mod warmups;
+mod tenancy;
+mod training;
 
-pub use auth::{Minted, NewToken};
+pub use app::{config, limits::Limits, telemetry};
 pub use http::openapi_json;
-pub use limits::Limits;
+pub use tenancy::auth::{Minted, NewToken};

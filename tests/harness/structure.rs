@@ -94,8 +94,8 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
     ("prometheus", "fletch-server fletch-mount"),
 ];
 
-/// The rooms of the server, from the top down. A room may use the rooms of the lines below its own, and
-/// no room of its own line.
+/// The rooms of the server, from the top down, whatever folder they lie in ([`SERVER_FOLDERS`]). A room may
+/// use the rooms of the lines below its own, and no room of its own line.
 pub const SERVER_LAYERS: &[&[&str]] = &[
     &["fuzzing"],
     &["app"],
@@ -114,6 +114,20 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["accounting", "state", "auth", "connections", "cluster", "tls"],
     &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation", "dashboard"],
 ];
+
+/// The folders of the server's sources, each with its rooms. A folder may be a room itself, too: `app` and
+/// `cluster` are.
+pub const SERVER_FOLDERS: &[(&str, &[&str])] = &[
+    ("app", &["config", "idle", "limits", "request_metrics", "server", "telemetry", "tls"]),
+    ("admin", &["dashboard", "metrics", "overview"]),
+    ("training", &["allocation", "benefit", "epochs", "jobs", "prefetch", "sweep"]),
+    ("data", &["chunk_reads", "read_ahead", "versions", "warmups"]),
+    ("cluster", &["catalog", "groups"]),
+    ("tenancy", &["accounting", "auth", "connections", "credentials", "mounts", "state", "tenants"]),
+];
+
+/// The most top-level modules of the server.
+pub const SERVER_DOORS_MAX: usize = 8;
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.
 pub const CORE_FOLDERS: &[(&str, &[&str])] = &[
@@ -206,6 +220,13 @@ pub fn module_of(file: &str) -> Vec<String> {
         path.pop();
     }
     path
+}
+
+/// Returns a module path without the folder of [`SERVER_FOLDERS`] in which its room lies.
+fn in_room(path: &[String]) -> &[String] {
+    let [folder, room, ..] = path else { return path };
+    let lies_there = |(name, rooms): &(&str, &[&str])| name == folder && rooms.contains(&room.as_str());
+    if SERVER_FOLDERS.iter().any(lies_there) { &path[1..] } else { path }
 }
 
 /// Returns every name in a source outside its tests.
@@ -396,7 +417,7 @@ impl Rooms {
                     used.record_use(&u.tree, &[]);
                     for mut n in used.names {
                         n.path.retain(|s| !matches!(s.as_str(), "crate" | "self"));
-                        if let (Some(room), Some(name)) = (n.path.first(), n.path.last()) {
+                        if let (Some(room), Some(name)) = (in_room(&n.path).first(), n.path.last()) {
                             out.reexported.insert(name.clone(), room.clone());
                         }
                     }
@@ -405,6 +426,20 @@ impl Rooms {
             }
         }
         Ok(out)
+    }
+
+    /// Adds the rooms of a folder of [`SERVER_FOLDERS`], by the modules that its head declares.
+    ///
+    /// # Errors
+    /// When the source is not Rust.
+    pub fn add_folder(&mut self, folder: &str, head: &str) -> Result<(), String> {
+        let rules = server_rules();
+        if !rules.contains_key(folder) {
+            self.declared.remove(folder);
+        }
+        let is_own = |module: &String| !rules.contains_key(folder) || rules.contains_key(module.as_str());
+        self.declared.extend(Rooms::parse(head)?.declared.into_iter().filter(is_own));
+        Ok(())
     }
 }
 
@@ -441,16 +476,18 @@ pub fn unlisted(rules: &Rules, rooms: &Rooms) -> Vec<String> {
 /// When the source is not Rust.
 pub fn wrong_uses(rules: &Rules, rooms: &Rooms, file: &str, source: &str) -> Result<Vec<String>, String> {
     let module = module_of(file);
-    let Some(room) = module.first() else { return Ok(Vec::new()) };
+    let Some(room) = in_room(&module).first() else { return Ok(Vec::new()) };
+    if SERVER_FOLDERS.iter().any(|(folder, _)| module == [*folder]) && !rules.contains_key(room.as_str()) {
+        // The head of a folder declares its rooms.
+        return Ok(Vec::new());
+    }
     let Some(allowed) = rules.get(room.as_str()) else {
         return Ok(vec![format!("{file}:1: room {room} is in no rule: list it")]);
     };
     let mut out = Vec::new();
     for name in names(file, source)? {
-        let [root, used, ..] = &name.path[..] else { continue };
-        if root != "crate" {
-            continue;
-        }
+        let Some((root, path)) = name.path.split_first() else { continue };
+        let (true, Some(used)) = (root == "crate", in_room(path).first()) else { continue };
         let used = rooms.reexported.get(used).unwrap_or(used);
         if used != room && !allowed.contains(used.as_str()) {
             out.push(format!("{file}:{}: room {room} may not use {used}", name.line));

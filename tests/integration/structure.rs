@@ -2,8 +2,8 @@
 
 use fletch_tests::bins::repo;
 use fletch_tests::structure::{
-    CORE_BASE, CORE_FOLDERS, Rooms, Rules, SERVER_LAYERS, core_rules, edges, impurities, names, server_rules,
-    sources, unlisted, wrong_edges, wrong_uses,
+    CORE_BASE, CORE_FOLDERS, PACKAGES, Rooms, Rules, SERVER_DOORS_MAX, SERVER_FOLDERS, SERVER_LAYERS,
+    core_rules, edges, impurities, names, server_rules, sources, unlisted, wrong_edges, wrong_uses,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,14 @@ fn a_wrong_edge_is_noticed() {
 /// Returns every violation of the rules in the sources below `src`.
 fn violations(src: &str, rules: &Rules) -> Vec<String> {
     let src = repo().join(src);
-    let rooms = Rooms::parse(&fs::read_to_string(src.join("lib.rs")).expect("lib.rs")).expect("Rust");
+    let mut rooms = Rooms::parse(&fs::read_to_string(src.join("lib.rs")).expect("lib.rs")).expect("Rust");
+    if src.ends_with("cache-server/src") {
+        for (folder, _) in SERVER_FOLDERS {
+            let heads = [src.join(folder).join("mod.rs"), src.join(format!("{folder}.rs"))];
+            let head = heads.iter().find_map(|head| fs::read_to_string(head).ok()).expect("a head");
+            rooms.add_folder(folder, &head).expect("Rust");
+        }
+    }
     let mut out = unlisted(rules, &rooms);
     for f in sources(&src) {
         let file = f.strip_prefix(&src).expect("below").display().to_string();
@@ -94,6 +101,70 @@ fn folders_of_core_look_one_way() {
 #[test]
 fn rooms_of_the_server_look_one_way() {
     none(&violations("cache-server/src", &server_rules()));
+}
+
+#[test]
+fn the_server_has_few_doors_and_each_map_of_it_is_right() {
+    let lib = fs::read_to_string(repo().join("cache-server/src/lib.rs")).expect("lib.rs");
+    let doors = Rooms::parse(&lib).expect("Rust").declared;
+    assert!(doors.len() <= SERVER_DOORS_MAX, "{doors:?}");
+    let map = fs::read_to_string(repo().join("docs/ARCHITECTURE.md")).expect("read");
+    for door in &doors {
+        assert!(lib.contains(&format!("//! {door:<11}")), "the head of lib.rs does not name {door}");
+    }
+    for (folder, rooms) in SERVER_FOLDERS {
+        let head = [format!("{folder}/mod.rs"), format!("{folder}.rs")];
+        let head = head.iter().find_map(|f| fs::read_to_string(repo().join("cache-server/src").join(f)).ok());
+        let head = head.expect("a head");
+        for room in *rooms {
+            assert!(head.contains(&format!("`{room}`")), "the head of {folder} does not name {room}");
+        }
+    }
+    // The drawing of the rooms has the lines of the rule, in its order.
+    let drawing = map.split_once("The rooms, from the top down").expect("the drawing").1;
+    let drawing = drawing.split("```").nth(1).expect("a block");
+    let lines = drawing.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    let drawn: Vec<BTreeSet<&str>> = lines
+        .map(|line| line.split("  ").next().expect("rooms").split(' ').filter(|w| !w.is_empty()).collect())
+        .collect();
+    let ruled: Vec<BTreeSet<&str>> = SERVER_LAYERS.iter().map(|l| l.iter().copied().collect()).collect();
+    assert_eq!(drawn, ruled);
+}
+
+#[test]
+fn the_map_of_the_packages_is_right() {
+    let text = fs::read_to_string(repo().join("docs/ARCHITECTURE.md")).expect("read");
+    let folder_of = |package: &str| match package {
+        "fletch-server" => "cache-server".to_owned(),
+        "fletch-mount" => "fuse-client".to_owned(),
+        "fletch" => "dataset-tools".to_owned(),
+        _ => package.trim_start_matches("fletch-").to_owned(),
+    };
+    let mut drawn: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in text.lines().filter(|line| line.contains("─▶ ") && line.ends_with("core")) {
+        let (from, to) = line.split_once('─').expect("an arrow");
+        let to = to.trim_start_matches(['─', '▶', ' ']).replace(" (with the feature `fallback`)", "");
+        for package in from.trim().split(", ") {
+            drawn.insert(package.to_owned(), to.split(", ").map(str::to_owned).collect());
+        }
+    }
+    let ruled: BTreeMap<String, BTreeSet<String>> = PACKAGES
+        .iter()
+        .filter(|(name, uses)| uses.contains(&"fletch-core") && *name != "fletch-testkit")
+        .map(|(name, uses)| (folder_of(name), uses.iter().map(|used| folder_of(used)).collect()))
+        .collect();
+    assert_eq!(drawn, ruled);
+}
+
+#[test]
+fn a_room_in_a_folder_keeps_its_rules() {
+    let lib: String = SERVER_LAYERS.concat().iter().map(|r| format!("mod {r};")).collect();
+    let rooms = Rooms::parse(&lib).expect("Rust");
+    let found = |file, source| wrong_uses(&server_rules(), &rooms, file, source).expect("Rust").len();
+    assert_eq!(found("data/versions/x.rs", "use crate::training::sweep::X;"), 1);
+    assert_eq!(found("data/versions/x.rs", "use crate::{app::limits::X, tenancy::tenants::Y};"), 0);
+    assert_eq!(found("training/sweep/x.rs", "use super::super::super::data::versions::X;"), 0);
+    assert_eq!(found("app/limits.rs", "use crate::app::server::Server;"), 1);
 }
 
 /// Plants a use of every room in every room, in every form, and compares with `allowed`.

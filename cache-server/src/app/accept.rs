@@ -1,7 +1,7 @@
 //! Accepts connections, and never stops: who is not served goes to the probe lane.
 
 use super::App;
-use crate::{auth::Peer, connections::Source};
+use crate::tenancy::{auth::Peer, connections::Source};
 use std::{io, sync::Arc, time::Duration};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::server::TlsStream;

@@ -17,9 +17,11 @@ use super::{
     stream::{BoundedStream, Flow},
 };
 use crate::{
-    auth::Peer,
-    connections::{Closed, Connection},
     http::HitSession,
+    tenancy::{
+        auth::Peer,
+        connections::{Closed, Connection},
+    },
 };
 use axum::{Router, body::Body, extract::Request, response::Response};
 use bytes::Bytes;

@@ -1,6 +1,6 @@
 //! File descriptors: raises the process's own limit, and fits the limits of connections into it.
 
-use crate::{limits::Limits, server::StartError};
+use crate::app::{limits::Limits, server::StartError};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io;
 

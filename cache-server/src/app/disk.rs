@@ -1,6 +1,6 @@
 //! The server as the owner of its disk tier: how the tier is opened, and how datasets share it.
 
-use crate::server::Server;
+use crate::app::server::Server;
 use fletch_store::{
     DiskOwner, DiskTier,
     disk::{DiskConfig, DiskError},

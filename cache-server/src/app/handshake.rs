@@ -13,7 +13,7 @@ use super::{
     accept::{PeerStream, Wire},
     probe_lane::STAY_MAX,
 };
-use crate::connections::{Closed, Connection, TLS_SEND_BYTES};
+use crate::tenancy::connections::{Closed, Connection, TLS_SEND_BYTES};
 use fletch_api::SPEAKS_TLS;
 use std::{io, sync::Arc};
 use tokio::{

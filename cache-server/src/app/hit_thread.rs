@@ -5,8 +5,8 @@
 
 use super::App;
 use crate::{
-    connections::Connection,
     http::{HIT_STACK_BYTES, HitSession},
+    tenancy::connections::Connection,
 };
 use std::{net::Shutdown, sync::Arc, time::Duration};
 use tokio::{net::UnixStream, runtime::Handle, sync::oneshot};

@@ -1,6 +1,6 @@
 //! Binds the unix socket. It replaces a stale socket file, but never one on which a process listens.
 
-use crate::server::StartError;
+use crate::app::server::StartError;
 use std::{
     io,
     os::unix::{

@@ -9,8 +9,8 @@ use super::{
     stream::{BoundedStream, Flow},
 };
 use crate::{
-    connections::{Connection, Refusal},
     http,
+    tenancy::connections::{Connection, Refusal},
 };
 use axum::body::Body;
 use bytes::Bytes;

@@ -1,6 +1,6 @@
 //! A stream that bounds how fast a head grows, and how slowly a client takes a reply.
 
-use crate::{connections::Connection, limits::SEND_BYTES_MIN};
+use crate::{app::limits::SEND_BYTES_MIN, tenancy::connections::Connection};
 use bytes::Bytes;
 use std::{
     io,

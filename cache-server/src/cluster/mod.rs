@@ -9,9 +9,14 @@
 //! I3. The number of the view changes with the ring only. A restart within `cluster.forget_after` keeps it.
 //! I4. `peers.rs` asks other members for chunks, by the view. It decides nothing: `chunk_reads` does.
 //! I5. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+//!
+//! Its folder has two rooms of their own: `catalog` changes registered datasets for all servers of the
+//! cluster, and `groups` decides which server has which job.
 
+pub mod catalog;
 mod embedded;
 mod etcd;
+pub mod groups;
 mod identity;
 mod member;
 mod orders;

@@ -10,9 +10,9 @@ use super::{
     request::{OnePath, parse_param},
 };
 use crate::{
-    auth::Principal,
-    server::{Phase, Server},
-    versions::{Reader, Source, Sources},
+    app::server::{Phase, Server},
+    data::versions::{Reader, Source, Sources},
+    tenancy::auth::Principal,
 };
 use axum::{
     extract::{Path, Query, State, rejection::QueryRejection},

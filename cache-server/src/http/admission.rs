@@ -13,14 +13,14 @@ use super::{
     response_body::Charge,
 };
 use crate::{
-    accounting::{Component, Cost, JobCosts, LiveJob, Tally},
-    auth::{Peer, Principal, Role},
-    chunk_reads::Asker,
-    connections::{Connection, Refusal},
-    limits::Limits,
-    server::Server,
-    tenants::{FairPermit, Refused, TenantLimit},
-    versions::Sources,
+    app::{limits::Limits, server::Server},
+    data::{chunk_reads::Asker, versions::Sources},
+    tenancy::{
+        accounting::{Component, Cost, JobCosts, LiveJob, Tally},
+        auth::{Peer, Principal, Role},
+        connections::{Connection, Refusal},
+        tenants::{FairPermit, Refused, TenantLimit},
+    },
 };
 use axum::{
     extract::{FromRequestParts, Request},

@@ -7,11 +7,13 @@ use super::{
     request::{OnePath, read_json},
 };
 use crate::{
-    allocation::{Division, JobRate, Outcome, Reader},
-    auth::Principal,
-    epochs::JobError,
-    jobs::OpenJob,
-    server::{Server, ShareName},
+    app::server::{Server, ShareName},
+    tenancy::auth::Principal,
+    training::{
+        allocation::{Division, JobRate, Outcome, Reader},
+        epochs::JobError,
+        jobs::OpenJob,
+    },
 };
 use axum::{
     Json,

@@ -14,10 +14,12 @@ use super::{
     response_body::{BodyError, Charge, Piece, body_of_stream, respond},
 };
 use crate::{
-    accounting::Cost,
-    read_ahead::{READ_AHEAD_BYTES_MAX, Reservation, StreamBudget},
-    server::Server,
-    versions::{AskTables, Source, Sources},
+    app::server::Server,
+    data::{
+        read_ahead::{READ_AHEAD_BYTES_MAX, Reservation, StreamBudget},
+        versions::{AskTables, Source, Sources},
+    },
+    tenancy::accounting::Cost,
 };
 use axum::{
     body::Body,

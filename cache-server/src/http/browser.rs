@@ -11,7 +11,7 @@
 //! 4. `GET` and `HEAD` change nothing that another request can see, except that bytes come into the cache.
 
 use super::error::{ApiError, ApiResult};
-use crate::auth::{AllowedHosts, Peer};
+use crate::tenancy::auth::{AllowedHosts, Peer};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts};
 use fletch_api::{Code, headers, routes};
 

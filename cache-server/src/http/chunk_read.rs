@@ -6,10 +6,12 @@
 
 use super::error::{ApiError, ApiResult};
 use crate::{
-    accounting::{Cost, JobCosts},
-    chunk_reads::{Asker, ChunkRead, PackedPart},
-    server::Server,
-    versions::{LocatedChunk, Sources},
+    app::server::Server,
+    data::{
+        chunk_reads::{Asker, ChunkRead, PackedPart},
+        versions::{LocatedChunk, Sources},
+    },
+    tenancy::accounting::{Cost, JobCosts},
 };
 use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey, Tenant};

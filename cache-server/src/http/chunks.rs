@@ -8,7 +8,7 @@ use super::{
     request::{TwoPaths, parse_param},
     response_body::{Piece, body_of_piece, respond},
 };
-use crate::{server::Server, tenants::bind_memory};
+use crate::{app::server::Server, tenancy::tenants::bind_memory};
 use axum::{
     body::Body,
     extract::{Path, State},

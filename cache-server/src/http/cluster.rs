@@ -6,12 +6,14 @@ use super::{
     request::{OnePath, parse_param},
 };
 use crate::{
-    auth::{Peer, Principal},
+    admin::overview::{disk_info, origin_view},
+    app::server::{Phase, PublishPlace, Server},
     cluster::{ClusterView, DrainError},
-    connections::Connection,
-    overview::{disk_info, origin_view},
-    server::{Phase, PublishPlace, Server},
-    tenants::TenantLimit,
+    tenancy::{
+        auth::{Peer, Principal},
+        connections::Connection,
+        tenants::TenantLimit,
+    },
 };
 use axum::{
     Extension, Json,

@@ -3,7 +3,10 @@
 //! The client may give the id in the header `X-Request-Id`; otherwise the server draws one. The reply has it,
 //! and so has each request to another server that this one causes.
 
-use crate::{auth::Principal, connections::Connection, server::Server};
+use crate::{
+    app::server::Server,
+    tenancy::{auth::Principal, connections::Connection},
+};
 use axum::{
     extract::{MatchedPath, Request},
     http::{HeaderName, HeaderValue},

@@ -7,9 +7,11 @@ use super::{
     request::read_body,
 };
 use crate::{
-    auth::{Peer, Principal},
-    credentials::NotYours,
-    server::Server,
+    app::server::Server,
+    tenancy::{
+        auth::{Peer, Principal},
+        credentials::NotYours,
+    },
 };
 use axum::{Json, body::Body, extract::State};
 use fletch_api::{

@@ -10,14 +10,18 @@ use super::{
     request::{OnePath, TwoPaths, parse_param},
 };
 use crate::{
-    auth::{Peer, Principal},
-    dashboard::{PrometheusError, Range},
-    jobs::OpenJob,
-    mounts::MountOwner,
-    overview::{self, Viewer},
-    server::{Phase, Server},
-    state::RegistrationHandle,
-    tenants::{FairPermit, TenantLimit},
+    admin::{
+        dashboard::{PrometheusError, Range},
+        overview::{self, Viewer},
+    },
+    app::server::{Phase, Server},
+    tenancy::{
+        auth::{Peer, Principal},
+        mounts::MountOwner,
+        state::RegistrationHandle,
+        tenants::{FairPermit, TenantLimit},
+    },
+    training::jobs::OpenJob,
 };
 use axum::{
     Json,

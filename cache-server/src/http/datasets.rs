@@ -7,10 +7,12 @@ use super::{
     request::{OnePath, TwoPaths, parse_param, read_json},
 };
 use crate::{
-    auth::Principal,
-    server::Server,
-    state::{RegisterChange, Registration, RegistrationHandle},
-    versions::{Source, UriNotAllowed, VersionError},
+    app::server::Server,
+    data::versions::{Source, UriNotAllowed, VersionError},
+    tenancy::{
+        auth::Principal,
+        state::{RegisterChange, Registration, RegistrationHandle},
+    },
 };
 use axum::{
     Json,

@@ -14,12 +14,16 @@ use super::{
     response_body::{Charge, Piece},
 };
 use crate::{
-    accounting::Cost,
-    chunk_reads::PackedPart,
-    read_ahead::READ_AHEAD_BYTES_MAX,
-    server::Server,
-    tenants::{HeldMemory, bind_memory},
-    versions::{ProvenFiles, Source, Sources},
+    app::server::Server,
+    data::{
+        chunk_reads::PackedPart,
+        read_ahead::READ_AHEAD_BYTES_MAX,
+        versions::{ProvenFiles, Source, Sources},
+    },
+    tenancy::{
+        accounting::Cost,
+        tenants::{HeldMemory, bind_memory},
+    },
 };
 use bytes::Bytes;
 use fletch_api::Code;

@@ -8,10 +8,12 @@ use super::{
     response_body::{BodyError, Piece, body_of_piece, body_of_stream},
 };
 use crate::{
-    auth::Principal,
-    epochs::{Epoch, JobError},
-    jobs::OpenJob,
-    server::Server,
+    app::server::Server,
+    tenancy::auth::Principal,
+    training::{
+        epochs::{Epoch, JobError},
+        jobs::OpenJob,
+    },
 };
 use axum::{
     Json,

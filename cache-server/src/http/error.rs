@@ -1,16 +1,22 @@
 //! The error of every handler: the one place where an error of another room becomes a code and a status.
 
 use crate::{
-    accounting::TooManyJobs,
-    auth::Unauthenticated,
-    catalog::CatalogError,
-    chunk_reads::PeersOverloaded,
-    epochs::JobError,
-    groups::{GroupError, Owner},
-    state::RegisterError,
-    tenants::{NoChunkMemory, NoOriginPermit},
-    versions::{UriNotAllowed, VersionError},
-    warmups::TooManyWarmups,
+    cluster::{
+        catalog::CatalogError,
+        groups::{GroupError, Owner},
+    },
+    data::{
+        chunk_reads::PeersOverloaded,
+        versions::{UriNotAllowed, VersionError},
+        warmups::TooManyWarmups,
+    },
+    tenancy::{
+        accounting::TooManyJobs,
+        auth::Unauthenticated,
+        state::RegisterError,
+        tenants::{NoChunkMemory, NoOriginPermit},
+    },
+    training::epochs::JobError,
 };
 use axum::{
     body::Body,

@@ -9,7 +9,7 @@ use super::{
     request::{TwoPaths, parse_param},
     response_body::{BodyError, body_of_stream, respond},
 };
-use crate::{server::Server, versions::AskTables};
+use crate::{app::server::Server, data::versions::AskTables};
 use axum::{
     body::Body,
     extract::{Path, State},

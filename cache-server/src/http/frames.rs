@@ -4,7 +4,7 @@ use super::{
     error::{ApiError, ApiResult},
     response_body::{BodyError, Charge, Piece},
 };
-use crate::read_ahead::{ReadAhead, Reservation};
+use crate::data::read_ahead::{ReadAhead, Reservation};
 use bytes::Bytes;
 use fletch_api::frames::{FrameHeader, FrameKind, MORE, WHOLE};
 use fletch_store::{Copies, Gathered};

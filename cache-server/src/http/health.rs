@@ -6,9 +6,9 @@ use super::{
     error::{ApiError, ApiResult},
 };
 use crate::{
+    admin::metrics,
+    app::server::{Phase, Server},
     cluster::NotReady,
-    metrics,
-    server::{Phase, Server},
 };
 use axum::{
     extract::{RawQuery, Request, State},
@@ -126,7 +126,7 @@ pub async fn metrics(State(server): State<Arc<Server>>) -> ApiResult<Response> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, Action, Environment};
+    use crate::app::config::{self, Action, Environment};
     use axum::http::Request;
     use tower::ServiceExt as _;
 

@@ -27,13 +27,14 @@ use super::{
     response_body::Charge,
 };
 use crate::{
-    accounting::{Component, Cost},
-    auth::{Peer, Principal},
-    connections::{Closed, Connection},
-    limits::SEND_BYTES_MIN,
-    server::Server,
-    tenants::{FairPermit, HeldMemory, TenantLimit},
-    versions::Sources,
+    app::{limits::SEND_BYTES_MIN, server::Server},
+    data::versions::Sources,
+    tenancy::{
+        accounting::{Component, Cost},
+        auth::{Peer, Principal},
+        connections::{Closed, Connection},
+        tenants::{FairPermit, HeldMemory, TenantLimit},
+    },
 };
 use axum::{
     extract::State,

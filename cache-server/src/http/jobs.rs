@@ -8,12 +8,11 @@ use super::{
     request::{OnePath, read_body, read_json},
 };
 use crate::{
-    accounting::CostsOf,
-    auth::Principal,
-    groups::{KnownJob, NewJob},
-    jobs::{OpenJob, Record},
-    server::Server,
-    versions::{Source, Sources},
+    app::server::Server,
+    cluster::groups::{KnownJob, NewJob},
+    data::versions::{Source, Sources},
+    tenancy::{accounting::CostsOf, auth::Principal},
+    training::jobs::{OpenJob, Record},
 };
 use axum::{
     Json,

@@ -13,15 +13,21 @@ use super::{
     response_body::{BodyError, Charge, Piece, body_of_stream, respond},
 };
 use crate::{
-    accounting::{Component, Cost, Tally},
-    auth::Principal,
-    benefit::{LeaseTimes, WaitCause},
-    chunk_reads::Asker,
-    epochs::{Delivery, Epoch, Granted, Recorded},
-    jobs::OpenJob,
-    read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
-    server::Server,
-    sweep::DeliveryClass,
+    app::server::Server,
+    data::{
+        chunk_reads::Asker,
+        read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
+    },
+    tenancy::{
+        accounting::{Component, Cost, Tally},
+        auth::Principal,
+    },
+    training::{
+        benefit::{LeaseTimes, WaitCause},
+        epochs::{Delivery, Epoch, Granted, Recorded},
+        jobs::OpenJob,
+        sweep::DeliveryClass,
+    },
 };
 use axum::{
     body::Body,

@@ -33,7 +33,11 @@ mod response_body;
 mod tables;
 mod warmups;
 
-use crate::{connections::Refusal, groups::Owner, limits::Limits, server::Server};
+use crate::{
+    app::{limits::Limits, server::Server},
+    cluster::groups::Owner,
+    tenancy::connections::Refusal,
+};
 use axum::{
     Json, Router,
     extract::{MatchedPath, Request, State},

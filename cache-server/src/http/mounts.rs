@@ -5,9 +5,11 @@ use super::{
     request::{OnePath, parse_param, read_json},
 };
 use crate::{
-    auth::{Peer, Principal},
-    mounts::{Announced, MountOwner, TooManyMounts},
-    server::Server,
+    app::server::Server,
+    tenancy::{
+        auth::{Peer, Principal},
+        mounts::{Announced, MountOwner, TooManyMounts},
+    },
 };
 use axum::{
     Json,

@@ -15,13 +15,17 @@ use super::{
     response_body::{Piece, body_of_piece, respond},
 };
 use crate::{
-    accounting::{JobCosts, PEERS},
-    auth::{Principal, Role},
-    chunk_reads::{Asker, ChunkRead, Kept},
+    app::server::Server,
     cluster::PinOrder,
-    server::Server,
-    tenants::FairPermit,
-    versions::{AskTables, LocatedChunk, Sources},
+    data::{
+        chunk_reads::{Asker, ChunkRead, Kept},
+        versions::{AskTables, LocatedChunk, Sources},
+    },
+    tenancy::{
+        accounting::{JobCosts, PEERS},
+        auth::{Principal, Role},
+        tenants::FairPermit,
+    },
 };
 use axum::{
     Json,

@@ -6,8 +6,8 @@
 
 use super::error::{ApiError, ApiResult};
 use crate::{
-    connections::{BodyRefusal, Caller, NoMemory, RequestBytes},
-    server::Server,
+    app::server::Server,
+    tenancy::connections::{BodyRefusal, Caller, NoMemory, RequestBytes},
 };
 use axum::{
     BoxError,

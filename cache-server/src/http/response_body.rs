@@ -6,9 +6,9 @@
 //! dropped.
 
 use super::error::{ApiError, ApiResult};
-use crate::accounting::{Component, Cost, JobCosts, Tally, Waiting};
-use crate::server::Server;
-use crate::tenants::FairPermit;
+use crate::app::server::Server;
+use crate::tenancy::accounting::{Component, Cost, JobCosts, Tally, Waiting};
+use crate::tenancy::tenants::FairPermit;
 use axum::{body::Body, http::response::Builder};
 use bytes::Bytes;
 use fletch_api::ByteResult;

@@ -8,8 +8,8 @@ use super::{
     response_body::{BodyError, Piece, body_of_stream, respond},
 };
 use crate::{
-    server::Server,
-    versions::{AskTables, Source, VersionError, table_blocks},
+    app::server::Server,
+    data::versions::{AskTables, Source, VersionError, table_blocks},
 };
 use axum::{
     body::{Body, Bytes},

@@ -7,7 +7,9 @@ use super::{
     error::{ApiError, ApiResult},
     request::{OnePath, read_json},
 };
-use crate::{auth::Principal, cluster::PeerOrder, server::Server, warmups::WarmupRequest};
+use crate::{
+    app::server::Server, cluster::PeerOrder, data::warmups::WarmupRequest, tenancy::auth::Principal,
+};
 use axum::{
     Json,
     body::Body,

@@ -1,0 +1,148 @@
+//! The datasets of the admin page.
+
+use super::Viewer;
+use crate::{app::server::Server, data::versions::OriginCondition};
+use fletch_api::{
+    Mount,
+    dashboard::{DashboardDataset, DashboardJob, DashboardVersion, JobState},
+};
+use fletch_core::{DatasetName, Domain, Root, TagName};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
+
+/// A dataset, with its domain.
+type Name = (Domain, DatasetName);
+
+/// How long the origins of each dataset take for a byte, and which datasets have an origin that fails.
+#[derive(Debug, Default)]
+pub(super) struct OriginTimes {
+    /// Bytes that were read, and the seconds of these reads.
+    reads: BTreeMap<Name, (u64, f64)>,
+    failing: BTreeSet<Name>,
+}
+
+impl OriginTimes {
+    pub fn of(conditions: &[OriginCondition]) -> Self {
+        let mut times = OriginTimes::default();
+        for origin in conditions {
+            for dataset in &origin.datasets {
+                let name = (origin.domain.clone(), dataset.clone());
+                let (bytes, seconds) = times.reads.entry(name.clone()).or_default();
+                *bytes += origin.reads.0;
+                *seconds += origin.reads.1;
+                if origin.condition.failing {
+                    times.failing.insert(name);
+                }
+            }
+        }
+        times
+    }
+
+    pub fn is_failing(&self, name: &Name) -> bool {
+        self.failing.contains(name)
+    }
+
+    /// Returns how long the dataset's origins would work for `bytes`, in seconds.
+    fn seconds_for(&self, name: &Name, bytes: u64) -> Option<f64> {
+        let (read, seconds) = self.reads.get(name).copied().filter(|(read, _)| *read > 0)?;
+        Some(bytes as f64 * seconds / read as f64)
+    }
+}
+
+/// Returns the datasets that a caller may see, those that occupy most first.
+pub(super) fn dataset_rows(
+    server: &Server,
+    viewer: &Viewer,
+    times: &OriginTimes,
+    jobs: &[DashboardJob],
+) -> Vec<DashboardDataset> {
+    let mut shares: HashMap<Name, u64> = HashMap::new();
+    for (id, (domain, dataset, _)) in server.share_names() {
+        if let Some(share) = server.store.disk().and_then(|disk| disk.share_of(id)) {
+            *shares.entry((domain, dataset)).or_default() += share;
+        }
+    }
+    let mut readers: HashMap<Name, u64> = HashMap::new();
+    for job in jobs.iter().filter(|j| j.state != JobState::Idle) {
+        *readers.entry((job.domain.clone(), job.dataset.clone())).or_default() += 1;
+    }
+    let registered = server.registrations.all();
+    let uris: HashMap<Name, &str> = registered
+        .iter()
+        .map(|r| ((r.domain.clone(), r.dataset.name.clone()), r.dataset.uri.as_str()))
+        .collect();
+    let row = |usage: fletch_api::DatasetUse| {
+        let name = (usage.domain.clone(), usage.dataset.clone());
+        DashboardDataset {
+            uri: uris.get(&name).map(|uri| (*uri).to_owned()).unwrap_or_default(),
+            share_bytes: shares.get(&name).copied(),
+            jobs: readers.get(&name).copied().unwrap_or(0),
+            is_failing: times.is_failing(&name),
+            avoided_origin_s: times.seconds_for(&name, usage.avoided_bytes),
+            usage,
+        }
+    };
+    let mut rows: Vec<_> =
+        server.dataset_uses(|domain| viewer.sees_domain(domain)).into_iter().map(row).collect();
+    rows.sort_by_key(|d| (!d.is_failing, Reverse(d.usage.cached_bytes), Reverse(d.usage.delivered_bytes)));
+    rows
+}
+
+/// Returns the row of one dataset, if the caller may see it, and the jobs that read it.
+#[must_use]
+pub fn dataset_row(
+    server: &Server,
+    viewer: &Viewer,
+    (domain, dataset): (&Domain, &DatasetName),
+) -> Option<(DashboardDataset, Vec<DashboardJob>)> {
+    let times = OriginTimes::of(&server.versions.conditions());
+    let mut jobs = super::jobs_of(server, viewer);
+    jobs.retain(|j| j.domain == *domain && j.dataset == *dataset);
+    let rows = dataset_rows(server, viewer, &times, &jobs);
+    let row = rows.into_iter().find(|d| d.usage.domain == *domain && d.usage.dataset == *dataset)?;
+    Some((row, jobs))
+}
+
+/// Returns the versions of a dataset that the server knows: those of tags, jobs, mounts and open tables.
+#[must_use]
+pub fn known_versions(
+    server: &Server,
+    viewer: &Viewer,
+    (domain, dataset): (&Domain, &DatasetName),
+    tags: Vec<(TagName, Root)>,
+    mounts: &[Mount],
+) -> Vec<DashboardVersion> {
+    let mut versions: BTreeMap<Root, DashboardVersion> = BTreeMap::new();
+    let empty = |root| DashboardVersion {
+        root,
+        tags: Vec::new(),
+        bytes: None,
+        entries: None,
+        created_ns: None,
+        jobs: 0,
+        mounts: 0,
+    };
+    for (root, (bytes, entries, created_ns)) in server.versions.opened(domain, dataset) {
+        let version = versions.entry(root).or_insert_with(|| empty(root));
+        version.bytes = Some(bytes);
+        version.entries = Some(entries);
+        version.created_ns = Some(created_ns);
+    }
+    for (tag, root) in tags {
+        versions.entry(root).or_insert_with(|| empty(root)).tags.push(tag);
+    }
+    for (of, tenant, job) in server.registry.all() {
+        if of == *domain && job.dataset == *dataset && viewer.sees_tenant(&of, &tenant) {
+            versions.entry(job.root).or_insert_with(|| empty(job.root)).jobs += 1;
+        }
+    }
+    for mount in mounts {
+        let root = mount.announced.root;
+        versions.entry(root).or_insert_with(|| empty(root)).mounts += 1;
+    }
+    let mut versions: Vec<_> = versions.into_values().collect();
+    versions.sort_by_key(|v| (v.tags.is_empty(), Reverse(v.created_ns)));
+    versions
+}

@@ -1,0 +1,221 @@
+//! What the admin page shows: reads the state of all rooms, as far as a caller may see it (I7).
+//!
+//! An admin sees everything. Every other caller sees the datasets of its domain, the jobs of its tenant and
+//! its own mounts, and nothing about the server's disk and origins but whether its own datasets work.
+//!
+//! Every function here blocks for milliseconds: call it on a blocking thread.
+
+mod datasets;
+mod jobs;
+mod samples;
+
+pub use datasets::{dataset_row, known_versions};
+pub use jobs::{job_row, jobs_of};
+pub use samples::sample;
+
+use crate::{
+    admin::{
+        dashboard::{Findings, problems},
+        metrics::disk_state,
+    },
+    app::server::Server,
+    data::versions::OriginCondition,
+    tenancy::{auth::Principal, mounts::MountOwner},
+};
+use datasets::{OriginTimes, dataset_rows};
+use fletch_api::{
+    InfoDisk, Mount, OriginFailure, OriginState, OriginView,
+    dashboard::{Dashboard, DashboardJob, DashboardServer, JobState, JobsByState, Savings},
+};
+use fletch_core::{Domain, Tenant};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The window of counts that tell what is wrong now.
+const RECENT: Duration = Duration::from_secs(600);
+/// The window of counts of wrong bytes.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A caller, and what it may see.
+#[derive(Debug, Clone)]
+pub struct Viewer {
+    /// The caller.
+    pub principal: Principal,
+    /// The owner of the caller's mounts.
+    pub owner: MountOwner,
+}
+
+impl Viewer {
+    /// Returns whether the caller may see all domains and tenants.
+    #[must_use]
+    pub fn sees_all(&self) -> bool {
+        self.principal.role.may_see_all_tenants()
+    }
+
+    /// Returns whether the caller may see a domain's datasets.
+    #[must_use]
+    pub fn sees_domain(&self, domain: &Domain) -> bool {
+        self.sees_all() || *domain == self.principal.domain
+    }
+
+    /// Returns whether the caller may see a tenant's jobs.
+    #[must_use]
+    pub fn sees_tenant(&self, domain: &Domain, tenant: &Tenant) -> bool {
+        self.sees_all() || (*domain == self.principal.domain && *tenant == self.principal.tenant)
+    }
+
+    /// Returns the mounts that the caller may see.
+    #[must_use]
+    pub fn mounts(&self, server: &Server) -> Vec<Mount> {
+        server.mounts.list((!self.sees_all()).then_some(&self.owner), server.now_ns())
+    }
+}
+
+/// Returns the nanoseconds since 1970.
+#[must_use]
+pub fn unix_ns(at: SystemTime) -> u64 {
+    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns an origin as the API shows it.
+#[must_use]
+pub fn origin_view(o: OriginCondition) -> OriginView {
+    OriginView {
+        uri: o.uri,
+        domain: o.domain,
+        datasets: o.datasets,
+        state: if o.condition.failing { OriginState::Failing } else { OriginState::Ok },
+        requests: o.condition.calls,
+        failed: o.condition.failed,
+        last_error: o.condition.last_error.map(|e| OriginFailure { why: e.why, at_ns: unix_ns(e.at) }),
+    }
+}
+
+/// Returns the state of the disk tier, with the chunks that a principal may know of (I7).
+///
+/// An admin sees the counts of the whole server and the details of a failure. Every other role sees the
+/// chunks of its own domain's datasets.
+#[must_use]
+pub fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
+    let report = server.store.disk()?.report();
+    let (state, detail) = disk_state(&report.state);
+    let tier = report.engine.as_ref();
+    let all = principal.role.may_see_all_tenants();
+    let (chunk_bytes, chunks) = match tier {
+        None => (0, 0),
+        Some(tier) if all => (tier.bytes, tier.chunks),
+        Some(tier) => {
+            let own = server.datasets_of(&principal.domain);
+            let own = tier.datasets.iter().filter(|d| own.contains(&d.dataset));
+            own.fold((0, 0), |(bytes, chunks), d| (bytes + d.bytes, chunks + d.chunks))
+        }
+    };
+    Some(InfoDisk {
+        state: state.to_owned(),
+        detail: detail.filter(|_| all),
+        policy: server.cache.policy.to_string(),
+        limit_bytes: tier.map(|t| t.limit).filter(|_| all),
+        capacity_bytes: tier.map(|t| t.capacity).filter(|_| all),
+        chunk_bytes,
+        chunks,
+    })
+}
+
+/// Returns the server's state for a caller, with at most `rows` rows in each table.
+#[must_use]
+pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
+    let conditions = server.versions.conditions();
+    let times = OriginTimes::of(&conditions);
+    let mut jobs = jobs_of(server, viewer);
+    let mut datasets = dataset_rows(server, viewer, &times, &jobs);
+    let seen = conditions.into_iter().filter(|o| viewer.sees_domain(&o.domain));
+    let mut origins: Vec<_> = seen.map(|o| as_seen(viewer, origin_view(o))).collect();
+    origins.sort_by_key(|o| o.state == OriginState::Ok);
+    let mut mounts = viewer.mounts(server);
+    mounts.sort_by_key(|m| m.announced.problem.is_none());
+    let disk = disk_info(server, &viewer.principal);
+    let history = server.dashboard.history();
+    let counted = viewer.sees_all().then(|| {
+        let (recent, bytes) = history.last(RECENT);
+        (recent, bytes, history.last(HOUR).0)
+    });
+    drop(history);
+    let at_ns = unix_ns(SystemTime::now());
+    let problems = problems(&Findings {
+        at_ns,
+        disk: disk.as_ref().filter(|_| viewer.sees_all()).map(|d| (d.state.as_str(), d.detail.as_deref())),
+        origins: &origins,
+        jobs: &jobs,
+        mounts: &mounts,
+        counted,
+    });
+    if !viewer.sees_all() {
+        origins.clear();
+    }
+    let times: Vec<f64> = datasets.iter().filter_map(|d| d.avoided_origin_s).collect();
+    let mut savings =
+        Savings { avoided_origin_s: (!times.is_empty()).then(|| times.iter().sum()), ..Savings::default() };
+    // Datasets that were unregistered count, as they do in the metrics.
+    for (_, bytes) in server.accounts.costs.datasets().iter().filter(|((d, _), _)| viewer.sees_domain(d)) {
+        savings.delivered_bytes += bytes.delivered;
+        savings.origin_bytes += bytes.read;
+        savings.avoided_bytes += bytes.avoided;
+    }
+    let total = |n: usize| n as u64;
+    let (datasets_total, jobs_total) = (total(datasets.len()), total(jobs.len()));
+    let (origins_total, mounts_total) = (total(origins.len()), total(mounts.len()));
+    let jobs_by_state = count_states(&jobs);
+    datasets.truncate(rows);
+    jobs.truncate(rows);
+    origins.truncate(rows);
+    mounts.truncate(rows);
+    Dashboard {
+        at_ns,
+        server: server_view(server, viewer),
+        disk,
+        savings,
+        problems,
+        datasets,
+        datasets_total,
+        jobs,
+        jobs_total,
+        jobs_by_state,
+        origins,
+        origins_total,
+        mounts,
+        mounts_total,
+    }
+}
+
+/// Returns an origin as the caller may see it: only an admin sees its URI and its errors.
+fn as_seen(viewer: &Viewer, mut origin: OriginView) -> OriginView {
+    if !viewer.sees_all() {
+        origin.uri = origin.datasets.first().map(|d| d.to_string()).unwrap_or_default();
+        origin.last_error = None;
+    }
+    origin
+}
+
+fn count_states(jobs: &[DashboardJob]) -> JobsByState {
+    let count = |state| jobs.iter().filter(|j| j.state == state).count() as u64;
+    JobsByState {
+        stalled: count(JobState::Stalled),
+        waiting: count(JobState::Waiting),
+        running: count(JobState::Running),
+        idle: count(JobState::Idle),
+    }
+}
+
+fn server_view(server: &Server, viewer: &Viewer) -> DashboardServer {
+    DashboardServer {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        url: server.url.clone(),
+        phase: server.phase_word().to_owned(),
+        uptime_s: server.uptime().as_secs(),
+        connections: viewer.sees_all().then(|| server.connections.open()),
+        domain: viewer.principal.domain.clone(),
+        tenant: viewer.principal.tenant.clone(),
+        role: viewer.principal.role.to_string(),
+        is_admin: viewer.sees_all(),
+        has_prometheus: viewer.sees_all() && server.dashboard.prometheus.is_some(),
+    }
+}

@@ -1,0 +1,274 @@
+//! Which server of a cluster has which job.
+//!
+//! ```text
+//! declare ─▶ Table::place ─▶ another server: 307          etcd ─▶ watch ─▶ Table ─▶ JobPlace of each request
+//!                └─▶ this one: transaction in etcd ─▶ record on disk     (here, elsewhere, waits, lost)
+//! ```
+//! A group is what shares a sweep: the jobs of one (domain, root, layout) with the order `substitute`. Every
+//! other job is a group of its own. One server has a group: its primary. It runs the epochs as a server that
+//! is alone does.
+//!
+//! I1. A group changes its primary by compare-and-swap only, and its term grows with each change.
+//! I2. A job is declared once its key is in etcd. The record on the primary's disk follows.
+//! I3. A server serves a job only while it is the primary of the group in that job's key, as far as it knows.
+//!     Without etcd that is what it knew last; after a start it must have read etcd once.
+//! I4. A server that finds another primary of a group sets its ledgers of that group aside. It deletes none.
+//! I5. A group goes to another server only if somebody gives up what was delivered since a saved state, and
+//!     only while its primary has no key in etcd.
+//! I6. (I7 of the whole) For other tenants a job does not exist, wherever it is.
+
+mod records;
+mod shared;
+mod table;
+
+use crate::{
+    cluster::{ClusterState, EtcdError},
+    training::{
+        epochs::JobError,
+        jobs::{Record, RecordSummary, Registry},
+    },
+};
+use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
+use records::JobRecord;
+use shared::Shared;
+use std::{path::Path, sync::Arc};
+use table::JobPlace;
+use tokio_util::sync::CancellationToken;
+
+/// A server that has a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Its id.
+    pub id: MemberId,
+    /// The URL by which clients reach it, if it is up.
+    pub url: Option<String>,
+}
+
+/// Why this server cannot serve a job.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// Another server has it.
+    #[error("job {job} is served by {}", owner.id)]
+    Elsewhere {
+        /// The job's name or id.
+        job: String,
+        /// The server.
+        owner: Owner,
+    },
+    /// Another server has it, and is not up.
+    #[error("job {job} is served by {}, which is {}; it waits for that server", owner.id, down(*is_gone))]
+    Waits {
+        /// The job's name or id.
+        job: String,
+        /// The server.
+        owner: Owner,
+        /// Whether the server is neither up nor restarting.
+        is_gone: bool,
+    },
+    /// This server has its group, and none of its ledgers.
+    #[error("job {job} came to this server without its ledgers, and waits for a saved state")]
+    Lost {
+        /// The job's name or id.
+        job: String,
+    },
+    /// A part of the declaration is not known here.
+    #[error("the lists of samples that job {job} was declared with are not on this server")]
+    Long {
+        /// The job's name.
+        job: String,
+    },
+    /// etcd did not answer. The change may have happened.
+    #[error("the coordinator of the cluster did not answer")]
+    Etcd(#[from] EtcdError),
+    /// The server has not read the jobs of its cluster yet, or etcd has another cluster.
+    #[error("this server is not in touch with its cluster")]
+    NoCluster,
+    /// A record of a newer format.
+    #[error("the coordinator has a record that this server cannot read: {0}: {1}")]
+    Record(String, String),
+    /// Others changed the same at every try.
+    #[error("other servers changed the job or its group at every try")]
+    Contended,
+    /// What the registry says.
+    #[error(transparent)]
+    Job(#[from] JobError),
+}
+
+fn down(is_gone: bool) -> &'static str {
+    if is_gone { "down or has lost its state directory" } else { "restarting" }
+}
+
+/// A job that the cluster knows, with all that is needed to have it here.
+#[derive(Debug, Clone)]
+pub struct KnownJob {
+    /// The declaration, and what its names resolved to.
+    pub record: Record,
+}
+
+/// Numbers for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    /// Jobs whose primary this server is.
+    pub jobs: u64,
+    /// Groups whose primary this server is.
+    pub groups: u64,
+    /// Groups that this server claimed first.
+    pub claimed: u64,
+    /// Groups that this server took from another one.
+    pub taken_over: u64,
+    /// Jobs whose ledgers this server set aside.
+    pub set_aside: u64,
+}
+
+/// The groups of a cluster. Does nothing on a server that is alone.
+pub struct Groups {
+    shared: Option<Arc<Shared>>,
+}
+
+impl Groups {
+    /// Returns the groups of a server's cluster. `state`: its state directory.
+    #[must_use]
+    pub fn new(cluster: &Arc<ClusterState>, state: &Path) -> Self {
+        let keys = cluster.shared_keys().zip(cluster.incarnation());
+        let new = |(keys, incarnation)| Arc::new(Shared::new(keys, incarnation, Arc::clone(cluster), state));
+        Groups { shared: keys.map(new) }
+    }
+
+    /// Checks that this server may serve a job, or knows of none with that id.
+    ///
+    /// # Errors
+    /// [`GroupError::Elsewhere`], [`GroupError::Waits`], [`GroupError::Lost`], [`GroupError::NoCluster`].
+    pub fn check(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), GroupError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let name = shared.name_of(domain, tenant, id);
+        shared.place_of(domain, tenant, id)?.check(&name)
+    }
+
+    /// Checks that this server may declare a new job of a version. The job's group need not exist.
+    ///
+    /// # Errors
+    /// As [`Groups::check`].
+    pub fn check_new(&self, record: &NewJob<'_>) -> Result<(), GroupError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        shared.place_of_new(record)?.check(record.name)
+    }
+
+    /// Records the declaration of a new job with the cluster, and claims its group if no server has it.
+    ///
+    /// # Errors
+    /// [`JobError::Unrecorded`].
+    pub async fn record(&self, job: RecordSummary) -> Result<(), JobError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        shared.record(job).await.map_err(|e| JobError::Unrecorded(detail(&e)))
+    }
+
+    /// Prepares for a state that replaces what a job's server has: takes the job's group over if that server
+    /// is gone and this one is next. Returns the job if this server does not have its ledgers.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn take_over(
+        &self,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+    ) -> Result<Option<KnownJob>, GroupError> {
+        let Some(shared) = &self.shared else { return Ok(None) };
+        shared.take_over(domain, tenant, id).await?;
+        match shared.place_of(domain, tenant, id)? {
+            JobPlace::Lost => {
+                let job = shared.job(domain, tenant, id).ok_or(JobError::NotFound)?;
+                let JobRecord { record, is_long, .. } = job;
+                match is_long {
+                    true => Err(GroupError::Long { job: record.ask.name.to_string() }),
+                    false => Ok(Some(KnownJob { record })),
+                }
+            }
+            place => place.check(&shared.name_of(domain, tenant, id)).map(|()| None),
+        }
+    }
+
+    /// Says that a job has its ledgers on this server from now on.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn revived(&self, id: &str) -> Result<(), GroupError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        shared.revived(id).await
+    }
+
+    /// Deletes a job and its ledgers. A job whose server is gone may be deleted at the next one.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn delete(
+        &self,
+        registry: &Registry,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+    ) -> Result<(), GroupError> {
+        match &self.shared {
+            None => Ok(registry.delete(domain, tenant, id).await?),
+            Some(shared) => shared.delete(registry, domain, tenant, id).await,
+        }
+    }
+
+    /// Says that the record of a job changed.
+    pub fn changed(&self) {
+        if let Some(shared) = &self.shared {
+            shared.changed.notify_one();
+        }
+    }
+
+    /// Returns numbers for metrics, or `None` for a server that is alone.
+    #[must_use]
+    pub fn stats(&self) -> Option<GroupStats> {
+        self.shared.as_ref().map(|shared| shared.stats())
+    }
+
+    /// Reads the jobs of the cluster once. Without an answer of etcd, [`Self::run`] goes on, and no job is
+    /// served until then.
+    pub async fn load_first(&self, registry: &Registry) {
+        let Some(shared) = &self.shared else { return };
+        if let Err(error) = shared.load(registry).await {
+            tracing::warn!(error = %detail(&error), "no job is served until the cluster's jobs are read");
+        }
+    }
+
+    /// Follows the changes of the cluster until `stop`.
+    pub async fn run(&self, registry: &Registry, stop: CancellationToken) {
+        match &self.shared {
+            None => stop.cancelled().await,
+            Some(shared) => tokio::select! {
+                () = stop.cancelled() => {}
+                () = shared.run(registry) => {}
+            },
+        }
+    }
+}
+
+/// A job that a caller declares.
+#[derive(Debug, Clone, Copy)]
+pub struct NewJob<'a> {
+    /// Its domain.
+    pub domain: &'a Domain,
+    /// Its tenant.
+    pub tenant: &'a Tenant,
+    /// Its name.
+    pub name: &'a str,
+    /// Its order.
+    pub order: fletch_api::OrderKind,
+    /// The root of its version.
+    pub root: Root,
+    /// The layout.
+    pub layout: LayoutId,
+}
+
+/// Returns an error with its reason, which may name hosts.
+fn detail(error: &GroupError) -> String {
+    match error {
+        GroupError::Etcd(why) => why.to_string(),
+        error => error.to_string(),
+    }
+}

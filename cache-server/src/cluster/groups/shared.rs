@@ -1,0 +1,552 @@
+//! The part of the groups that waits: reads the keys from etcd, and writes changes.
+//!
+//! I1. Changes are noted in the order of revisions. After a watch that broke, everything is read again.
+//! I2. Every write compares the record of the cluster, so an etcd that was wiped gets none.
+
+use super::{
+    GroupError, GroupStats, NewJob, detail,
+    records::{
+        GroupRecord, JobKey, JobRecord, group_key, group_of, job_key, job_text, parse_key, read_job,
+        single_group,
+    },
+    table::{JobPlace, Me, Table},
+};
+use crate::{
+    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    training::{
+        epochs::JobError,
+        jobs::{Record, RecordSummary, Registry},
+    },
+};
+use fletch_core::{Domain, Tenant};
+use fletch_host::replace::replace_file;
+use parking_lot::{Mutex, MutexGuard};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
+
+/// How soon a failed read or write is tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// How often a change that others overtook is tried.
+const TRIES: usize = 8;
+/// How often a lasting fault is logged.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+/// The file of the state directory that says to which cluster the jobs were brought.
+const BROUGHT_FILE: &str = "jobs.cluster";
+
+/// What this server did with groups.
+#[derive(Debug, Default)]
+struct Counts {
+    claimed: AtomicU64,
+    taken_over: AtomicU64,
+    set_aside: AtomicU64,
+}
+
+/// The groups, with what this server needs to change them.
+pub struct Shared {
+    of: SharedKeys,
+    me: Me,
+    cluster: Arc<ClusterState>,
+    brought: PathBuf,
+    table: Mutex<Table>,
+    counts: Counts,
+    pub changed: Notify,
+    /// Held by whoever compares the jobs of this server's disk with the table.
+    comparing: tokio::sync::Mutex<()>,
+    /// Held by whoever writes jobs of groups that this server has: no group ends while it gets a job.
+    writing: tokio::sync::Mutex<()>,
+}
+
+fn put(key: String, value: Vec<u8>) -> Op {
+    Op::Put { key, value, lease: 0 }
+}
+
+impl Shared {
+    pub fn new(of: SharedKeys, incarnation: String, cluster: Arc<ClusterState>, state: &Path) -> Self {
+        let me = Me { id: cluster.own_id().clone(), incarnation };
+        Shared {
+            of,
+            me,
+            cluster,
+            brought: state.join(BROUGHT_FILE),
+            table: Mutex::default(),
+            counts: Counts::default(),
+            changed: Notify::new(),
+            comparing: tokio::sync::Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Whoever panicked leaves at worst an old revision, with which a transaction fails.
+        self.table.lock()
+    }
+
+    pub fn stats(&self) -> GroupStats {
+        let (jobs, groups) = self.table().owned(&self.me);
+        let of = |count: &AtomicU64| count.load(Relaxed);
+        let Counts { claimed, taken_over, set_aside } = &self.counts;
+        let (claimed, taken_over, set_aside) = (of(claimed), of(taken_over), of(set_aside));
+        GroupStats { jobs, groups, claimed, taken_over, set_aside }
+    }
+
+    pub fn place_of(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<JobPlace, GroupError> {
+        let view = self.cluster.view();
+        let table = self.table();
+        match table.is_loaded {
+            true => Ok(table.place_of(&self.me, &view, (domain, tenant), id)),
+            false => Err(GroupError::NoCluster),
+        }
+    }
+
+    /// Returns the record of a job of a tenant.
+    pub fn job(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Option<JobRecord> {
+        self.table().job(domain, tenant, id).map(|job| job.value.clone())
+    }
+
+    /// Returns the name of a tenant's job with its id, or only that if the job is not known.
+    pub fn name_of(&self, domain: &Domain, tenant: &Tenant, id: &str) -> String {
+        let table = self.table();
+        match table.job(domain, tenant, id) {
+            Some(job) => format!("{} ({id})", job.value.record.ask.name),
+            None => id.to_owned(),
+        }
+    }
+
+    pub fn place_of_new(&self, new: &NewJob<'_>) -> Result<JobPlace, GroupError> {
+        let NewJob { domain, tenant, name, order, root, layout } = *new;
+        let id = Record::id_of(domain, tenant, name);
+        let known = self.place_of(domain, tenant, &id)?;
+        if known != JobPlace::Unknown {
+            return Ok(known);
+        }
+        let group = group_of(&id, domain, order, root, layout);
+        let (view, table) = (self.cluster.view(), self.table());
+        let group = table.group_of_new(&self.me, &view, domain, (&group, &id));
+        Ok(table.place_of_new(&self.me, &view, domain, (&group, &id)))
+    }
+
+    /// Checks that etcd has the cluster that this server joined. Returns the revision of its record.
+    async fn check_cluster(&self) -> Result<(u64, u64), GroupError> {
+        let joined = self.cluster.uid().ok_or(GroupError::NoCluster)?;
+        self.of.check_cluster(&joined).await?.ok_or(GroupError::NoCluster)
+    }
+
+    /// Notes what a key has.
+    fn note(&self, table: &mut Table, kv: &KeyValue) -> Result<(), GroupError> {
+        let bad = |why| GroupError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why);
+        match parse_key(&self.of.keys, &kv.key) {
+            JobKey::Job(id) => {
+                let job = read_job(kv, &id).map_err(bad)?;
+                table.put_job(id, kv.mod_revision, job);
+            }
+            JobKey::Group(group) => {
+                let record = from_text(&kv.value).map_err(bad)?;
+                table.put_group(group, kv.mod_revision, record);
+            }
+            JobKey::Unknown => {}
+        }
+        Ok(())
+    }
+
+    async fn read_all(&self) -> Result<(), GroupError> {
+        let page = self.of.etcd.read_prefix(&self.of.keys.jobs()).await?;
+        let (cluster, _) = self.check_cluster().await?;
+        let is_loaded = self.table().is_loaded;
+        let mut new = Table { cluster, cursor: page.revision, is_loaded, ..Table::default() };
+        for kv in &page.keys {
+            self.note(&mut new, kv)?;
+        }
+        let mut table = self.table();
+        // A write of this server may be newer than what was read.
+        for (id, job) in &table.jobs {
+            if job.revision > page.revision {
+                new.put_job(id.clone(), job.revision, job.value.clone());
+            }
+        }
+        for (group, record) in &table.groups {
+            if record.revision > page.revision {
+                new.put_group(group.clone(), record.revision, record.value.clone());
+            }
+        }
+        *table = new;
+        drop(table);
+        // The watch passes by what was read here.
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Reads all jobs, and compares them with those of this server's disk.
+    pub async fn load(&self, registry: &Registry) -> Result<(), GroupError> {
+        self.read_all().await?;
+        self.compare(registry).await?;
+        self.table().is_loaded = true;
+        Ok(())
+    }
+
+    /// Makes the jobs on this server's disk and those of the cluster agree.
+    async fn compare(&self, registry: &Registry) -> Result<(), GroupError> {
+        let _one = self.comparing.lock().await;
+        let uid = self.cluster.uid().ok_or(GroupError::NoCluster)?;
+        let path = self.brought.clone();
+        let brought = spawn_blocking(move || std::fs::read_to_string(path).unwrap_or_default()).await;
+        let is_first = brought.map_err(|_| JobError::TaskLost)?.trim() != uid;
+        for own in registry.records() {
+            let mut done = false;
+            for _ in 0..TRIES {
+                done = self.compare_one(registry, &own, is_first).await?;
+                if done {
+                    break;
+                }
+                self.read_all().await?;
+            }
+            if !done {
+                return Err(GroupError::Contended);
+            }
+        }
+        if is_first {
+            let path = self.brought.clone();
+            let written = spawn_blocking(move || replace_file(&path, format!("{uid}\n").as_bytes()));
+            let failed = |error| JobError::Io { path: self.brought.clone(), error };
+            written.await.map_err(|_| JobError::TaskLost)?.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Compares one job. Returns whether that is done; if not, what was known of etcd is old.
+    async fn compare_one(
+        &self,
+        registry: &Registry,
+        own: &RecordSummary,
+        is_first: bool,
+    ) -> Result<bool, GroupError> {
+        let id = own.id();
+        let (known, group, holder) = {
+            let table = self.table();
+            let known = table.jobs.get(&id).cloned();
+            let shared = group_of(&id, &own.domain, own.ask.order, own.root, own.layout);
+            let group = known.as_ref().map_or(shared, |job| job.value.group.clone());
+            let holder = table.groups.get(&group).cloned();
+            (known, group, holder)
+        };
+        let is_mine = holder.as_ref().map(|held| self.me.has(&held.value));
+        let (group, holder) = match (&known, is_mine) {
+            (_, Some(true) | None) => (group, holder),
+            // The sweep of its version is at another server. The job comes as a group of its own.
+            (None, Some(false)) if is_first && group != single_group(&id) => {
+                let group = single_group(&id);
+                let holder = self.table().groups.get(&group).cloned();
+                (group, holder)
+            }
+            (_, Some(false)) => (group, holder),
+        };
+        if let Some(held) = holder.as_ref().filter(|held| !self.me.has(&held.value)) {
+            tracing::warn!(
+                job = %own.ask.name, tenant = %own.tenant,
+                primary = %held.value.primary, term = held.value.term,
+                "another server has this job; its ledgers on this server are set aside"
+            );
+            registry.set_aside(&id).await?;
+            self.counts.set_aside.fetch_add(1, Relaxed);
+            return Ok(true);
+        }
+        let term = holder.as_ref().map_or(1, |held| held.value.term);
+        let job = JobRecord {
+            group: group.clone(),
+            term: known.as_ref().map_or(term, |job| job.value.term),
+            is_long: own.is_long,
+            record: Record::clone(own),
+        };
+        if known.as_ref().is_some_and(|known| known.value == job) && holder.is_some() {
+            return Ok(true);
+        }
+        if known.is_none() {
+            tracing::info!(job = %own.ask.name, tenant = %own.tenant, "the cluster knows this job now");
+        }
+        self.write(&id, job, holder.map(|held| (held.revision, held.value))).await
+    }
+
+    /// Writes a job, and claims its group if this server is not its primary. Returns whether nobody else
+    /// changed either.
+    async fn write(
+        &self,
+        id: &str,
+        job: JobRecord,
+        holder: Option<(u64, GroupRecord)>,
+    ) -> Result<bool, GroupError> {
+        let _one = self.writing.lock().await;
+        let (cluster, revision) = {
+            let table = self.table();
+            (table.cluster, table.job_revision(id))
+        };
+        let (key, of_group) = (job_key(&self.of.keys, id), group_key(&self.of.keys, &job.group));
+        let seen = holder.as_ref().map_or(0, |held| held.0);
+        let compare = [(self.of.keys.cluster(), cluster), (key.clone(), revision), (of_group.clone(), seen)];
+        let mut ops = vec![put(key, job_text(&job))];
+        let claims = holder.as_ref().is_none_or(|held| !self.me.has(&held.1));
+        let Me { id: primary, incarnation } = self.me.clone();
+        let claim = GroupRecord { term: job.term, primary, incarnation };
+        if claims {
+            ops.push(put(of_group, to_text(&claim)));
+        }
+        let done = self.of.etcd.transact(&compare, &ops).await?;
+        if done.succeeded {
+            let mut table = self.table();
+            if claims {
+                table.put_group(job.group.clone(), done.revision, claim);
+                self.counts.claimed.fetch_add(1, Relaxed);
+            }
+            table.put_job(id.to_owned(), done.revision, job);
+        }
+        Ok(done.succeeded)
+    }
+
+    /// Records a new job of this server.
+    pub async fn record(&self, own: RecordSummary) -> Result<(), GroupError> {
+        let id = own.id();
+        for _ in 0..TRIES {
+            let (job, holder) = {
+                let (view, table) = (self.cluster.view(), self.table());
+                let known = table.jobs.get(&id);
+                let of_new = || {
+                    let shared = group_of(&id, &own.domain, own.ask.order, own.root, own.layout);
+                    table.group_of_new(&self.me, &view, &own.domain, (&shared, &id))
+                };
+                let group = known.map_or_else(of_new, |job| job.value.group.clone());
+                let holder = table.groups.get(&group).map(|held| (held.revision, held.value.clone()));
+                let term = match &holder {
+                    None => 1,
+                    Some((_, held)) if self.me.has(held) => held.term,
+                    Some((_, held)) if known.is_none() && table.is_abandoned(&view, &group, &id) => {
+                        held.term + 1
+                    }
+                    Some(_) => return Err(GroupError::Contended),
+                };
+                // A job that waits for a state stays so until it has one.
+                let term = known.map_or(term, |job| job.value.term);
+                (JobRecord { group, term, is_long: own.is_long, record: Record::clone(&own) }, holder)
+            };
+            if self.write(&id, job, holder).await? {
+                return Ok(());
+            }
+            self.read_all().await?;
+        }
+        Err(GroupError::Contended)
+    }
+
+    /// Makes this server the primary of a job's group, if the present one is gone and this one is the next.
+    pub async fn take_over(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), GroupError> {
+        for _ in 0..TRIES {
+            let JobPlace::Waits { is_gone: true, successor, .. } = self.place_of(domain, tenant, id)? else {
+                return Ok(());
+            };
+            let name = self.name_of(domain, tenant, id);
+            match successor {
+                Some(successor) if successor.id != self.me.id => {
+                    return Err(GroupError::Elsewhere { job: name, owner: successor });
+                }
+                _ => {}
+            }
+            let (group, held, cluster) = {
+                let table = self.table();
+                let job = table.job(domain, tenant, id).ok_or(JobError::NotFound)?;
+                let group = job.value.group.clone();
+                let held = table.groups.get(&group).cloned().ok_or(GroupError::Contended)?;
+                (group, held, table.cluster)
+            };
+            let Me { id: primary, incarnation } = self.me.clone();
+            let new = GroupRecord { term: held.value.term + 1, primary, incarnation };
+            let key = group_key(&self.of.keys, &group);
+            let mut compare = vec![(self.of.keys.cluster(), cluster), (key.clone(), held.revision)];
+            if held.value.primary != self.me.id && self.cluster.view().is_absent(&held.value.primary) {
+                // It is not up: the view of this server may be old.
+                compare.push((self.of.keys.member(&held.value.primary), 0));
+            }
+            let done = self.of.etcd.transact(&compare, &[put(key, to_text(&new))]).await?;
+            if done.succeeded {
+                tracing::warn!(
+                    group, term = new.term, from = %held.value.primary,
+                    "this server takes over a group of jobs, because a saved state came for one of them"
+                );
+                self.counts.taken_over.fetch_add(1, Relaxed);
+                self.table().put_group(group, done.revision, new);
+                return Ok(());
+            }
+            self.read_all().await?;
+            sleep(RETRY_AFTER).await;
+        }
+        Err(GroupError::Contended)
+    }
+
+    /// Says that a job has its ledgers here.
+    pub async fn revived(&self, id: &str) -> Result<(), GroupError> {
+        for _ in 0..TRIES {
+            let (job, holder) = {
+                let table = self.table();
+                let job = table.jobs.get(id).ok_or(JobError::NotFound)?;
+                let held = table.groups.get(&job.value.group).ok_or(GroupError::Contended)?;
+                if !self.me.has(&held.value) {
+                    return Err(GroupError::Contended);
+                }
+                let job = JobRecord { term: held.value.term, ..job.value.clone() };
+                (job, (held.revision, held.value.clone()))
+            };
+            if self.write(id, job, Some(holder)).await? {
+                return Ok(());
+            }
+            self.read_all().await?;
+        }
+        Err(GroupError::Contended)
+    }
+
+    pub async fn delete(
+        &self,
+        registry: &Registry,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+    ) -> Result<(), GroupError> {
+        self.take_over(domain, tenant, id).await?;
+        match self.place_of(domain, tenant, id)? {
+            JobPlace::Lost => {}
+            place => place.check(&self.name_of(domain, tenant, id))?,
+        }
+        let _one = self.comparing.lock().await;
+        let mut had_key = false;
+        for _ in 0..TRIES {
+            let Some(known) = self.table().job(domain, tenant, id).cloned() else { break };
+            had_key = true;
+            if self.delete_keys(id, &known.value.group, known.revision).await? {
+                break;
+            }
+            self.read_all().await?;
+        }
+        match registry.delete(domain, tenant, id).await {
+            Err(JobError::NotFound) if had_key => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Deletes the key of a job, and that of its group if it was the last job of it. A group that was at
+    /// another server before keeps its key: the term tells that server.
+    async fn delete_keys(&self, id: &str, group: &str, revision: u64) -> Result<bool, GroupError> {
+        let _one = self.writing.lock().await;
+        let key = job_key(&self.of.keys, id);
+        let (cluster, held, is_last) = {
+            let table = self.table();
+            (table.cluster, table.groups.get(group).cloned(), !table.has_others(group, id))
+        };
+        let Some(held) = held.filter(|held| self.me.has(&held.value)) else {
+            return Err(GroupError::Contended);
+        };
+        let of_group = group_key(&self.of.keys, group);
+        let compare =
+            [(self.of.keys.cluster(), cluster), (key.clone(), revision), (of_group.clone(), held.revision)];
+        let mut ops = vec![Op::Delete { key }];
+        let ends_group = is_last && held.value.term == 1;
+        if ends_group {
+            ops.push(Op::Delete { key: of_group });
+        }
+        let done = self.of.etcd.transact(&compare, &ops).await?;
+        if done.succeeded {
+            let mut table = self.table();
+            table.remove_job(id, done.revision);
+            if ends_group {
+                table.remove_group(group, done.revision);
+            }
+        }
+        Ok(done.succeeded)
+    }
+
+    /// Notes changes that etcd announces. Returns whether a group changed.
+    async fn execute(&self, events: Vec<Event>) -> Result<bool, GroupError> {
+        let cursor = self.table().cursor;
+        let new: Vec<Event> = events.into_iter().filter(|e| e.kv.mod_revision > cursor).collect();
+        let Some(revision) = new.iter().map(|e| e.kv.mod_revision).max() else { return Ok(false) };
+        if new.iter().any(Event::is_delete) {
+            self.check_cluster().await?;
+        }
+        let mut table = self.table();
+        let mut groups = BTreeSet::new();
+        for event in &new {
+            let key = parse_key(&self.of.keys, &event.kv.key);
+            if let JobKey::Group(group) = &key {
+                groups.insert(group.clone());
+            }
+            match key {
+                JobKey::Job(id) if event.is_delete() => table.remove_job(&id, event.kv.mod_revision),
+                JobKey::Group(group) if event.is_delete() => {
+                    table.remove_group(&group, event.kv.mod_revision)
+                }
+                _ => self.note(&mut table, &event.kv)?,
+            }
+        }
+        table.cursor = revision;
+        let is_other = |group: &String| table.groups.get(group).is_some_and(|held| !self.me.has(&held.value));
+        Ok(groups.iter().any(is_other))
+    }
+
+    pub async fn run(&self, registry: &Registry) {
+        let follow = async {
+            let mut logged: Option<Instant> = None;
+            loop {
+                let Err(error) = self.follow(registry).await else { continue };
+                let is_fault = matches!(error, GroupError::Record(..) | GroupError::Job(_));
+                if is_fault && logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+                    logged = Some(Instant::now());
+                    tracing::error!(
+                        error = %detail(&error),
+                        "changes of the cluster's jobs are not noted; the server tries again"
+                    );
+                }
+                tracing::debug!(error = %detail(&error), "the jobs of the cluster are read again");
+                sleep(RETRY_AFTER).await;
+            }
+        };
+        let push = async {
+            loop {
+                self.changed.notified().await;
+                while let Err(error) = self.compare(registry).await {
+                    tracing::debug!(error = %detail(&error), "the record of a job is written again");
+                    sleep(RETRY_AFTER).await;
+                }
+            }
+        };
+        tokio::join!(follow, push);
+    }
+
+    async fn follow(&self, registry: &Registry) -> Result<(), GroupError> {
+        let (_, now) = self.check_cluster().await?;
+        let (cursor, is_loaded) = {
+            let table = self.table();
+            (table.cursor, table.is_loaded)
+        };
+        // An etcd that went back in time was restored from a backup.
+        if cursor == 0 || now < cursor || !is_loaded {
+            self.load(registry).await?;
+        }
+        let ended = self.watch(registry).await;
+        if ended.is_err() {
+            self.table().cursor = 0;
+        }
+        ended
+    }
+
+    async fn watch(&self, registry: &Registry) -> Result<(), GroupError> {
+        let (prefix, from) = (self.of.keys.jobs(), self.table().cursor + 1);
+        let mut watch = self.of.etcd.watch_from(&prefix, from).await?;
+        while let Some(events) = watch.next().await? {
+            if self.execute(events).await? {
+                self.compare(registry).await?;
+            }
+        }
+        Ok(())
+    }
+}

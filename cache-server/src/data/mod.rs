@@ -1,0 +1,16 @@
+//! Where the bytes of datasets are, and how they get here.
+//!
+//! ```text
+//! a read of http, of an epoch or of a warm-up
+//!   └▶ chunk_reads ─▶ the store: memory, disk, or a fetch
+//!                       └▶ another server of the cluster, or versions ─▶ an origin
+//! ```
+//! - `chunk_reads` decides whom a read asks: this server's store, other servers, the origin.
+//! - `versions` opens versions, locates their chunks and fetches them from origins.
+//! - `warmups` fetches versions before jobs read them, and protects them.
+//! - `read_ahead` is the memory for what is read ahead of being sent.
+
+pub mod chunk_reads;
+pub mod read_ahead;
+pub mod versions;
+pub mod warmups;

@@ -1,0 +1,156 @@
+//! A source: one way to a version's bytes, by a dataset's objects and one layout.
+
+use super::{HomeOrigin, VersionError, prove::ProvenFiles, table_blocks::TableBlocks};
+use crate::tenancy::state::RegistrationHandle;
+use fletch_core::Hash;
+use fletch_origin::Pin;
+use fletch_store::{Footprint, disk::DiskEngine};
+use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Table, Version};
+use std::sync::Arc;
+use tokio::sync::OnceCell;
+
+/// One way to a version's bytes.
+pub struct Source {
+    /// The registration through which the version is read.
+    pub registered: Arc<RegistrationHandle>,
+    /// The version in this layout.
+    pub version: Version,
+    /// The origin of the objects.
+    pub data: HomeOrigin,
+    /// The origin of the tables.
+    pub tables: HomeOrigin,
+    /// The cached raw blocks of the tables.
+    pub blocks: TableBlocks,
+    /// The entries that were proven to lie where the layout says.
+    pub proven: Arc<ProvenFiles>,
+    index: OnceCell<ChunkIndex>,
+}
+
+/// A row of a part's chunk table.
+#[derive(Debug, Clone)]
+pub struct PartRow {
+    /// The part.
+    pub part: usize,
+    /// The row.
+    pub row: ChunkRow,
+}
+
+/// An object, and what it was when it was indexed.
+#[derive(Debug, Clone)]
+pub struct ObjectLocation {
+    /// The origin.
+    pub origin: HomeOrigin,
+    /// The object's path.
+    pub path: String,
+    /// The object's size, time and etag when it was indexed.
+    pub pin: Pin,
+}
+
+impl ObjectLocation {
+    /// Returns the object's URI, as errors show it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let shown: String = self.path.chars().take(4096).collect();
+        format!("{}/{}", self.origin.uri(), shown.escape_debug())
+    }
+}
+
+impl Source {
+    pub(super) fn new(
+        registered: Arc<RegistrationHandle>,
+        version: Version,
+        data: HomeOrigin,
+        tables: HomeOrigin,
+        blocks: TableBlocks,
+    ) -> Self {
+        let proven = Arc::new(ProvenFiles::new(version.manifest().entries));
+        Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
+    }
+
+    /// Returns whether the dataset is still registered.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.registered.is_registered()
+    }
+
+    /// Returns what its chunks occupy on disk at most. Equal chunks are kept once.
+    #[must_use]
+    pub fn footprint(&self) -> Footprint {
+        let doc = self.version.layout_doc();
+        Footprint { bytes: DiskEngine::footprint_max(doc.bytes, doc.chunks), chunks: doc.chunks }
+    }
+
+    /// Returns whether both are the same dataset and layout.
+    #[must_use]
+    pub fn is_same(&self, other: &Source) -> bool {
+        Arc::ptr_eq(&self.registered, &other.registered) && self.version.layout() == other.version.layout()
+    }
+
+    /// Returns at most `max` rows of a chunk. Empty if the layout has no such chunk.
+    pub async fn rows(&self, hash: Hash, max: usize) -> Result<Vec<PartRow>, VersionError> {
+        let index = self.index.get_or_try_init(|| self.version.chunk_index()).await?;
+        let mut found = Vec::new();
+        for (part, row) in index.find(hash) {
+            let rows = match self.version.try_chunk_rows(part) {
+                Some(rows) => rows,
+                None => self.version.chunk_rows(part).await?,
+            };
+            // The index compares eight bytes of the hash; compare all of them.
+            if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
+                found.push(PartRow { part, row: row.clone() });
+                if found.len() == max {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the first row of a chunk from memory.
+    ///
+    /// The outer `None` says that the tables are not in memory.
+    #[must_use]
+    pub fn try_row(&self, hash: Hash) -> Option<Option<PartRow>> {
+        for (part, row) in self.index.get()?.find(hash) {
+            let rows = self.version.try_chunk_rows(part)?;
+            if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
+                return Some(Some(PartRow { part, row: row.clone() }));
+            }
+        }
+        Some(None)
+    }
+
+    /// Makes a small call to the home of the tables, to find out whether it answers.
+    pub(super) async fn probe_tables(&self) {
+        let path = Table::Manifest.path(self.version.root(), self.version.layout());
+        self.tables.probe_head(&path).await;
+    }
+
+    /// Returns the object that a row names.
+    pub async fn object_of(&self, row: &PartRow) -> Result<ObjectLocation, VersionError> {
+        let pin = &row.row.pin;
+        let pin = Pin { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag.clone() };
+        match &row.row.object {
+            ObjectRef::Key(key) => {
+                // Packs lie beside the tables, wherever the data is.
+                Ok(ObjectLocation { origin: self.tables.clone(), path: key.clone(), pin })
+            }
+            ObjectRef::Entry { row: entry } => {
+                let part = match self.version.try_part(row.part) {
+                    Some(part) => part,
+                    None => self.version.part(row.part).await?,
+                };
+                let entry = *entry as usize;
+                if entry >= part.entries.len() {
+                    let why = format!("part {}: a chunk names entry {entry}, past the end", row.part);
+                    return Err(fletch_tables::TableError::Damaged { table: "chunks.parquet", why }.into());
+                }
+                Ok(ObjectLocation {
+                    origin: self.data.clone(),
+                    path: part.entries.path(entry).to_owned(),
+                    pin,
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Jobs that a tenant declared: their records, their plans, and which of them are open.
+//!
+//! [`Registry`] keeps the record of every job in the state directory and opens a job at its first request;
+//! an [`OpenJob`] has what its [epochs](crate::training::epochs) share.
+
+mod loaders;
+mod open_job;
+mod plan;
+mod record;
+mod registry;
+mod settings;
+
+pub use open_job::OpenJob;
+pub use record::{Record, RecordSummary};
+pub use registry::Registry;

@@ -1,0 +1,760 @@
+//! The registry of declared jobs: their records, which of them are open, and the sweeps that they share.
+//!
+//! 1. (I7) A job belongs to its tenant: for others it does not exist.
+//! 2. A job is opened at its first request, by one caller while others wait; a restart opens none.
+//!    Declarations and deletions of one job follow each other. Those of different jobs do not wait for each
+//!    other, except for a permit where a job has a long part.
+//! 3. (I6) Each declared job holds a place of its tenant, and a charge for its record and its ledgers
+//!    (`tenants`). Jobs of one (domain, root, layout) share its samples
+//!    and its sweep, which end with the last of them.
+//! 4. The least bytes that all jobs together set never exceed what [`Registry::change_settings`] allows.
+//! 5. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
+//!    request opens it from its record and its ledgers.
+
+use super::{
+    open_job::{JobProgress, OpenJob, epoch_of_file},
+    record::{RECORD_FILE, Record, RecordSummary, is_long},
+    settings::{self, StoredSettings},
+};
+use crate::data::versions::{Home, Source, Sources};
+use crate::{
+    app::limits::DECLARED_MAX,
+    data::versions::Samples,
+    tenancy::tenants::{JobCharges, ShareUse, Stream, TenantLimit},
+    training::{
+        allocation::Reader,
+        benefit::busy_rate,
+        epochs::{JobContext, JobError},
+        sweep::Sweep,
+    },
+};
+use fletch_api::{JobLine, JobSettings, OrderKind, StartJob};
+use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
+use fletch_host::replace::sync_parent;
+use fletch_store::{DatasetId, ReaderKind};
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Weak,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+};
+use tokio::{
+    sync::{OnceCell, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+};
+
+/// Most jobs with a long part that are declared or opened at once.
+const LONG_JOBS_AT_ONCE: usize = 2;
+/// The directory of jobs that another server of the cluster has now, beside the one of this server's jobs.
+const ASIDE_DIR: &str = "jobs-aside";
+
+/// A declared job, open or not.
+struct RegisteredJob {
+    known: RecordSummary,
+    charges: Arc<JobCharges>,
+    settings: Arc<StoredSettings>,
+    opened: OnceCell<Arc<OpenJob>>,
+    /// Time of the last request as far as maintenance has seen it, in nanoseconds since the start.
+    seen_ns: AtomicU64,
+    /// A request came since the last maintenance.
+    asked: AtomicBool,
+    /// The job is being closed.
+    closing: AtomicBool,
+}
+
+impl RegisteredJob {
+    fn new(
+        known: RecordSummary,
+        charges: Arc<JobCharges>,
+        settings: Arc<StoredSettings>,
+        opened: OnceCell<Arc<OpenJob>>,
+    ) -> Arc<Self> {
+        Arc::new(RegisteredJob {
+            known,
+            charges,
+            settings,
+            opened,
+            seen_ns: AtomicU64::new(0),
+            asked: AtomicBool::new(true),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    fn line(&self) -> JobLine {
+        JobLine {
+            id: self.known.id(),
+            name: self.known.ask.name.clone(),
+            dataset: self.known.dataset.clone(),
+            root: self.known.root,
+            epoch: self.opened.get().and_then(|job| job.last_epoch()),
+            sweep: self.opened.get().and_then(|job| job.sweep_size()),
+        }
+    }
+
+    /// Returns whether the job is open and had no request and no live lease for longer than `ttl_ns`.
+    fn is_idle(&self, now_ns: u64, ttl_ns: u64) -> bool {
+        let Some(opened) = self.opened.get() else { return false };
+        if self.asked.swap(false, SeqCst) || opened.has_leases() {
+            self.seen_ns.store(now_ns, Relaxed);
+        }
+        now_ns.saturating_sub(self.seen_ns.load(Relaxed)) > ttl_ns
+    }
+}
+
+type RegisteredJobs = Mutex<BTreeMap<String, Arc<RegisteredJob>>>;
+
+type VersionKey = (Domain, Root, LayoutId);
+
+/// What jobs of one (domain, root, layout) share.
+#[derive(Default)]
+struct Shared {
+    samples: tokio::sync::Mutex<Weak<Samples>>,
+    sweep: tokio::sync::Mutex<Weak<Sweep>>,
+}
+
+/// All declared jobs of the server.
+pub struct Registry {
+    dir: PathBuf,
+    /// What all jobs share.
+    pub context: Arc<JobContext>,
+    jobs: Arc<RegisteredJobs>,
+    /// By job: the permit to declare or delete it.
+    changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// Permits to declare or open jobs with a long part.
+    long: Arc<Semaphore>,
+    places: Mutex<HashMap<VersionKey, Arc<Shared>>>,
+    /// The permit to change settings.
+    settings: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Numbers for metrics.
+#[derive(Debug, Default)]
+pub struct RegistryStats {
+    /// Declared jobs.
+    pub declared: u64,
+    /// Declared jobs that are in memory, with their epochs.
+    pub open: u64,
+    /// Open epochs in memory.
+    pub epochs_open: u64,
+    /// The numbers of each sweep.
+    pub sweeps: Vec<SweepProgress>,
+}
+
+/// Removes a directory, if it exists. Blocking.
+fn remove_all(dir: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// Returns the charges of a job that was declared before the server started, by the lengths of its files.
+/// Blocking.
+fn charges_of(context: &JobContext, tenant: &Tenant, dir: &Path) -> Arc<JobCharges> {
+    let tenants = &context.tenants;
+    let charges = tenants.state_bytes.job(tenant, tenants.declared_jobs.force(tenant, 1));
+    let charge = || -> std::io::Result<()> {
+        for file in std::fs::read_dir(dir)? {
+            let file = file?;
+            let name = file.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let bytes = file.metadata()?.len();
+            match epoch_of_file(name) {
+                Some(epoch) => charges.ledger(epoch).set(bytes),
+                None if name == RECORD_FILE => charges.record().set(bytes),
+                None => {}
+            }
+        }
+        Ok(())
+    };
+    // One file that cannot be read keeps no job from starting.
+    if let Err(error) = charge() {
+        tracing::error!(
+            dir = %dir.display(), %error,
+            "the length of a job's file cannot be read; the tenant is charged for less than it has"
+        );
+    }
+    charges
+}
+
+/// Closes an open job; the next request opens it anew.
+async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
+    // The files come first: nothing opens them anew while this job writes.
+    stale.close().await;
+    let mut jobs = jobs.lock();
+    let there = jobs.get(id).and_then(|s| s.opened.get());
+    if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
+        let (charges, settings) = (Arc::clone(&stale.setup.charges), Arc::clone(&stale.settings));
+        jobs.insert(id.to_owned(), RegisteredJob::new(stale.known(), charges, settings, OnceCell::new()));
+    }
+}
+
+/// The version that a declared job reads.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The dataset through which the job reads.
+    pub dataset: DatasetName,
+    /// The root.
+    pub root: Root,
+    /// The layout.
+    pub layout: LayoutId,
+}
+
+impl Registry {
+    /// Reads the records of all jobs below the state directory. A job whose record is damaged stays there and
+    /// is logged.
+    ///
+    /// # Errors
+    /// The error of the directory itself.
+    pub fn open(state: &Path, context: JobContext) -> std::io::Result<Self> {
+        let dir = state.join("jobs");
+        std::fs::create_dir_all(&dir)?;
+        // Entries that this run relies on survive the next crash, too.
+        std::fs::File::open(&dir)?.sync_all()?;
+        let mut jobs = BTreeMap::new();
+        for entry in std::fs::read_dir(&dir)? {
+            let path = entry?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            if name.starts_with("gone-") {
+                // A crash interrupted the deletion.
+                if let Err(error) = remove_all(&path) {
+                    tracing::warn!(dir = %path.display(), %error, "a deleted job leaves files");
+                }
+                continue;
+            }
+            match Record::read(&path) {
+                Ok(record) if record.id() == name => {
+                    let charges = charges_of(&context, &record.tenant, &path);
+                    let settings = Arc::new(StoredSettings::read(&path));
+                    let job = RegisteredJob::new(record.known(), charges, settings, OnceCell::new());
+                    jobs.insert(name, job);
+                }
+                Ok(_) => {
+                    tracing::error!(
+                        dir = %path.display(),
+                        "a job's directory holds the record of another job; the server ignores it"
+                    )
+                }
+                Err(e) => {
+                    tracing::error!(
+                        dir = %path.display(), error = %e,
+                        "a job's record cannot be read; the server ignores the job"
+                    )
+                }
+            }
+        }
+        Ok(Registry {
+            dir,
+            context: Arc::new(context),
+            jobs: Arc::new(Mutex::new(jobs)),
+            changing: Mutex::default(),
+            long: Arc::new(Semaphore::new(LONG_JOBS_AT_ONCE)),
+            places: Mutex::default(),
+            settings: Arc::default(),
+        })
+    }
+
+    fn registered(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Arc<RegisteredJob>, JobError> {
+        let registered = self.jobs.lock().get(id).cloned();
+        let registered = registered.inspect(|s| s.asked.store(true, SeqCst));
+        registered
+            .filter(|s| s.known.tenant == *tenant && s.known.domain == *domain)
+            .ok_or(JobError::NotFound)
+    }
+
+    /// Returns the version that a declared job reads.
+    ///
+    /// # Errors
+    /// [`JobError::NotFound`].
+    pub fn place(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Place, JobError> {
+        let known = &self.registered(domain, tenant, id)?.known;
+        Ok(Place { dataset: known.dataset.clone(), root: known.root, layout: known.layout })
+    }
+
+    /// Returns the version that the declared job of a name reads, if there is one.
+    #[must_use]
+    pub fn declared(&self, domain: &Domain, tenant: &Tenant, name: &str) -> Option<Place> {
+        self.place(domain, tenant, &Record::id_of(domain, tenant, name)).ok()
+    }
+
+    /// Returns a tenant's jobs by name.
+    #[must_use]
+    pub fn list(&self, domain: &Domain, tenant: &Tenant) -> Vec<JobLine> {
+        let jobs: Vec<_> = {
+            let all = self.jobs.lock();
+            let mine = all.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
+            mine.cloned().collect()
+        };
+        let mut lines: Vec<JobLine> = jobs.iter().map(|s| s.line()).collect();
+        lines.sort_by(|a, b| a.name.cmp(&b.name));
+        lines
+    }
+
+    /// Returns all jobs, each with its domain and tenant.
+    #[must_use]
+    pub fn all(&self) -> Vec<(Domain, Tenant, JobLine)> {
+        let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
+        jobs.iter().map(|s| (s.known.domain.clone(), s.known.tenant.clone(), s.line())).collect()
+    }
+
+    /// Returns a job of any tenant that is open already. For admins, who do not keep it open by asking.
+    #[must_use]
+    pub fn peek(&self, id: &str) -> Option<Arc<OpenJob>> {
+        self.jobs.lock().get(id).and_then(|s| s.opened.get().cloned())
+    }
+
+    /// Returns a declared job, opened if it was not. `sources` and `source` lead to its bytes.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub async fn get(
+        &self,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+        sources: &Arc<Sources>,
+        source: &Arc<Source>,
+    ) -> Result<Arc<OpenJob>, JobError> {
+        let registered = self.registered(domain, tenant, id)?;
+        let opened = registered
+            .opened
+            .get_or_try_init(|| async {
+                let shared = self.shared(domain, registered.known.ask.order, sources, source).await?;
+                let long = self.permit_for_long(registered.known.is_long).await;
+                let dir = self.dir.join(id);
+                let record =
+                    spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::TaskLost)??;
+                let kept = (Arc::clone(&registered.charges), Arc::clone(&registered.settings));
+                let (opened, _long) = self.open_record(record, kept, long, shared, (sources, source)).await?;
+                Ok::<_, JobError>(Arc::new(opened))
+            })
+            .await?;
+        // The job was deleted or closed while it was being opened.
+        if !self.jobs.lock().get(id).is_some_and(|there| Arc::ptr_eq(there, &registered)) {
+            opened.close().await;
+            return Err(JobError::Reopening);
+        }
+        Ok(Arc::clone(opened))
+    }
+
+    /// Returns a job that is open already.
+    ///
+    /// # Errors
+    /// [`JobError::NotFound`].
+    pub fn opened(
+        &self,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+    ) -> Result<Option<Arc<OpenJob>>, JobError> {
+        Ok(self.registered(domain, tenant, id)?.opened.get().cloned())
+    }
+
+    /// Closes a job whose sources are gone; the next request opens it anew.
+    pub async fn close(&self, id: &str, stale: &Arc<OpenJob>) {
+        close(&self.jobs, id, stale).await;
+    }
+
+    /// Returns what a job shares with others of its version and layout.
+    async fn shared(
+        &self,
+        domain: &Domain,
+        order: OrderKind,
+        sources: &Arc<Sources>,
+        source: &Arc<Source>,
+    ) -> Result<(Arc<Samples>, Option<Arc<Sweep>>), JobError> {
+        let (root, layout) = (source.version.root(), source.version.layout());
+        let shared = Arc::clone(self.places.lock().entry((domain.clone(), root, layout)).or_default());
+        let samples = {
+            let mut weak = shared.samples.lock().await;
+            match weak.upgrade() {
+                Some(samples) => samples,
+                None => {
+                    let samples = Arc::new(Samples::load(source).await?);
+                    *weak = Arc::downgrade(&samples);
+                    samples
+                }
+            }
+        };
+        let sweep = match order {
+            OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
+                // The use is noted before the first read, so that the disk keeps what that read fetches.
+                let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                let footprint = source.footprint();
+                self.context.sweep.shares.note(
+                    sources.dataset_id(),
+                    root,
+                    footprint,
+                    ReaderKind::Ordered,
+                    now,
+                );
+                None
+            }
+            OrderKind::Substitute => {
+                let mut weak = shared.sweep.lock().await;
+                match weak.upgrade() {
+                    Some(sweep) => Some(sweep),
+                    None => {
+                        let sweep =
+                            Sweep::start(&self.context.sweep, sources, source, Arc::clone(&samples)).await;
+                        *weak = Arc::downgrade(&sweep);
+                        Some(sweep)
+                    }
+                }
+            }
+        };
+        Ok((samples, sweep))
+    }
+
+    async fn open_record(
+        &self,
+        record: Record,
+        (charges, settings): (Arc<JobCharges>, Arc<StoredSettings>),
+        permit: Option<OwnedSemaphorePermit>,
+        shared: (Arc<Samples>, Option<Arc<Sweep>>),
+        (sources, source): (&Arc<Sources>, &Arc<Source>),
+    ) -> Result<(OpenJob, Option<OwnedSemaphorePermit>), JobError> {
+        let (dir, sources, source) = (self.dir.join(record.id()), Arc::clone(sources), Arc::clone(source));
+        OpenJob::open(record, permit, (dir, charges, settings), &self.context, sources, source, shared).await
+    }
+
+    /// Waits for the permit to open a job with a long part. This is the last thing that an opening waits for.
+    async fn permit_for_long(&self, is_long: bool) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        if is_long { Arc::clone(&self.long).acquire_owned().await.ok() } else { None }
+    }
+
+    /// Declares a job; returns whether it is new. `record_elsewhere` is called before a
+    /// new job is written here.
+    ///
+    /// # Errors
+    /// [`JobError`]; nothing was declared.
+    pub async fn declare<R>(
+        &self,
+        (domain, tenant): (&Domain, &Tenant),
+        ask: StartJob,
+        sources: &Arc<Sources>,
+        source: &Arc<Source>,
+        record_elsewhere: impl FnOnce(RecordSummary) -> R + Send + 'static,
+    ) -> Result<(Arc<OpenJob>, bool), JobError>
+    where
+        R: Future<Output = Result<(), JobError>> + Send,
+    {
+        let id = Record::id_of(domain, tenant, ask.name.as_str());
+        let record = Record {
+            domain: domain.clone(),
+            tenant: tenant.clone(),
+            ask,
+            dataset: sources.dataset().clone(),
+            root: source.version.root(),
+            layout: source.version.layout(),
+        };
+        let permit = self.permit_to_change(&id).await;
+        if self.jobs.lock().contains_key(&id) {
+            // The long parts are hashed and dropped here.
+            let asked = record.known();
+            let there = self.get(domain, tenant, &id, sources, source).await?;
+            there.is(&asked)?;
+            return Ok((there, false));
+        }
+        let charges = self.reserve(&record)?;
+        let shared = self.shared(domain, record.ask.order, sources, source).await?;
+        let long = self.permit_for_long(is_long(&record.ask)).await;
+        let settings = Arc::new(StoredSettings::of_new(&self.dir.join(&id)));
+        let kept = (Arc::clone(&charges), Arc::clone(&settings));
+        let (opened, long) = self.open_record(record.clone(), kept, long, shared, (sources, source)).await?;
+        let (dir, jobs, opened) = (self.dir.join(&id), Arc::clone(&self.jobs), Arc::new(opened));
+        // The declaration goes on if the caller goes away, so that what is written is also registered.
+        let task = self.context.tasks.spawn(async move {
+            let _held = (permit, long);
+            let known = opened.known();
+            record_elsewhere(known.clone()).await?;
+            spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
+            let cell = OnceCell::new_with(Some(Arc::clone(&opened)));
+            jobs.lock().insert(id, RegisteredJob::new(known, charges, settings, cell));
+            Ok::<_, JobError>(opened)
+        });
+        Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
+    }
+
+    /// Returns the records of all jobs.
+    #[must_use]
+    pub fn records(&self) -> Vec<RecordSummary> {
+        let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
+        jobs.iter()
+            .map(|job| job.opened.get().map_or_else(|| job.known.clone(), |open| open.known()))
+            .collect()
+    }
+
+    /// Takes a job out of service and moves its files to the directory `jobs-aside`, which nothing reads.
+    ///
+    /// # Errors
+    /// [`JobError::Io`]; the job is still there.
+    pub async fn set_aside(&self, id: &str) -> Result<(), JobError> {
+        let _permit = self.permit_to_change(id).await;
+        let Some(registered) = self.jobs.lock().remove(id) else { return Ok(()) };
+        let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
+        if let Ok(opened) = registered.opened.get_or_try_init(none).await {
+            opened.close().await;
+        }
+        let (from, to) = (self.dir.join(id), self.dir.with_file_name(ASIDE_DIR));
+        let moved = spawn_blocking(move || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let place = to.join(format!("{name}-{}", now.as_millis()));
+            let failed = |error| JobError::Io { path: from.clone(), error };
+            std::fs::create_dir_all(&to).and_then(|()| std::fs::rename(&from, &place)).map_err(failed)?;
+            sync_parent(&from).and_then(|()| sync_parent(&place)).map_err(failed)?;
+            tracing::info!(dir = %place.display(), "the ledgers of a job lie here now");
+            Ok(())
+        });
+        let moved = moved.await.map_err(|_| JobError::TaskLost)?;
+        if moved.is_err() && self.dir.join(id).exists() {
+            let (charges, settings) = (Arc::clone(&registered.charges), Arc::clone(&registered.settings));
+            let again = RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new());
+            self.jobs.lock().insert(id.to_owned(), again);
+        }
+        moved
+    }
+
+    /// Replaces a job's settings. `check` gets the least bytes that all other jobs have set, in sum.
+    ///
+    /// # Errors
+    /// [`JobError`]; nothing was changed.
+    pub async fn change_settings(
+        &self,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+        new: JobSettings,
+        check: impl FnOnce(u64) -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        settings::check(new)?;
+        // Before the permit: whoever has no such job waits for nobody.
+        self.registered(domain, tenant, id)?;
+        let permit = self.permit_to_change(id).await;
+        // One change at a time, so that two of them cannot both take the last bytes.
+        let turn = Arc::clone(&self.settings).lock_owned().await;
+        let registered = self.registered(domain, tenant, id)?;
+        check(self.min_shares(Some(id)))?;
+        // The change goes on if the caller goes away, so that what is written is also in force.
+        let task = self.context.tasks.spawn(async move {
+            let _held = (permit, turn);
+            spawn_blocking(move || registered.settings.set(new)).await.map_err(|_| JobError::TaskLost)?
+        });
+        task.await.map_err(|_| JobError::TaskLost)?
+    }
+
+    /// Returns the sum of the least bytes that all jobs, or all but one, have set.
+    #[must_use]
+    pub fn min_shares(&self, except: Option<&str>) -> u64 {
+        let jobs = self.jobs.lock();
+        let others = jobs.iter().filter(|(id, _)| Some(id.as_str()) != except);
+        let least = others.filter_map(|(_, job)| job.settings.get().min_share_bytes);
+        least.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the ids of the jobs that run now, with their settings.
+    #[must_use]
+    pub fn running(&self) -> BTreeMap<String, JobSettings> {
+        let running = self.all_opened().into_iter().filter(|job| job.is_running());
+        running.map(|job| (job.known().id(), job.settings.get())).collect()
+    }
+
+    /// Returns the weights of the datasets that jobs read now: for each, the sum of its jobs' weights.
+    #[must_use]
+    pub fn stream_weights(&self) -> BTreeMap<Stream, f64> {
+        let mut weights = BTreeMap::new();
+        for job in self.all_opened().into_iter().filter(|job| job.is_running()) {
+            let sources = &job.sources;
+            let stream = (sources.domain.clone(), sources.dataset().clone());
+            *weights.entry(stream).or_default() += job.settings.get().weight();
+        }
+        weights
+    }
+
+    /// Returns the jobs that run now, with what is known of them.
+    #[must_use]
+    pub fn readers(&self) -> Vec<Reader> {
+        let running: Vec<_> = self.all_opened().into_iter().filter(|job| job.is_running()).collect();
+        let mut logs: BTreeMap<String, Vec<Arc<Home>>> = BTreeMap::new();
+        for job in &running {
+            let (link, home) = job.link();
+            let homes = logs.entry(link).or_default();
+            if !homes.iter().any(|known| Arc::ptr_eq(known, &home)) {
+                homes.push(home);
+            }
+        }
+        let bandwidth =
+            |homes: &Vec<Arc<Home>>| busy_rate(&homes.iter().map(|home| home.reads()).collect::<Vec<_>>());
+        let bandwidths: BTreeMap<&str, _> =
+            logs.iter().map(|(link, homes)| (link.as_str(), bandwidth(homes))).collect();
+        let reader = |job: &Arc<OpenJob>| job.reader(|link| bandwidths.get(link).copied().flatten());
+        running.iter().map(reader).collect()
+    }
+
+    /// Waits for the permit to declare or delete a job.
+    async fn permit_to_change(&self, id: &str) -> OwnedMutexGuard<()> {
+        let turns = {
+            let mut changing = self.changing.lock();
+            changing.retain(|_, turns| turns.strong_count() > 0);
+            let known = changing.get(id).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let turns = Arc::default();
+                changing.insert(id.to_owned(), Arc::downgrade(&turns));
+                turns
+            })
+        };
+        turns.lock_owned().await
+    }
+
+    /// Takes a place and the bytes of a new job's record from its tenant.
+    fn reserve(&self, record: &Record) -> Result<Arc<JobCharges>, JobError> {
+        let (tenants, tenant) = (&self.context.tenants, &record.tenant);
+        let place = tenants.declared_jobs.try_acquire(tenant, 1).map_err(|_| {
+            tenants.count_refusal(tenant, TenantLimit::DeclaredJobs);
+            let ShareUse { used, max, .. } = tenants.declared_jobs.of(tenant);
+            JobError::AtLimit(format!(
+                "this tenant has declared {used} jobs; it may declare {max}, and all tenants together \
+                 {DECLARED_MAX}"
+            ))
+        })?;
+        let bytes = record.bytes()?;
+        let charges = tenants.state_bytes.job(tenant, place);
+        // Charged first and checked then, so that two callers cannot both take the last bytes.
+        charges.record().set(bytes);
+        if let Err(mut full) = tenants.check_state_bytes(tenant, 0) {
+            (full.used, full.more) = (full.used.saturating_sub(bytes), bytes);
+            return Err(full.into());
+        }
+        Ok(charges)
+    }
+
+    /// Deletes a job and its ledgers.
+    ///
+    /// # Errors
+    /// [`JobError::NotFound`], [`JobError::Io`].
+    pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
+        let permit = self.permit_to_change(id).await;
+        let registered = self.registered(domain, tenant, id)?;
+        let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
+        let (jobs, id) = (Arc::clone(&self.jobs), id.to_owned());
+        // The deletion goes on if the caller goes away: a job that is closed and still there would reject
+        // everything.
+        let task = self.context.tasks.spawn(async move {
+            let _permit = permit;
+            // No new request finds the job; an opening under way ends first.
+            jobs.lock().remove(&id);
+            let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
+            if let Ok(opened) = registered.opened.get_or_try_init(none).await {
+                opened.close().await;
+            }
+            let there = from.clone();
+            let gone = spawn_blocking(move || {
+                let failed = |error| JobError::Io { path: from.clone(), error };
+                // An earlier deletion could not remove this.
+                remove_all(&to).and_then(|()| std::fs::rename(&from, &to)).map_err(failed)?;
+                let synced = from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all());
+                if let Err(error) = synced {
+                    // A crash could undo the rename. Move the job back, so that the directory agrees with
+                    // the error that the caller gets.
+                    return std::fs::rename(&to, &from).and(Err(error)).map_err(failed);
+                }
+                if let Err(error) = remove_all(&to) {
+                    tracing::warn!(
+                        dir = %to.display(), %error,
+                        "a deleted job leaves files; the next start removes them"
+                    );
+                }
+                Ok(())
+            });
+            let gone = gone.await.map_err(|_| JobError::TaskLost)?;
+            if gone.is_err() && there.exists() {
+                // The job is still there, and requests see that: nothing declares it anew over its old
+                // ledgers.
+                jobs.lock().insert(id, {
+                    let charges = Arc::clone(&registered.charges);
+                    let settings = Arc::clone(&registered.settings);
+                    RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new())
+                });
+            }
+            gone
+        });
+        task.await.map_err(|_| JobError::TaskLost)?
+    }
+
+    fn sweeps(&self) -> Vec<Arc<Sweep>> {
+        let places: Vec<_> = self.places.lock().values().cloned().collect();
+        places.iter().filter_map(|p| p.sweep.try_lock().ok()?.upgrade()).collect()
+    }
+
+    fn all_opened(&self) -> Vec<Arc<OpenJob>> {
+        self.jobs.lock().values().filter_map(|s| s.opened.get().cloned()).collect()
+    }
+
+    /// Closes jobs that had no request, as of `now_ns`.
+    fn close_idle(&self, now_ns: u64) {
+        let ttl_ns = u64::try_from(self.context.job_ttl.as_nanos()).unwrap_or(u64::MAX);
+        let idle: Vec<_> = self
+            .jobs
+            .lock()
+            .iter()
+            .filter(|(_, s)| s.is_idle(now_ns, ttl_ns) && !s.closing.swap(true, SeqCst))
+            .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
+            .collect();
+        for (id, opened) in idle {
+            tracing::info!(job = %opened.setup.job, "an idle job is closed; its next request opens it");
+            let jobs = Arc::clone(&self.jobs);
+            self.context.tasks.spawn(async move { close(&jobs, &id, &opened).await });
+        }
+    }
+
+    /// Maintenance, as of `now_ns` (nanoseconds since the start): expired leases, changed shares, idle jobs,
+    /// versions without a job.
+    pub fn tick(&self, now_ns: u64) {
+        self.close_idle(now_ns);
+        self.all_opened().iter().for_each(|o| o.tick());
+        self.sweeps().iter().for_each(|w| w.tick(now_ns));
+        let unused = |p: &Shared| p.samples.try_lock().is_ok_and(|s| s.strong_count() == 0);
+        self.places.lock().retain(|_, p| Arc::strong_count(p) > 1 || !unused(p));
+    }
+
+    /// Writes the recorded calls of sweeps that are not in their trace files yet. Blocking.
+    pub fn end_traces(&self) {
+        self.sweeps().iter().for_each(|w| w.end_trace());
+    }
+
+    /// Returns the identities of a dataset's sweeps at the disk tier.
+    #[must_use]
+    pub fn sweeps_of(&self, domain: &Domain, dataset: &DatasetName) -> Vec<DatasetId> {
+        let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.kept_sources.dataset() == dataset;
+        self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.dataset_id()).collect()
+    }
+
+    /// Returns the progress of at most `jobs` open jobs, in the order of their ids, with at most `ranks`
+    /// ranks each.
+    #[must_use]
+    pub fn progress(&self, jobs: usize, ranks: usize) -> Vec<JobProgress> {
+        let mut open: Vec<_> = self.all_opened().into_iter().map(|job| (job.known().id(), job)).collect();
+        open.sort_by(|a, b| a.0.cmp(&b.0));
+        open.iter().take(jobs).map(|(_, job)| job.progress(ranks)).collect()
+    }
+
+    /// Returns numbers for metrics.
+    #[must_use]
+    pub fn stats(&self) -> RegistryStats {
+        let declared = self.jobs.lock().len() as u64;
+        RegistryStats {
+            declared,
+            open: self.all_opened().len() as u64,
+            epochs_open: self.all_opened().iter().map(|o| o.counts().1).sum(),
+            sweeps: self.sweeps().iter().map(|w| w.progress()).collect(),
+        }
+    }
+}

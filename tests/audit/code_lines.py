@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Counts the lines of product code at a revision: without tests, comments and blank lines.
 
-Product code is the Rust and Python of every package except the tests, the benches and the testkit. What
-follows `#[cfg(test)]` in a file is a test. A revision is anything that git knows; `.` is the working tree.
+Product code is the Rust and Python of every package except the tests, the benches and the testkit. The item
+after `#[cfg(test)]` is a test. A revision is anything that git knows; `.` is the working tree.
 Exits 1 when there are more lines than `--most` allows.
 """
 
@@ -27,11 +27,17 @@ def code_lines(path: str, text: str) -> int:
     """Returns the lines of a file that are code."""
     count = 0
     docstring = False
+    test: int | None = None  # The open braces of a test's item, while its lines are passed over.
     for line in map(str.strip, text.splitlines()):
         if path.endswith(".rs"):
-            if line.startswith("#[cfg(test)]"):
-                break
-            count += bool(line) and not line.startswith("//")
+            if line == "#[cfg(test)]":
+                test = 0
+            elif test is not None:
+                test += line.count("{") - line.count("}")
+                if test <= 0 and line.endswith(("}", ";", ",")):
+                    test = None
+            else:
+                count += bool(line) and not line.startswith("//")
             continue
         quotes = line.count('"""')
         if docstring or line.startswith(('"""', 'r"""')):

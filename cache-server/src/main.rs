@@ -111,8 +111,7 @@ async fn until_stopped(config: Config) -> anyhow::Result<()> {
         _ => eprintln!("listening on {url}"),
     }
     if let Some(path) = &ready_file {
-        // Scripts wait for the file and then read it. The URL is no secret, and clients of other users wait for
-        // it.
+        // Scripts wait for the file and then read it, clients of other users, too: the URL is no secret.
         let staged = stage_file(path, format!("{url}\n").as_bytes());
         staged.and_then(|staged| staged.with_mode(0o644)?.commit()).with_context(|| {
             format!("cannot write the ready file {}; give another path with --ready-file", path.display())

@@ -5,6 +5,7 @@
 
 use crate::common::{Node, Tree, body, content, index_bucket};
 use fletch_api::{headers, routes};
+use fletch_bounds::Gate;
 use fletch_core::{Hash, Root};
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use parking_lot::Mutex;
@@ -92,7 +93,7 @@ impl Bucket {
 
     async fn node(&self, more: &[&str]) -> Node {
         let config = format!("--config={}", self.settings.path().join("f.toml").display());
-        let mut args = vec![config.as_str(), "--cache-size=0", "--log-slow-read=200ms", "--io-timeout=30s"];
+        let mut args = vec![config.as_str(), "--cache-size=0", "--log-slow-read=200ms"];
         args.extend(more);
         let node = Node::start(&args).await;
         node.register("d", &self.store.uri(), None).await;
@@ -137,6 +138,17 @@ async fn named(log: &Log, node: &Node, gate: &str) {
     }
     let count = format!("fletch_read_wait_seconds_count{{gate=\"{gate}\"}}");
     assert!(node.metric(&count).await > 0, "{gate} is not counted");
+}
+
+#[test]
+fn every_gate_is_documented() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/OPERATIONS.md"));
+    let page = page.expect("the page");
+    let table = page.split_once("### Slow reads").expect("the section").1;
+    for gate in Gate::ALL {
+        let row = format!("\n| `{}` | ", gate.as_str());
+        assert!(table.contains(&row), "{row}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

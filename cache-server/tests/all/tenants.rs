@@ -257,6 +257,7 @@ async fn i6_unread_replies_of_one_tenant_leave_the_others_their_memory() {
     assert_eq!(shared.metric("fletch_overloaded_total").await, 0);
     drop(streams);
     shared.until(&used("a", "memory_bytes"), |n| n == 0).await;
+    shared.until("fletch_read_wait_seconds_count{gate=\"reply_memory\"}", |n| n > 0).await;
     shared.node.running.shutdown().await;
 }
 

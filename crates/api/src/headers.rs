@@ -10,8 +10,8 @@ pub const DATASET: &str = "fletch-dataset";
 pub const VIEW: &str = "fletch-view";
 /// The component that sends the request: `mount`, `loader`, `cli` or `peer`. Other values count as `other`.
 pub const COMPONENT: &str = "fletch-component";
-/// The id of the request: 1 to 64 ASCII letters, digits, `-`, `_`, `.` and `:`. The reply repeats it. A server
-/// draws one for a request without it.
+/// The id of the request: 1 to 64 ASCII letters, digits, `-`, `_`, `.` and `:`. The reply repeats it. A
+/// server draws one for a request without it.
 pub const REQUEST_ID: &str = "x-request-id";
 /// The domain for which another server of the cluster asks. Only routes of peers have it.
 pub const DOMAIN: &str = "fletch-domain";

@@ -14,4 +14,6 @@ mod waits;
 
 pub use gate::Gate;
 pub use request_id::RequestId;
-pub use waits::{InWaits, MakeSpan, RecordWait, Waits, carried, in_request, in_waits, pass_gate};
+pub use waits::{
+    InRequest, InWaits, MakeSpan, PassGate, RecordWait, Waits, carried, in_request, in_waits, pass_gate,
+};

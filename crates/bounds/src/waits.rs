@@ -8,17 +8,19 @@
 
 use crate::{Gate, RequestId};
 use parking_lot::{Mutex, MutexGuard};
+use pin_project_lite::pin_project;
 use std::{
     future::Future,
-    pin::pin,
+    pin::Pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tokio::task_local;
+use tokio::{task::futures::TaskLocalFuture, task_local};
+use tokio_util::either::Either;
 use tracing::{Instrument as _, Span};
 
 task_local! {
@@ -189,22 +191,42 @@ impl Drop for Passing {
     }
 }
 
-/// Waits at a gate: runs `wait`, and records how long it took if it was not ready at once.
-pub async fn pass_gate<T>(gate: Gate, wait: impl Future<Output = T>) -> T {
-    let mut wait = pin!(wait);
-    let first = std::future::poll_fn(|cx| Poll::Ready(wait.as_mut().poll(cx))).await;
-    match first {
-        Poll::Ready(result) => result,
-        Poll::Pending => {
-            let _passing = Passing::begin(gate);
-            wait.await
-        }
+pin_project! {
+    /// A wait at a gate. See [`pass_gate`].
+    ///
+    /// A type of its own: an `async fn` would have its argument twice, and every read has many of these.
+    pub struct PassGate<F> {
+        #[pin]
+        wait: F,
+        gate: Gate,
+        passing: Option<Passing>,
+        is_first: bool,
     }
 }
 
+impl<F: Future> Future for PassGate<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let polled = this.wait.poll(cx);
+        match polled {
+            Poll::Ready(_) => *this.passing = None,
+            Poll::Pending if std::mem::take(this.is_first) => *this.passing = Passing::begin(*this.gate),
+            Poll::Pending => {}
+        }
+        polled
+    }
+}
+
+/// Waits at a gate: runs `wait`, and records how long it took if it was not ready at once.
+pub fn pass_gate<F: Future>(gate: Gate, wait: F) -> PassGate<F> {
+    PassGate { wait, gate, passing: None, is_first: true }
+}
+
 /// Runs a future whose waits are recorded in `waits`.
-pub async fn in_waits<T>(waits: Arc<Waits>, work: impl Future<Output = T>) -> T {
-    CURRENT.scope(waits, work).await
+pub fn in_waits<F: Future>(waits: Arc<Waits>, work: F) -> TaskLocalFuture<Arc<Waits>, F> {
+    CURRENT.scope(waits, work)
 }
 
 /// Prepares a future for a task of its own: it records in the current waits, and logs in the current span.
@@ -215,22 +237,39 @@ pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
         _ => span,
     };
     let work = work.instrument(span);
-    async move {
-        match waits {
-            Some(waits) => CURRENT.scope(waits, work).await,
-            None => work.await,
+    match waits {
+        Some(waits) => Either::Left(CURRENT.scope(waits, work)),
+        None => Either::Right(work),
+    }
+}
+
+pin_project! {
+    /// A request that runs. See [`in_request`].
+    pub struct InRequest<F> {
+        #[pin]
+        work: TaskLocalFuture<Arc<Waits>, F>,
+        waits: Arc<Waits>,
+    }
+}
+
+impl<F: Future> Future for InRequest<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let entered = this.waits.span.get().map(Span::enter);
+        let polled = this.work.poll(cx);
+        drop(entered);
+        if polled.is_pending() {
+            this.waits.span();
         }
+        polled
     }
 }
 
 /// Runs a request in its waits, and from its first wait on in its span.
-pub async fn in_request<T>(waits: Arc<Waits>, work: impl Future<Output = T>) -> T {
-    let mut work = pin!(CURRENT.scope(Arc::clone(&waits), work));
-    let first = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
-    match first {
-        Poll::Ready(result) => result,
-        Poll::Pending => work.instrument(waits.span()).await,
-    }
+pub fn in_request<F: Future>(waits: Arc<Waits>, work: F) -> InRequest<F> {
+    InRequest { work: CURRENT.scope(Arc::clone(&waits), work), waits }
 }
 
 /// A value that is polled in the waits and the span of a request, such as the body of its reply.

@@ -70,8 +70,9 @@ impl ReadWatch {
         if let Some(slow) = self.slow[at].count() {
             let shown: Vec<_> =
                 longest.iter().map(|(gate, time)| format!("{} {time:.1?}", gate.as_str())).collect();
+            // A read that is given up ends outside of its request's span.
             tracing::warn!(
-                gate, waits = %shown.join(", "), took = %format_args!("{took:.1?}"), slow,
+                parent: &waits.span(), gate, waits = %shown.join(", "), took = %format_args!("{took:.1?}"), slow,
                 "a slow read of {}: it waited longest at the gate {gate} (`slow` counts since the last such \
                  line)",
                 what()

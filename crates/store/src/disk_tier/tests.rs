@@ -6,6 +6,7 @@ use crate::{
     disk::{OffReason, Policy, Refusal, Stored},
 };
 use bytes::Bytes;
+use fletch_bounds::{Waits, in_waits};
 use fletch_core::Domain;
 use std::{fs, os::unix::fs::FileExt, path::Path, sync::atomic::AtomicU32};
 use tokio_util::task::TaskTracker;
@@ -93,6 +94,28 @@ async fn what_memory_has_no_room_for_is_read_from_disk_and_not_from_the_origin()
         assert_eq!(read(&s, n, 100_000, &origin).await.tier, Tier::Disk);
     }
     assert_eq!(origin.load(Relaxed), 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_waits_for_other_reads_of_the_disk_names_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(64 * MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    read(&s, 1, 4096, &origin).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
+    s.memory.clear();
+    let all = u32::try_from(READERS).expect("few");
+    let held = Arc::clone(&disk.readers).acquire_many_owned(all).await.expect("open");
+    let waits = Waits::of_part();
+    let (waiting, freed) = (in_waits(Arc::clone(&waits), read(&s, 1, 4096, &origin)), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(held);
+    });
+    let (hit, ()) = tokio::join!(waiting, freed);
+    assert_eq!((hit.tier, origin.load(Relaxed)), (Tier::Disk, 1));
+    let (gate, time) = waits.longest_first()[0];
+    assert!(gate == Gate::DiskQueue && time >= Duration::from_millis(30), "{waits:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,8 +21,7 @@ import torch.utils.data
 import fletch
 from conftest import Server, serving
 from fletch.torch import DataLoader, EpochDataset, EvalDataset, MapDataset
-from fletch.torch import epochs as epochs_module
-from fletch.torch import wrappers
+from fletch.torch import states, wrappers
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -367,7 +366,7 @@ def test_a_state_of_rank_0_has_the_steps_of_all_ranks(server: Server, tmp_path: 
 def test_a_state_that_lacks_a_rank_says_so(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs_module, "_STATE_SECONDS", 0.3)
+    monkeypatch.setattr(states, "_STATE_SECONDS", 0.3)
 
     def work(rank: int) -> str:
         said: list[str] = []

@@ -90,8 +90,8 @@ class Script:
         """Starts a training again and again, which kills itself at a place, and at last to its end.
 
         A kill is a place and the number of times that the script comes there, and perhaps the only rank that
-        dies. Every second run has two workers. Each validation that a run ended has every sample once, and all runs
-        together end at least ``whole_validations`` of them. Returns the result.
+        dies. Every second run has two workers. Each validation that a run ended has every sample once, and
+        all runs together end at least ``whole_validations`` of them. Returns the result.
         """
         validated: list[Any] = []
         for at, kill in enumerate(kills):

@@ -40,7 +40,8 @@ class EarlierProgress(NamedTuple):
         """
         acked = {e["epoch"]: e["acked"] for e in info["epochs"] if e["acked"] > 0}
         if run_together(ranks):
-            acked = {int(key): count for key, count in json.loads(first_value(job, json.dumps(acked))).items()}
+            agreed = json.loads(first_value(job, json.dumps(acked)))
+            acked = {int(key): count for key, count in agreed.items()}
         return cls(acked)
 
     @property
@@ -52,15 +53,15 @@ class EarlierProgress(NamedTuple):
 def report_rest(job: str, epoch: int, left: int, samples: int) -> None:
     """Logs that a job goes on within an epoch though no state was loaded."""
     _log.warning(
-        "job %s goes on in epoch %d with %d of %d samples left, and no state was loaded: a new model does not "
-        "see the other %d in this epoch; call load_state_dict() with the model's state, or begin anew with "
-        "another job name",
+        "job %s goes on in epoch %d with %d of %d samples left, and no state was loaded: a new model does "
+        "not see the other %d in this epoch; call load_state_dict() with the model's state, or begin anew "
+        "with another job name",
         job, epoch, left, samples, samples - left,
     )
 
 
 def refuse_finished_epoch(job: str, epoch: int, epochs: Sequence[dict[str, Any]]) -> None:
-    """Raises `Invalid` if the job has finished the epoch. Otherwise other ranks still consume their shares."""
+    """Raises `Invalid` if the job has finished the epoch. Otherwise logs that other ranks consume the rest."""
     if not any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs):
         _log.warning(
             "job %s, epoch %d gave this rank no batch: its share was consumed before this process began",
@@ -69,8 +70,8 @@ def refuse_finished_epoch(job: str, epoch: int, epochs: Sequence[dict[str, Any]]
         return
     hint = (
         f'to train on, create the dataset with epoch="next" (now {next_epoch(epochs)}); to restore a model, '
-        "call load_state_dict() with its state; to start from the beginning, give another job name, or delete "
-        f"the job (`fletch jobs delete {job}`)"
+        "call load_state_dict() with its state; to start from the beginning, give another job name, or "
+        f"delete the job (`fletch jobs delete {job}`)"
     )
     raise Invalid(
         f"job {job}, epoch {epoch} was finished before, so it has no batch: {hint}", "epoch_closed", hint

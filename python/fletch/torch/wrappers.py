@@ -145,6 +145,18 @@ def refuse_resumes_without_state(
         )
 
 
+def state_that_lightning_keeps(job: str) -> dict[str, Any] | None:
+    """The state of the job in Lightning's checkpoint, if Lightning does not load it itself.
+
+    Lightning loads no state of a loader from a checkpoint that it saved at the end of an epoch.
+    """
+    for names, found, _ in _callers():
+        if _LIGHTNING in names and not getattr(found, "restarting", False):
+            states = getattr(found, "_combined_loader_states_to_load", [])
+            return next((one for one in states if isinstance(one, dict) and one.get("job") == job), None)
+    return None
+
+
 def refuse_repeated_batches(job: str) -> None:
     """Raises `Invalid` if Lightning wants the same batches in every epoch."""
     for names, found, _ in _callers():

@@ -82,7 +82,8 @@ def test_lightning_saves_after_each_epoch_and_is_killed(script: Any, ranks: int)
 
 @RANKS
 def test_epoch_trainer_is_killed_and_continues(script: Any, ranks: int) -> None:
-    kills = [["step", 3], ["step", 37], ["validation", 20], one_rank_dies("validation", 3, ranks), ["step", 40]]
+    kills = [["step", 3], ["step", 37], ["validation", 20]]
+    kills += [one_rank_dies("validation", 3, ranks), ["step", 40]]
     settings = {"save_every": 10, "eval": "whole", "resume": True}
     got = script("use_trainer.py", ranks).is_killed_and_finishes(f"trainer-{ranks}", kills, 2, **settings)
     assert got["trained"] == TWICE

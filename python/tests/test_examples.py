@@ -147,6 +147,13 @@ def test_a_training_that_is_killed_in_a_validation_continues(
     assert got["trained"] == TWICE
 
 
+def test_a_training_that_saves_after_each_epoch_continues(pictures: Server, tmp_path: Path) -> None:
+    # Lightning does not load the loader's state from a checkpoint of the end of an epoch.
+    fit = Script(pictures, tmp_path, "use_lightning.py", 1, [], (STAND_INS,))
+    got = fit.is_killed_and_finishes("saves-after-each-epoch", [["step", 150]], 2, save_every="epoch")
+    assert got["trained"] == TWICE
+
+
 def rank_of(job: str, rank: int) -> int | None:
     """Returns the process of a rank of a job."""
     for process in Path("/proc").iterdir():

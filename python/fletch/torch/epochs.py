@@ -313,7 +313,9 @@ class EpochDataset(EpochConsumption):
 
         Those do not count that other workers of the iteration consume, or other ranks of this run.
         """
-        own = self._consumed_earlier or self._acks.counts["samples"] > 0
+        # What a worker consumed itself belongs to its loader.
+        is_workers = torch.utils.data.get_worker_info() is not None and self._iterations > 0
+        own = self._consumed_earlier or (self._acks.counts["samples"] > 0 and not is_workers)
         own = own or self._worker_table.has_run(but_for=loader_seed)
         return (self._earlier.is_begun or own) and self._has_begun()
 

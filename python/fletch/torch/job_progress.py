@@ -61,7 +61,7 @@ def report_rest(job: str, epoch: int, left: int, samples: int) -> None:
 
 
 def refuse_finished_epoch(job: str, epoch: int, epochs: Sequence[dict[str, Any]]) -> None:
-    """Raises `Invalid` if the job has finished the epoch. Otherwise logs that other ranks consume the rest."""
+    """Raises `Invalid` if the job has finished the epoch. Else it logs that other ranks consume the rest."""
     if not any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs):
         _log.warning(
             "job %s, epoch %d gave this rank no batch: its share was consumed before this process began",

@@ -64,10 +64,11 @@ def test_lightning_is_killed_and_continues(script: Any, ranks: int) -> None:
 
 @RANKS
 def test_lightning_is_killed_in_a_validation_within_an_epoch(script: Any, ranks: int) -> None:
-    kills = [["validation", 10], ["validation", 130]]
-    settings = {"trainer": {"val_check_interval": 30}, "max_epochs": 1}
+    # In the validations of steps 20 and 40.
+    kills = [["validation", 10], ["validation", 20]]
+    settings = {"trainer": {"val_check_interval": 20}, "max_epochs": 1}
     fit = script("use_lightning.py", ranks)
-    got = fit.is_killed_and_finishes(f"within-{ranks}", kills, 2, **settings)
+    got = fit.is_killed_and_finishes(f"within-{ranks}", kills, 1, **settings)
     assert got["trained"] == WHOLE
 
 

@@ -1,7 +1,7 @@
 """The states of an `EpochDataset`: the progress of a job, saved with the model and loaded again.
 
 Invariants:
-    1. A state is a dict of strings, numbers, bytes and tuples, which ``torch.load(weights_only=True)`` reads.
+    1. A state is a dict of strings, numbers, bytes and tuples: torch 2 loads it with ``weights_only=True``.
     2. A state of rank 0 has the steps of all ranks.
     3. Rank 0 sends a state to the server, and the other ranks begin after that.
 """

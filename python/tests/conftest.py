@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -191,6 +191,31 @@ def images(server: Server) -> Path:
     (tree / "train" / "dog" / "more").symlink_to("../emu/deep")
     server.publish("images", tree)
     return tree
+
+
+def end_with_children(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that still runs, and everything that it started.
+
+    Torchrun starts its ranks in sessions of their own, so a signal to its process group leaves them alive.
+    """
+    if process.poll() is None:
+        pids = [process.pid, *_children_of(process.pid)]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(20)
+
+
+def _children_of(parent: int) -> list[int]:
+    """The processes that a process started, and those that they started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The process's name, in parentheses, may contain spaces.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                child = int(stat.parent.name)
+                found += [child, *_children_of(child)]
+    return found
 
 
 def in_child(holds: Callable[[], bool]) -> None:

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 from PIL import Image
 
-from conftest import BIN, Server, serving, until
+from conftest import BIN, Server, end_with_children, serving, until
+from framework_scripts import TWICE, Script, publish_numbered
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Frameworks with the same calls, for an interpreter that lacks them.
@@ -43,14 +44,8 @@ def pictures() -> Iterator[Server]:
             path.parent.mkdir(parents=True, exist_ok=True)
             image.save(path)
         server.publish("pictures", server.scratch / "pictures")
+        publish_numbered(server)
         yield server
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and everything that it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
 
 
 class Training:
@@ -82,7 +77,7 @@ class Training:
             until("a checkpoint", lambda: "checkpoint after" in self.text() or process.poll() is not None)
             assert process.poll() is None, self.text()
         finally:
-            end(process)
+            end_with_children(process)
         self.out.unlink()
 
     def finished(self) -> str:
@@ -139,6 +134,26 @@ def test_a_killed_training_of_a_framework_continues(
     assert f"rank {ranks}" not in said
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_training_that_is_killed_in_a_validation_continues(
+    pictures: Server, tmp_path: Path, ranks: int
+) -> None:
+    # The calls of Lightning, in every interpreter by the stand-in.
+    fit = Script(pictures, tmp_path, "use_lightning.py", ranks, [], (STAND_INS,))
+    kills: list[list[Any]] = [["sanity", 2], ["validation", 20], ["validation", 3]]
+    if ranks == 2:
+        kills = [["validation", 20], ["validation", 3, 1]]
+    got = fit.is_killed_and_finishes(f"killed-in-validation-{ranks}", kills, 2)
+    assert got["trained"] == TWICE
+
+
+def test_a_training_that_saves_after_each_epoch_continues(pictures: Server, tmp_path: Path) -> None:
+    # Lightning does not load the loader's state from a checkpoint of the end of an epoch.
+    fit = Script(pictures, tmp_path, "use_lightning.py", 1, [], (STAND_INS,))
+    got = fit.is_killed_and_finishes("saves-after-each-epoch", [["step", 150]], 2, save_every="epoch")
+    assert got["trained"] == TWICE
+
+
 def rank_of(job: str, rank: int) -> int | None:
     """Returns the process of a rank of a job."""
     for process in Path("/proc").iterdir():
@@ -167,7 +182,7 @@ def test_a_lost_rank_is_started_again_in_mid_epoch(pictures: Server, tmp_path: P
         os.kill(lost, signal.SIGKILL)
         assert process.wait(120) == 0, training.text()
     finally:
-        end(process)
+        end_with_children(process)
     said = training.text()
     for rank in (0, 1):
         assert f"rank {rank} continues with epoch 0" in said, said

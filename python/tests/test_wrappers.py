@@ -21,8 +21,7 @@ import torch.utils.data
 import fletch
 from conftest import Server, serving
 from fletch.torch import DataLoader, EpochDataset, EvalDataset, MapDataset
-from fletch.torch import epochs as epochs_module
-from fletch.torch import wrappers
+from fletch.torch import states, wrappers
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -232,6 +231,7 @@ class _FitLoop:
 
     def __init__(self, restarting: bool = False, overfit_batches: int = 0) -> None:
         self.restarting, self.trainer = restarting, SimpleNamespace(overfit_batches=overfit_batches)
+        self._combined_loader_states_to_load: list[Any] = []
 
     def setup_data(self, loader: Any) -> Any:
         return iter(loader)
@@ -277,6 +277,74 @@ def test_a_trainer_does_not_continue_without_a_state(server: Server) -> None:
     loaded.load_state_dict(state)
     got = seen(starts[0](DataLoader(loaded)))
     assert sorted(got + sum(first, [])) == list(range(SAMPLES))
+
+
+def begin_late(worker: int) -> None:
+    """Makes every worker but the first one begin when the first one has consumed samples."""
+    time.sleep(worker)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_samples_of_sibling_workers_do_not_refuse_a_worker(server: Server, persistent: bool) -> None:
+    # A new job: the checkpoint is of another one, or has no state.
+    dataset = epochs(server, f"siblings-{persistent}")
+    loader = torch.utils.data.DataLoader(
+        dataset, 8, num_workers=2, worker_init_fn=begin_late, persistent_workers=persistent
+    )
+    for _ in range(2):
+        got = seen(_FitLoop(restarting=True).setup_data(loader))
+        assert sorted(got) == list(range(SAMPLES))
+        if not persistent:
+            break
+
+
+def test_lightning_keeps_the_state_of_an_epochs_end(server: Server) -> None:
+    dataset = epochs(server, "kept-state")
+    assert sorted(seen(iter(DataLoader(dataset)))) == list(range(SAMPLES))
+    state = dataset.state_dict()
+    # The process is lost within the next epoch, and the model goes back to the end of this one.
+    batches = iter(DataLoader(dataset))
+    assert len([next(batches), next(batches)]) == 2
+    batches.close()
+    loop = _FitLoop()
+    loop._combined_loader_states_to_load = [{"job": "another"}, state]
+    loaded = epochs(server, "kept-state")
+    assert sorted(seen(loop.setup_data(DataLoader(loaded)))) == list(range(SAMPLES))
+    assert loaded.epoch == 1
+    # Once: the state stays in the loop, and the next epoch follows.
+    assert sorted(seen(loop.setup_data(DataLoader(loaded)))) == list(range(SAMPLES))
+    assert loaded.epoch == 2
+
+
+def rests(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of jobs that go on without a state."""
+    return [record.getMessage() for record in caplog.records if "goes on in epoch" in record.getMessage()]
+
+
+def test_a_job_that_goes_on_without_a_state_says_so(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = epochs(server, "goes-on")
+    batches = iter(DataLoader(first))
+    assert len([next(batches), next(batches)]) == 2
+    # It counts the batch in hand as consumed.
+    state = first.state_dict()
+    batches.close()
+    assert rests(caplog) == []
+    left = SAMPLES - 16
+    second = epochs(server, "goes-on")
+    assert next(iter(torch.utils.data.DataLoader(second, 8))).numel() == 8
+    [said] = rests(caplog)
+    assert f"goes on in epoch 0 with {left} of {SAMPLES} samples left, and no state was loaded" in said
+    assert "load_state_dict()" in said and "another job name" in said
+    # Neither a second time nor with a state.
+    next(iter(DataLoader(second)))
+    loaded = epochs(server, "goes-on")
+    loaded.load_state_dict(state)
+    rest = seen(iter(DataLoader(loaded)))
+    assert len(rest) == left and len(rests(caplog)) == 1
+    # The next epoch begins from its start.
+    assert len(seen(iter(DataLoader(loaded)))) == SAMPLES and len(rests(caplog)) == 1
 
 
 def test_lightning_repeats_no_batch_of_an_epoch(server: Server) -> None:
@@ -333,6 +401,20 @@ def on_two_ranks(folder: Path, work: Callable[[int], Any]) -> list[Any]:
     return [got[0], got[1]]
 
 
+def test_samples_of_other_ranks_do_not_refuse_a_late_rank(server: Server, tmp_path: Path) -> None:
+    url = f"unix:{server.socket}"
+
+    def work(rank: int) -> Any:
+        # Rank 1 makes its dataset when rank 0 has consumed its share.
+        time.sleep(rank)
+        dataset = EpochDataset(fletch.Client(url, timeout=20), "numbered", job="late-rank", batch_size=5,
+                               transform=number)
+        return seen(_FitLoop(restarting=True).setup_data(torch.utils.data.DataLoader(dataset, 5)))
+
+    got = on_two_ranks(tmp_path, work)
+    assert sorted(sum(got, [])) == list(range(SAMPLES))
+
+
 def test_a_state_of_rank_0_has_the_steps_of_all_ranks(server: Server, tmp_path: Path) -> None:
     url = f"unix:{server.socket}"
 
@@ -367,7 +449,7 @@ def test_a_state_of_rank_0_has_the_steps_of_all_ranks(server: Server, tmp_path: 
 def test_a_state_that_lacks_a_rank_says_so(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs_module, "_STATE_SECONDS", 0.3)
+    monkeypatch.setattr(states, "_STATE_SECONDS", 0.3)
 
     def work(rank: int) -> str:
         said: list[str] = []

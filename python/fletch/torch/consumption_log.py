@@ -62,6 +62,17 @@ def append(path: str | os.PathLike[str], first: str, more: str) -> None:
         _sync_directory(os.path.dirname(os.path.abspath(path)))
 
 
+def save_sum(path: str | os.PathLike[str], first: str, total: bytes) -> None:
+    """Writes a receipt sum as a log whose first line is ``first``. The file is complete or does not exist."""
+    delivered, value = int.from_bytes(total[:8], "little"), total[8:].hex()
+    part = f"{os.fspath(path)}.part"
+    with open(part, "w", encoding="ascii") as file:
+        file.write(f"{first}sum {delivered} {value}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
 def _sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:

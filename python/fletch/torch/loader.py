@@ -7,8 +7,6 @@ import copy
 import multiprocessing.util
 import os
 import signal
-import threading
-import time
 import weakref
 from typing import Any, Callable, Iterator
 
@@ -21,14 +19,13 @@ from .images import ImageFolder
 from .iteration import _end_workers, _Iteration, _LeaseDataset
 from .lease_journal import LeaseJournal, lease_journal
 from .map import MapDataset
+from .orphans import end_with_parent
 from .prefetch import PrefetchSampler, can_prefetch
 from .shared_buffers import IntoSharedBuffers, buffer_memory
 from .wrappers import RebuiltLoader, refuse_repeated_batches
 
 #: The default ``prefetch_factor`` with workers: torch's.
 _PREFETCH_OF_WORKERS = 2
-#: The seconds after its parent's end in which a worker ends by itself, and removes its files.
-_ORPHAN_SECONDS = 15.0
 #: The default ``prefetch_factor`` without workers.
 _PREFETCH_WITHOUT_WORKERS = 2
 
@@ -238,21 +235,9 @@ class _WorkerInit:
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_end_with_parent, name="fletch-parent", daemon=True).start()
+        end_with_parent()
         if self.then is not None:
             self.then(worker)
-
-
-def _end_with_parent() -> None:
-    """Ends a worker whose parent has ended, if torch does not.
-
-    A worker of torch remembers its parent's number when it begins. A worker that begins after its parent was
-    killed takes another process for its parent, and would wait for it for ever.
-    """
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        time.sleep(_ORPHAN_SECONDS)
-        os._exit(1)
 
 
 def _identity(batch: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,12 @@ from .. import Invalid, Unavailable
 
 #: The time that a rank waits until rank 0 has sent a state to the server, in seconds.
 _LOAD_SECONDS = 300.0
+
+#: The time that a rank waits for the value of the first one, which sends it at once, in seconds.
+_FIRST_SECONDS = 30.0
+
+#: The calls of `first_value` in this process, by job.
+_firsts: Counter[str] = Counter()
 
 
 def rank_of(rank: int | None, ranks: int | None) -> tuple[int, int]:
@@ -69,18 +76,49 @@ def await_load(job: str, number: int) -> None:
     Raises:
         Unavailable: it has not called it within five minutes.
     """
-    end, store = time.monotonic() + _LOAD_SECONDS, _store()
+    _await_key(
+        _load_key(job, number),
+        _LOAD_SECONDS,
+        f"job {job}: rank 0 has not loaded a state within {_LOAD_SECONDS:.0f} s, and the other ranks begin "
+        "after it: call load_state_dict() on every rank",
+    )
+
+
+def first_value(job: str, value: str) -> str:
+    """The value of the rank that calls this first for a job. The n-th calls of all ranks belong together.
+
+    Raises:
+        Unavailable: the first rank has ended before it gave its value.
+    """
+    number = _firsts[job]
+    _firsts[job] += 1
+    key, store = f"fletch/{job}/first/{number}", _store()
+    if store.add(f"{key}/calls", 1) == 1:
+        store.set(key, value)
+        return value
+    _await_key(
+        key,
+        _FIRST_SECONDS,
+        f"job {job}: the first rank has not said within {_FIRST_SECONDS:.0f} s what was consumed of the job",
+    )
+    return str(store.get(key).decode())
+
+
+def _await_key(key: str, seconds: float, failure: str) -> None:
+    """Waits for a key of the store.
+
+    Raises:
+        Unavailable: it is not there in time.
+    """
+    end, store = time.monotonic() + seconds, _store()
     while True:
         try:
             # Short waits, because Ctrl-C does not interrupt one.
-            store.wait([_load_key(job, number)], timedelta(seconds=1))
+            store.wait([key], timedelta(seconds=1))
             return
         except RuntimeError as error:
             if time.monotonic() > end:
-                raise Unavailable(
-                    f"job {job}: rank 0 has not loaded a state within {_LOAD_SECONDS:.0f} s, and the other "
-                    "ranks begin after it: call load_state_dict() on every rank"
-                ) from error
+                raise Unavailable(failure) from error
 
 
 def _load_key(job: str, number: int) -> str:

@@ -89,6 +89,13 @@ class WorkerTable:
         """Whether no worker began an iteration, and no epoch was chosen or ended, since this was made."""
         return int(self._numbers[0]) == 1
 
+    def has_run(self, but_for: int | None) -> bool:
+        """Whether workers began an iteration, other than those of the loader with this base seed."""
+        latest, ended = int(self._numbers[0]), self._rows[:, _ENDED].clone()
+        numbers = range(max(latest - _ITERATIONS + 1, 1), latest + 1)
+        iterations = [self._read_iteration(number, ended) for number in numbers]
+        return any(one.workers > 0 and one.seed != but_for for one in iterations)
+
     def latest(self) -> Iteration:
         """The latest iteration. It is over if all its workers reached the end."""
         ended = self._rows[:, _ENDED].clone()

@@ -26,6 +26,8 @@ _SKIPPERS = frozenset(("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoade
 _STATEFUL = frozenset(("StatefulDataLoader",))
 #: The loops of Lightning's trainer and the trainer of transformers.
 _LIGHTNING, _TRAINER = "_FitLoop", "Trainer"
+#: The iterator of torch's loader.
+_TORCHS = "_BaseDataLoaderIter"
 #: The loop of Lightning that counts the batches of an epoch.
 _COUNTER = "_TrainingEpochLoop"
 
@@ -107,7 +109,7 @@ def refuse_wrappers_of_epochs(job: str, rank: int, ranks: int) -> None:
 
 
 def refuse_resumes_without_state(
-    job: str, is_first: Callable[[], bool], is_begun: Callable[[], bool]
+    job: str, is_first: Callable[[], bool], was_begun: Callable[[int | None], bool]
 ) -> None:
     """Raises `Invalid` if a trainer goes on with a begun job, and no state of the job was loaded.
 
@@ -118,11 +120,15 @@ def refuse_resumes_without_state(
     Args:
         job: the job's name.
         is_first: whether no iteration of the dataset began before, and nobody chose its epoch.
-        is_begun: whether samples of the job were consumed. Called only if a trainer may continue.
+        was_begun: whether samples of the job were consumed before an iteration of torch's loader, which has
+            this base seed if it has workers. Called only if a trainer may continue.
     """
     trainer = hint = ""
-    may_go_on = True
+    may_go_on, seed = True, None
     for names, found, frame in _callers():
+        if _TORCHS in names and seed is None:
+            # Also in a worker that was forked: its stack begins with its parent's.
+            seed = getattr(found, "_base_seed", None)
         if _LIGHTNING in names and getattr(found, "restarting", False):
             trainer, may_go_on = "Lightning's Trainer", False
             hint = "give it fletch.torch.DataLoader(dataset), whose state it saves in its checkpoints"
@@ -131,13 +137,24 @@ def refuse_resumes_without_state(
         elif names & _SKIPPERS:
             trainer = "Accelerate"
             hint = f"{_OF_ACCELERATE}, and call register_for_checkpointing(loader); {_OF_TRAINER}"
-    # In this order: another worker of this iteration may consume samples meanwhile, and it began before that.
-    if trainer and is_begun() and not (may_go_on and not is_first()):
+    if trainer and not (may_go_on and not is_first()) and was_begun(seed):
         raise Invalid(
             f"{trainer} goes on with job {job}, which was begun, without a state of the job, so the model "
             f"would never see samples that were consumed: {hint}; or start again with another job name, or "
             f"delete the job (`fletch jobs delete {job}`)"
         )
+
+
+def state_that_lightning_keeps(job: str) -> dict[str, Any] | None:
+    """The state of the job in Lightning's checkpoint, if Lightning does not load it itself.
+
+    Lightning loads no state of a loader from a checkpoint that it saved at the end of an epoch.
+    """
+    for names, found, _ in _callers():
+        if _LIGHTNING in names and not getattr(found, "restarting", False):
+            states = getattr(found, "_combined_loader_states_to_load", [])
+            return next((one for one in states if isinstance(one, dict) and one.get("job") == job), None)
+    return None
 
 
 def refuse_repeated_batches(job: str) -> None:

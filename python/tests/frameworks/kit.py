@@ -50,12 +50,23 @@ def run_cases(one: Callable[[], None]) -> None:
                 refusal = refusal.__context__
             if refusal is None:
                 raise
-            print(f"REFUSED {json.dumps({'job': Case.job, 'rank': RANK, 'says': str(refusal)})}", flush=True)
+            say("REFUSED", {"job": Case.job, "rank": RANK, "says": str(refusal)})
+
+
+def say(kind: str, value: Any) -> None:
+    """Prints a line in one piece, because the ranks print to the same file."""
+    sys.stdout.write(f"{kind} {json.dumps(value)}\n")
+    sys.stdout.flush()
 
 
 def die_at(place: str, count: int) -> None:
-    """Kills this process if the test wants that, at the ``count``-th time that a script comes to a place."""
-    if option("die") == [place, count]:
+    """Kills this process if the test wants that, at the ``count``-th time that a script comes to a place.
+
+    A third word of the kill is the only rank that dies.
+    """
+    die = option("die")
+    if die is not None and die[:2] == [place, count] and die[2:] in ([], [RANK]):
+        say("KILLED", die)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -119,6 +130,13 @@ def counted(numbers: list[int]) -> dict[str, int]:
     return {"least": int(counts.min()), "most": int(counts.max()), "total": int(counts.sum())}
 
 
+def validated(counts: dict[str, int]) -> dict[str, int]:
+    """Prints on rank 0 what a validation counted, because a run that is killed has no result."""
+    if RANK == 0:
+        say("VALIDATED", counts)
+    return counts
+
+
 def result(net: Net | None = None, **more: Any) -> None:
     """Prints the result of a script, on rank 0."""
     if net is not None:
@@ -126,4 +144,4 @@ def result(net: Net | None = None, **more: Any) -> None:
         more["trained"] = {"least": int(seen.min()), "most": int(seen.max()), "total": int(seen.sum())}
         more["steps"] = net.steps
     if RANK == 0:
-        print("RESULT", json.dumps({"job": Case.job, **more}), flush=True)
+        say("RESULT", {"job": Case.job, **more})

@@ -6,122 +6,25 @@ under ``torchrun`` on two.
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import re
-import signal
-import subprocess
-import sys
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 
 from conftest import Server, serving
+from framework_scripts import SAMPLES, TWICE, WHOLE, Row, Script, publish_numbered
 
 for framework in ("accelerate", "datasets", "lightning", "torchdata", "transformers"):
     pytest.importorskip(framework, reason="make accept-frameworks installs it")
-
-HERE = Path(__file__).parent
-SAMPLES = 1000
-WHOLE = {"least": 1, "most": 1, "total": SAMPLES}
-TWICE = {"least": 2, "most": 2, "total": 2 * SAMPLES}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server with 1,000 samples, whose leases expire soon after their holders end."""
     with serving("--limits-lease-ttl", "3s") as server:
-        tree = server.scratch / "tree-numbered"
-        tree.mkdir()
-        rng = random.Random(3)
-        for i in range(SAMPLES):
-            (tree / f"{i:04}").write_bytes(i.to_bytes(4, "little") + rng.randbytes(rng.randrange(300)))
-        server.publish("numbered", tree)
+        publish_numbered(server)
         yield server
-
-
-@dataclass
-class Script:
-    """A script of this folder, in a folder of its own, started once or more often."""
-
-    server: Server
-    folder: Path
-    name: str
-    ranks: int
-    table: list[str]
-    said: str = field(default="")
-
-    def start(self, *cases: dict[str, Any]) -> int:
-        """Runs cases to their end. Returns the exit status."""
-        words = [sys.executable, "-W", "ignore"]
-        if self.ranks > 1:
-            words += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
-        words += [str(HERE / self.name), f"unix:{self.server.socket}", json.dumps(cases)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        out = self.folder / "out"
-        with open(out, "wb") as file:
-            process = subprocess.Popen(
-                words, cwd=self.folder, stdout=file, stderr=file, env=env, start_new_session=True
-            )
-            try:
-                return process.wait(900)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                self.said = out.read_text(errors="replace")
-
-    def is_killed_and_finishes(
-        self, job: str, kills: list[tuple[str, int]], **options: Any
-    ) -> dict[str, Any]:
-        """Starts a training again and again, which kills itself at a place, and at last to its end.
-
-        Every second run has two workers. Returns the result.
-        """
-        for at, kill in enumerate(kills):
-            assert self.start({"job": job, "die": kill, "workers": at % 2 * 2, **options}) != 0, self.said
-            assert "Error" not in self.said.replace("ChildFailedError", ""), self.said
-        [got] = self.results({"job": job, "workers": len(kills) % 2 * 2, **options})
-        self.table.append(f"{self.name} {self.ranks} ranks: {job}, killed at {kills}: {got}")
-        return got
-
-    def results(self, *cases: dict[str, Any]) -> list[dict[str, Any]]:
-        """Runs cases. Returns what each of them prints as its result, or as its refusal."""
-        assert self.start(*cases) == 0, self.said
-        found: dict[str, Any] = {}
-        for kind, text in re.findall(r"^(RESULT|REFUSED) (.*)$", self.said, re.MULTILINE):
-            got = json.loads(text)
-            assert kind == "REFUSED" or got["job"] not in found, f"a result beside a refusal: {self.said}"
-            found[got["job"]] = got
-        assert found.keys() == {case["job"] for case in cases}, self.said
-        return [found[case["job"]] for case in cases]
-
-    def check(self, rows: list[Row]) -> None:
-        """Runs rows, compares each of them with what it must give, and notes them in the table."""
-        faults = []
-        cases = [{"job": f"{self.name[4:-3]}-{self.ranks}-{at}", **row.case} for at, row in enumerate(rows)]
-        for row, got in zip(rows, self.results(*cases)):
-            if isinstance(row.gives, str):
-                holds = re.search(row.gives, got.get("says", "")) is not None
-            else:
-                holds = all(got.get(key) == value for key, value in row.gives.items())
-            shown = f"refused, says {row.gives!r}" if isinstance(row.gives, str) else str(row.gives)
-            line = f"{self.name} {self.ranks} ranks: {row.case}: {shown}"
-            self.table.append(line)
-            if not holds:
-                faults.append(f"{line}, and got {got}")
-        assert not faults, "\n".join(faults)
-
-
-@dataclass
-class Row:
-    """A case, and what it gives: the words of its refusal, or a part of its result."""
-
-    case: dict[str, Any]
-    gives: str | dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -145,37 +48,61 @@ RANKS = pytest.mark.parametrize("ranks", [1, 2])
 # Trainings that are killed, and continue by the means of their framework.
 
 
+def one_rank_dies(place: str, count: int, ranks: int) -> list[Any]:
+    """A kill of the last of several ranks alone."""
+    return [place, count] if ranks == 1 else [place, count, ranks - 1]
+
+
 @RANKS
 def test_lightning_is_killed_and_continues(script: Any, ranks: int) -> None:
     # A kill between the first step and the first checkpoint would leave a new model with a begun job.
-    kills = [("sanity", 1), ("step", 37), ("validation", 20), ("step", 40)]
-    got = script("use_lightning.py", ranks).is_killed_and_finishes(f"lightning-{ranks}", kills)
+    kills = [["sanity", 1], ["sanity", 2], ["step", 37], ["validation", 20]]
+    kills += [one_rank_dies("validation", 3, ranks), ["step", 40]]
+    got = script("use_lightning.py", ranks).is_killed_and_finishes(f"lightning-{ranks}", kills, 2)
     assert got["trained"] == TWICE
-    assert got["validations"] and all(one == WHOLE for one in got["validations"])
+
+
+@RANKS
+def test_lightning_is_killed_in_a_validation_within_an_epoch(script: Any, ranks: int) -> None:
+    # In the validations of steps 20 and 40.
+    kills = [["validation", 10], ["validation", 20]]
+    settings = {"trainer": {"val_check_interval": 20}, "max_epochs": 1}
+    fit = script("use_lightning.py", ranks)
+    got = fit.is_killed_and_finishes(f"within-{ranks}", kills, 1, **settings)
+    assert got["trained"] == WHOLE
+
+
+@RANKS
+def test_lightning_saves_after_each_epoch_and_is_killed(script: Any, ranks: int) -> None:
+    steps = -(-SAMPLES // (8 * ranks))
+    kills = [["step", steps + 25], ["validation", 5], one_rank_dies("validation", 20, ranks)]
+    fit = script("use_lightning.py", ranks)
+    got = fit.is_killed_and_finishes(f"by-epoch-{ranks}", kills, 2, save_every="epoch")
+    assert got["trained"] == TWICE
 
 
 @RANKS
 def test_epoch_trainer_is_killed_and_continues(script: Any, ranks: int) -> None:
-    kills = [("step", 3), ("step", 37), ("validation", 20), ("step", 40)]
+    kills = [["step", 3], ["step", 37], ["validation", 20]]
+    kills += [one_rank_dies("validation", 3, ranks), ["step", 40]]
     settings = {"save_every": 10, "eval": "whole", "resume": True}
-    got = script("use_trainer.py", ranks).is_killed_and_finishes(f"trainer-{ranks}", kills, **settings)
+    got = script("use_trainer.py", ranks).is_killed_and_finishes(f"trainer-{ranks}", kills, 2, **settings)
     assert got["trained"] == TWICE
-    assert got["validations"] and all(one == WHOLE for one in got["validations"])
     assert got["global_step"] == 2 * -(-SAMPLES // (8 * ranks))
 
 
 def test_epoch_trainer_accumulates_gradients(script: Any) -> None:
     settings = {"save_every": 5, "resume": True, "args": {"gradient_accumulation_steps": 3}}
-    got = script("use_trainer.py", 2).is_killed_and_finishes("accumulates", [("step", 31)], **settings)
+    got = script("use_trainer.py", 2).is_killed_and_finishes("accumulates", [["step", 31]], **settings)
     assert got["trained"] == TWICE
 
 
 @RANKS
 def test_accelerate_is_killed_and_continues(script: Any, ranks: int) -> None:
-    kills = [("step", 37), ("validation", 20), ("step", 40)]
-    got = script("use_accelerate.py", ranks).is_killed_and_finishes(f"accelerate-{ranks}", kills, eval=True)
+    kills = [["step", 37], ["validation", 20], one_rank_dies("validation", 3, ranks), ["step", 40]]
+    loop = script("use_accelerate.py", ranks)
+    got = loop.is_killed_and_finishes(f"accelerate-{ranks}", kills, 2, eval=True)
     assert got["trained"] == TWICE
-    assert got["validations"] and all(one == WHOLE for one in got["validations"])
 
 
 # Trainings that cannot continue say what to write.

@@ -14,6 +14,7 @@ from accelerate.utils import DataLoaderConfiguration
 import fletch.torch
 from kit import (
     BATCH, RANK, Case, Net, by_index, counted, die_at, epochs, gathered, option, passes, result, run_cases,
+    validated,
 )
 
 torch.set_num_threads(1)
@@ -53,7 +54,7 @@ def train(accelerator: Any) -> None:
                 die_at("validation", at)
                 net(**batch)
                 seen += real(batch)
-            validations.append(counted(gathered(seen)))
+            validations.append(validated(counted(gathered(seen))))
     result(plain, validations=validations, first=first)
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import fletch.torch
 from kit import (
     BATCH, RANKS, Case, Net, by_index, counted, die_at, epochs, gathered, option, passes, result, run_cases,
+    validated,
 )
 
 torch.set_num_threads(1)
@@ -37,7 +38,7 @@ class Module(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         whole = counted(gathered(self.validated))
         if not self.trainer.sanity_checking:
-            self.validations.append(whole)
+            self.validations.append(validated(whole))
         self.validated = []
 
     def configure_optimizers(self) -> Any:
@@ -51,7 +52,9 @@ def loader(dataset: Any, **more: Any) -> Any:
 
 def main() -> None:
     more, every = option("trainer", {}), option("save_every", 10)
-    save = ModelCheckpoint(Case.job, every_n_train_steps=every or None, save_top_k=-1)
+    # "epoch" is the callback's default: it saves after the validation of each epoch.
+    steps = {} if every == "epoch" else {"every_n_train_steps": every or None}
+    save = ModelCheckpoint(Case.job, save_top_k=-1, **steps)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=RANKS if RANKS > 1 else 1, strategy="ddp" if RANKS > 1 else "auto",
         max_epochs=option("max_epochs", 2), logger=False, enable_progress_bar=False,

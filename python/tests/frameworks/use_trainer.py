@@ -8,7 +8,9 @@ import torch
 import transformers
 
 from fletch.torch.hugging_face import EpochTrainer
-from kit import BATCH, Case, Net, by_index, counted, die_at, epochs, option, passes, result, run_cases
+from kit import (
+    BATCH, Case, Net, by_index, counted, die_at, epochs, option, passes, result, run_cases, validated,
+)
 
 torch.set_num_threads(1)
 evaluations: list[Any] = []
@@ -23,7 +25,7 @@ class Validating(transformers.TrainerCallback):
 
 
 def measure(predicted: Any) -> dict[str, float]:
-    evaluations.append(counted([int(n) for n in predicted.predictions]))
+    evaluations.append(validated(counted([int(n) for n in predicted.predictions])))
     return {}
 
 

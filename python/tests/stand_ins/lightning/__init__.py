@@ -61,6 +61,8 @@ class Trainer:
             self.fit_loop.advance()
             if val is not None:
                 self.validate(val, self.limit)
+            for callback in self.callbacks:
+                callback.on_epoch_end(self)
 
     def validate(self, val: Any, most: int | None) -> None:
         self.module.eval()
@@ -84,18 +86,19 @@ class Trainer:
         self.module.load_state_dict(saved["module"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.global_step, self.current_epoch = saved["step"], saved["epoch"]
-        self.fit_loop.batch, self.fit_loop.states = saved["batch"], saved["data"]
-        self.fit_loop.restarting = True
+        self.fit_loop.batch, self.fit_loop._combined_loader_states_to_load = saved["batch"], saved["data"]
+        # After a whole epoch Lightning does not restart, and loads no state of a loader.
+        self.fit_loop.restarting = saved["batch"] > 0
 
 
 class _FitLoop:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.batch, self.restarting = trainer, 0, False
-        self.states: list[Any] = []
+        self._combined_loader_states_to_load: list[Any] = []
 
     def setup_data(self) -> None:
-        if self.restarting and self.states:
-            self.trainer.loader.load_state_dict(self.states[0])
+        if self.restarting and self._combined_loader_states_to_load:
+            self.trainer.loader.load_state_dict(self._combined_loader_states_to_load.pop())
         self.iterator = iter(self.trainer.loader)
 
     def advance(self) -> None:

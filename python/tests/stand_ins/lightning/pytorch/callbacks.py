@@ -1,4 +1,4 @@
-"""The callback that saves a checkpoint after every few steps."""
+"""The callback that saves a checkpoint after every few steps, or after each epoch."""
 
 from __future__ import annotations
 
@@ -12,3 +12,7 @@ class ModelCheckpoint:
     def on_train_batch_end(self, trainer: Any) -> None:
         if self.every and trainer.global_step % self.every == 0:
             trainer.save(f"{self.dirpath}/step={trainer.global_step}.ckpt")
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        if not self.every:
+            trainer.save(f"{self.dirpath}/epoch={trainer.current_epoch}.ckpt")

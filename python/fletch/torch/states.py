@@ -1,0 +1,126 @@
+"""The states of an `EpochDataset`: the progress of a job, saved with the model and loaded again.
+
+Invariants:
+    1. A state is a dict of strings, numbers, bytes and tuples: torch 2 loads it with ``weights_only=True``.
+    2. A state of rank 0 has the steps of all ranks.
+    3. Rank 0 sends a state to the server, and the other ranks begin after that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from .. import FletchError, Invalid
+from .ranks import announce_load, await_load, run_together
+
+if TYPE_CHECKING:
+    from .epochs import EpochDataset
+
+_log = logging.getLogger("fletch")
+
+#: The time that `state_dict` waits for the other ranks' acks of the same step, and the pause between two
+#: looks, in seconds.
+_STATE_SECONDS, _STATE_PAUSE_SECONDS = 10.0, 0.02
+
+
+def save(data: EpochDataset) -> dict[str, Any]:
+    """See `EpochDataset.state_dict`."""
+    data._read_worker_table()
+    data._acks.mark_consumed()
+    data._acks.flush_acks()
+    _await_other_ranks(data)
+    there, commit = data._server_epoch(data.epoch), None
+    if data._visitation == "checkpoint":
+        # The number of entries that all ranks acknowledged, padding included. So every rank gives the same
+        # position the same number.
+        commit = 0 if there is None else there["acked"] + there["padded"]
+        data._acks.wait_for_server(lambda _: data._job.checkpoint(data.epoch, commit))
+    state = data._acks.wait_for_server(lambda _: data._job.state(data.epoch))
+    return {
+        "job": data.job,
+        "root": data.root,
+        "epoch": data.epoch,
+        "state": state,
+        "commit": commit,
+        "finished": there is not None and there["state"] == "finished",
+        "ranks": (data.rank, data.ranks),
+        "received": data.consumed_sum(),
+    }
+
+
+def load(data: EpochDataset, state: dict[str, Any]) -> None:
+    """See `EpochDataset.load_state_dict`."""
+    if state["root"] != data.root:
+        raise Invalid(f"the state is of version {state['root']}, the job reads {data.root}")
+    if data.rank == 0 and not _roll_back(data, state):
+        data._job.put_state(state["epoch"], state["state"], True)
+    data._end_iteration()
+    data._acks.drop(unacked=True)
+    data._acks.drop_lost()
+    data._begin_epoch(state["epoch"])
+    data._restored_epoch = data.epoch
+    rank, ranks = state.get("ranks", (None, None))
+    if (rank, ranks) == (data.rank, data.ranks):
+        data._acks.sum.merge(state["received"])
+    elif ranks == data.ranks:
+        # All ranks saved their states at the same step.
+        data._consumed_before = int.from_bytes(state["received"][:8], "little")
+    data._over = state.get("finished", False)
+    data._worker_table.set_epoch(data.epoch)
+    if data._over:
+        data._worker_table.set_epoch(data.epoch, over=True)
+    if data.rank == 0 and data._declaration.world_differs:
+        data._job.world(json.dumps(data._declaration.world))
+        data._require_world()
+    data._loads += 1
+    if run_together(data.ranks):
+        if data.rank == 0:
+            data._loaded_at = (_acked_by_all(data), data._totals()[1].delivered)
+            announce_load(data.job, data._loads)
+        else:
+            await_load(data.job, data._loads)
+
+
+def _await_other_ranks(data: EpochDataset) -> None:
+    """On rank 0, waits until the server has the acks of the other ranks for this rank's step."""
+    counts_acks = data._visitation != "at-most-once" and not data._replays
+    if data.rank > 0 or not counts_acks or not run_together(data.ranks):
+        return
+    before, own_before = data._loaded_at
+    due = before + (data._totals()[1].delivered - own_before) * data.ranks
+    end = time.monotonic() + _STATE_SECONDS
+    while (missing := due - _acked_by_all(data)) > 0:
+        if time.monotonic() > end:
+            _log.warning(
+                "job %s, epoch %d: the state lacks %d samples that other ranks have not acknowledged, so a "
+                "restart delivers them again: call state_dict() on every rank at the same step",
+                data.job, data.epoch, missing,
+            )
+            return
+        time.sleep(_STATE_PAUSE_SECONDS)
+
+
+def _acked_by_all(data: EpochDataset) -> int:
+    """The samples of this epoch that all ranks acknowledged, including those that pad a last step."""
+    there = data._server_epoch(data.epoch)
+    return 0 if there is None else int(there["acked"] + there["padded"])
+
+
+def _roll_back(data: EpochDataset, state: dict[str, Any]) -> bool:
+    """Rolls the epoch back to the state's commit.
+
+    Returns False if the server does not have that commit.
+    """
+    if data._visitation != "checkpoint" or state.get("commit") is None:
+        return False
+    try:
+        data._job.rollback(state["epoch"], state["commit"])
+        # A server that lost its state may have another commit with the same number.
+        return bool(data._job.state(state["epoch"]) == state["state"])
+    except FletchError as error:
+        if error.code in ("no_commit", "not_found"):
+            return False
+        raise

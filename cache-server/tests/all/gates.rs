@@ -57,7 +57,8 @@ impl Log {
         let lines = String::from_utf8(bytes).expect("text");
         let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("json"));
         let is_of = |line: &Value| {
-            let spans = line["spans"].as_array().cloned().unwrap_or_default();
+            let mut spans = line["spans"].as_array().cloned().unwrap_or_default();
+            spans.push(line["span"].clone());
             spans.iter().any(|span| span["name"] == "request" && span["id"] == id)
         };
         let gate = |line: &Value| line["fields"]["gate"].as_str().map(str::to_owned);

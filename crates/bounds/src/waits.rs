@@ -56,6 +56,7 @@ pub struct Waits {
     span: OnceLock<Span>,
     /// Set when it is known for which job a request reads.
     job: OnceLock<Arc<dyn RecordWait>>,
+    has_waited: AtomicBool,
     is_noted: AtomicBool,
 }
 
@@ -68,6 +69,7 @@ impl std::fmt::Debug for Waits {
 impl RecordWait for Waits {
     fn record_wait(&self, gate: Gate, waited: Duration) {
         let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        self.has_waited.store(true, Relaxed);
         self.nanos[gate as usize].fetch_add(nanos, Relaxed);
         match &self.above {
             Above::Nothing => {}
@@ -146,6 +148,12 @@ impl Waits {
         let under_way = self.under_way();
         let now = under_way.iter().filter(|one| one.0 == gate).map(|one| one.1.elapsed());
         ended + now.sum::<Duration>()
+    }
+
+    /// Returns whether a wait ended here.
+    #[must_use]
+    pub fn has_waited(&self) -> bool {
+        self.has_waited.load(Relaxed)
     }
 
     /// Returns whether nobody called this before: the log has one line for one request.

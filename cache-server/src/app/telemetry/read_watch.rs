@@ -83,6 +83,9 @@ impl ReadWatch {
 
     /// Logs a request that waited long outside of its reads: for memory, or for the tables of its version.
     pub fn note_request<W: Display>(&self, waits: &Waits, what: impl FnOnce() -> W) {
+        if !waits.has_waited() {
+            return;
+        }
         let outside = [Gate::RequestMemory, Gate::Tables, Gate::ReplyMemory];
         let waited = outside.into_iter().map(|gate| waits.time_at(gate)).sum();
         if waited >= self.slow_from && waits.is_first_note() {

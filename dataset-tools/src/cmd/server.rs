@@ -1,10 +1,12 @@
 //! The commands that only call a server: `register`, `unregister`, `datasets`.
 
+use super::prepare::give_credentials;
 use super::{Context, absent};
 use crate::failure::Failure;
 use crate::run::written;
 use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset, Unconfirmed};
 use fletch_core::DatasetName;
+use fletch_origin::OriginUri;
 use serde::Serialize;
 use std::io;
 
@@ -17,8 +19,15 @@ pub fn register(
 ) -> Result<(), Failure> {
     // The server has another working directory, so relative paths are resolved here.
     let origin = ctx.uri(source)?;
-    let uri = origin.to_string();
-    let given = tables.map(|t| ctx.uri(&t).map(|t| t.to_string())).transpose()?;
+    let uri = ctx.uri_at_server(source)?;
+    let place = match &tables {
+        Some(tables) => Some(ctx.uri(tables)?),
+        None => None,
+    };
+    let given = match &tables {
+        Some(tables) => Some(ctx.uri_at_server(tables)?),
+        None => None,
+    };
     let places = ctx.written(&origin);
     let remembered = written::best(&places).map(|place| place.tables.clone());
     // Without --tables: where this account wrote them, then the dataset itself.
@@ -28,6 +37,11 @@ pub fn register(
     };
     candidates.dedup();
     let client = ctx.client()?;
+    if ctx.asks_own_server()? {
+        let stores: Vec<&OriginUri> = [&origin].into_iter().chain(&place).collect();
+        ctx.claim(&stores)?;
+        give_credentials(ctx, &client, &stores)?;
+    }
     let mut refused = None;
     for tables in candidates {
         let tables = (tables != uri).then_some(tables);

@@ -216,7 +216,7 @@ impl OriginConfig {
             if is_at.as_deref() != Some(named) {
                 let is_at = is_at.unwrap_or_else(|| "a store without a name".to_owned());
                 let why = format!(
-                    "the prefix names the store {named}, and the endpoint, region and account of it name {is_at}"
+                    "the prefix names the store {named}, and its endpoint, region and account name {is_at}"
                 );
                 return Err(OriginError::invalid(what, why));
             }

@@ -213,7 +213,7 @@ impl Remote {
     }
 
     /// Returns the name of the store that a bucket of this remote is at.
-    pub fn store_of(&self, uri: &OriginUri) -> Option<String> {
+    pub fn store_of(&self, uri: &crate::OriginUri) -> Option<String> {
         self.config.store_of(uri)
     }
 

@@ -4,7 +4,7 @@
 //!    bucket of that name at another store before, the URI gets the store's name ([`Context::uri`]).
 //! 2. What was remembered means the store that it was read from. If the settings or the environment name
 //!    another one, the command ends, before anything is read or handed over ([`Context::remembered_uri`]).
-//! 3. The URIs of a server with settings of its own mean what those settings say ([`Context::uri_at_server`]).
+//! 3. The URIs of a server with settings of its own mean what those say ([`Context::uri_at_server`]).
 
 use super::{Context, opened};
 use crate::environment;
@@ -96,7 +96,7 @@ impl Context {
         Ok(known.to_string())
     }
 
-    /// Returns whether the server that is asked is the user's own. Without a server, `fletch mount` starts it.
+    /// Returns whether the server that is asked is the user's own, which `fletch mount` starts if none runs.
     pub(super) fn asks_own_server(&self) -> Result<bool, Failure> {
         match self.chosen()? {
             Some(server) => Ok(server.is_own()),
@@ -116,8 +116,8 @@ impl Context {
             let is_new = meanings::store(state_dir, &top).is_none();
             if is_new && !self.written(uri).is_empty() {
                 self.out.note(format_args!(
-                    "{uri} was read by an older fletch, which did not note from which store; from now on {top} \
-                     is the one at {named}"
+                    "{uri} was read by an older fletch, which did not note from which store; from now on \
+                     {top} is the one at {named}"
                 ));
             }
             match meanings::claim(state_dir, &top, &named) {

@@ -29,16 +29,23 @@ pub fn register(
         None => None,
     };
     let places = ctx.written(&origin);
-    let remembered = written::best(&places).map(|place| place.tables.clone());
+    let remembered = match written::best(&places) {
+        Some(place) if given.is_none() => Some(ctx.remembered_uri(&place.tables)?),
+        _ => None,
+    };
+    let written_at = match &remembered {
+        Some(written_at) => Some(ctx.at_server(written_at)?),
+        None => None,
+    };
     // Without --tables: where this account wrote them, then the dataset itself.
     let mut candidates = match &given {
         Some(given) => vec![given.clone()],
-        None => remembered.into_iter().chain([uri.clone()]).collect(),
+        None => written_at.into_iter().chain([uri.clone()]).collect(),
     };
     candidates.dedup();
     let client = ctx.client()?;
     if ctx.asks_own_server()? {
-        let stores: Vec<&OriginUri> = [&origin].into_iter().chain(&place).collect();
+        let stores: Vec<&OriginUri> = [&origin].into_iter().chain(&place).chain(&remembered).collect();
         ctx.claim(&stores)?;
         give_credentials(ctx, &client, &stores)?;
     }

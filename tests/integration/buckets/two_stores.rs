@@ -89,9 +89,11 @@ fn a_bucket_of_the_same_name_at_another_store_is_another_dataset() {
         let again = user.mount(source, &dir, &[]);
         assert_eq!(again["name"].as_str(), Some(&*name), "{source}");
         assert_eq!(listed(&user.path(&dir)), second, "{source}");
-        user.say(&["ls", source, "--json"]).ok();
     }
     assert_eq!(b.counts().get, 0);
+    for source in [uri.as_str(), &there, &name] {
+        assert_eq!(names(user.say(&["ls", source, "--json"])), ["only-b", "same"], "{source}");
+    }
 
     // What was read from the first store is not read or shown as if it were at the second.
     let why = format!("was read from {of_a}; AWS_ENDPOINT_URL now names {of_b}");

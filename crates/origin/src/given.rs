@@ -39,7 +39,7 @@ pub enum GiveError {
     )]
     OtherStore {
         /// The bucket or container.
-        uri: OriginUri,
+        uri: String,
         /// The store of the credentials that the process holds.
         held: String,
         /// The store of the credentials that were not taken.

@@ -114,7 +114,7 @@ impl Origins {
             if let (Some(held), Some(named)) = (held, named)
                 && held != named
             {
-                return Err(GiveError::OtherStore { uri: given.uri.clone(), held, named });
+                return Err(GiveError::OtherStore { uri: given.uri.to_string(), held, named });
             }
             return Ok(remote.replace(&given)?);
         }

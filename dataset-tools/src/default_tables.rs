@@ -19,11 +19,14 @@ pub fn directory_of(uri: &OriginUri) -> String {
 }
 
 /// Returns the name that a URI suggests: its last component, else the bucket. Always a valid name.
+///
+/// If the URI names its store, the name does, too: `photos-at-127.0.0.1-9000`.
 #[must_use]
 pub fn name_in(uri: &OriginUri) -> String {
-    let text = match uri.as_local() {
-        Some(dir) => dir.display().to_string(),
-        None => uri.to_string(),
+    let text = match (uri.as_local(), uri.store()) {
+        (Some(dir), _) => dir.display().to_string(),
+        (None, None) => uri.to_string(),
+        (None, Some(store)) => format!("{}-at-{store}", uri.without_store()),
     };
     let last = text.trim_end_matches('/').rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
@@ -59,6 +62,8 @@ mod tests {
         for (text, name) in [
             ("s3://bucket/sets/photos", "photos"),
             ("s3://bucket", "bucket"),
+            ("s3://bucket~127.0.0.1:9000", "bucket-at-127.0.0.1-9000"),
+            ("s3://bucket~minio.example/sets/photos", "photos-at-minio.example"),
             ("/data/My Photos", "My-Photos"),
             ("/data/.hidden", "hidden"),
             ("/data/ü", "dataset"),
@@ -69,6 +74,8 @@ mod tests {
         }
         let (a, b) = (directory_of(&uri("s3://one/photos")), directory_of(&uri("s3://two/photos")));
         assert!(a != b && a.starts_with("photos-"), "{a} {b}");
+        let other = directory_of(&uri("s3://one~store/photos"));
+        assert!(other != a && other.starts_with("photos-at-store-"), "{other}");
         let place = below("/state/tables", &uri("s3://one/photos")).expect("a place");
         assert_eq!(place.as_local(), Some(std::path::Path::new("/state/tables").join(a).as_path()));
         assert!(unknown("http://far").to_string().contains("publish.uri"));

@@ -268,6 +268,30 @@ pub fn config_of(uri: &OriginUri, var: Variables<'_>) -> Result<Option<OriginCon
     Ok(Some(config))
 }
 
+/// Says at which store a bucket or container is now, and what says so: `AWS_ENDPOINT_URL now names STORE`.
+#[must_use]
+pub fn now_names(config: &OriginConfig, uri: &OriginUri, var: Variables<'_>, store: &str) -> String {
+    if config.configured_by == ConfiguredBy::Settings {
+        return format!("its [[origin]] in --config now names {store}");
+    }
+    let text = uri.to_string();
+    type Names = &'static [&'static str];
+    let (endpoints, account): (Names, Names) = match parts(&text).map_or("", |(scheme, _)| scheme) {
+        "s3" => (&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"], &[]),
+        "az" => (
+            &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+            &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"],
+        ),
+        _ => (&["GOOGLE_ENDPOINT_URL", "GOOGLE_BASE_URL"], &[]),
+    };
+    let set = |names: Names| names.iter().copied().find(|name| var(name).is_some());
+    match (config.endpoint.is_some(), set(endpoints), set(account)) {
+        (true, Some(name), _) | (false, _, Some(name)) => format!("{name} now names {store}"),
+        (true, None, _) => format!("the profile of AWS now names {store}"),
+        (false, _, None) => format!("no endpoint is named now, which means {store}"),
+    }
+}
+
 fn of_origin(error: OriginError) -> Failure {
     match error {
         OriginError::Denied { .. } => Failure::new(error.to_string()).exit(Exit::Denied),

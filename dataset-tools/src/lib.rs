@@ -6,7 +6,8 @@
 //! Rooms, from the top down: [`cmd`] → [`index`], [`pack`] → [`run`] (what the two share) → [`source`]
 //! (reading files), [`tables_location`] (tags and versions). [`out`], [`progress`], [`failure`] and
 //! [`target`] are for all. [`status`] turns a server's numbers into text. [`own_server`] starts and stops the
-//! server of this user, [`environment`] knows its credentials, [`default_tables`] where tables go.
+//! server of this user, [`environment`] knows its credentials, [`default_tables`] where tables go, and
+//! [`meanings`] which store or folder a URI meant.
 
 pub mod cli;
 pub mod cmd;
@@ -14,6 +15,7 @@ pub mod default_tables;
 pub mod environment;
 pub mod failure;
 pub mod index;
+pub mod meanings;
 pub mod out;
 pub mod own_server;
 pub mod pack;

@@ -38,6 +38,10 @@ impl From<GiveError> for ApiError {
                 Code::Conflict,
                 "put the credentials into that [[origin]], or remove the table and restart the server",
             ),
+            GiveError::OtherStore { .. } => (
+                Code::StoreDiffers,
+                "hand them over for the URI with the store's name; or stop the server, which forgets them",
+            ),
             GiveError::TooMany(_) => (Code::Overloaded, "restart the server, which forgets all credentials"),
             GiveError::Invalid(_) => (Code::BadRequest, "correct the key that the error names"),
         };
@@ -58,8 +62,8 @@ impl From<GiveError> for ApiError {
             content_type = "application/problem+json"),
         (status = 403, description = "The server is not the caller's own", body = Problem,
             content_type = "application/problem+json"),
-        (status = 409, description = "The server's settings name the origin", body = Problem,
-            content_type = "application/problem+json"),
+        (status = 409, description = "The settings name the origin, or its bucket is at another store",
+            body = Problem, content_type = "application/problem+json"),
         (status = 429, description = "The server holds credentials of too many origins", body = Problem,
             content_type = "application/problem+json"),
     )

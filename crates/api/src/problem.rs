@@ -121,6 +121,8 @@ codes! {
     MethodNotAllowed = "method_not_allowed", Invalid, Some(405), "method not allowed";
     /// The name is taken by something else.
     Conflict = "conflict", Invalid, Some(409), "the name is taken";
+    /// The server knows the bucket of that name at another store.
+    StoreDiffers = "store_differs", Invalid, Some(409), "the bucket of that name is at another store";
     /// The server may not read the URI.
     UriNotAllowed = "uri_not_allowed", Invalid, Some(403), "the server may not read this URI";
     /// The request body is longer than the limit.

@@ -18,7 +18,11 @@ impl Backend {
     pub(crate) fn of_store(config: &OriginConfig, scheme: Scheme, host: &str) -> Self {
         match &config.endpoint {
             Some(endpoint) => Backend(endpoint.trim_end_matches('/').to_ascii_lowercase().into()),
-            None => Backend(format!("{}://{host}", scheme.as_str()).into()),
+            None => {
+                let account = config.account.as_deref().filter(|_| scheme == Scheme::Azure);
+                let account = account.map(|account| format!("{account}/")).unwrap_or_default();
+                Backend(format!("{}://{account}{host}", scheme.as_str()).into())
+            }
         }
     }
 

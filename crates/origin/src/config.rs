@@ -211,6 +211,16 @@ impl OriginConfig {
                 return Err(OriginError::invalid(what, why));
             }
         }
+        if let Some(named) = prefix.store() {
+            let is_at = self.store_of(&prefix);
+            if is_at.as_deref() != Some(named) {
+                let is_at = is_at.unwrap_or_else(|| "a store without a name".to_owned());
+                let why = format!(
+                    "the prefix names the store {named}, and its endpoint, region and account name {is_at}"
+                );
+                return Err(OriginError::invalid(what, why));
+            }
+        }
         Ok(prefix)
     }
 }

@@ -33,6 +33,18 @@ pub enum GiveError {
     /// The settings name the origin, so that its `[[origin]]` table decides.
     #[error("the settings have an [[origin]] with the prefix {0}, which says how to reach it")]
     Configured(OriginUri),
+    /// The credentials are for a bucket of the same name at another store.
+    #[error(
+        "{uri} is at {held} for this process, and the credentials are for {named}; there it is {uri}~{named}"
+    )]
+    OtherStore {
+        /// The bucket or container.
+        uri: String,
+        /// The store of the credentials that the process holds.
+        held: String,
+        /// The store of the credentials that were not taken.
+        named: String,
+    },
     /// The process holds credentials of as many origins as it may.
     #[error("credentials of {0} other origins are held, the most that are kept in memory")]
     TooMany(usize),

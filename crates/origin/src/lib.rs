@@ -32,6 +32,7 @@ mod retry;
 mod shared_permits;
 mod stalls;
 mod stats;
+mod store_name;
 mod transport;
 mod uri;
 

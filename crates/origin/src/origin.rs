@@ -98,7 +98,8 @@ impl Origins {
 
     /// Uses credentials that a user hands over from now on, in place of older ones of the same origin.
     ///
-    /// Origins that are open use them at once. At most `origins_max` origins have given credentials.
+    /// Origins that are open use them at once. At most `origins_max` origins have given credentials. The
+    /// store of an origin stays the same: a bucket of that name at another store is another origin.
     ///
     /// # Errors
     /// [`GiveError`]; older credentials then stay in use.
@@ -110,6 +111,13 @@ impl Origins {
         let given = Arc::new(given);
         let mut remotes = self.0.given.lock();
         if let Some(remote) = remotes.get(&given.uri) {
+            // What was read under this URI is of the store of the first credentials.
+            let (held, named) = (remote.store_of(&given.uri), given.config.store_of(&given.uri));
+            if let (Some(held), Some(named)) = (held, named)
+                && held != named
+            {
+                return Err(GiveError::OtherStore { uri: given.uri.to_string(), held, named });
+            }
             return Ok(remote.replace(&given)?);
         }
         if remotes.len() >= origins_max {
@@ -157,7 +165,7 @@ impl Origins {
                 is_near = near;
                 (None, backend)
             }
-            Address::Store { scheme, host, path } => {
+            Address::Store { scheme, host, path, .. } => {
                 let remote = self.remote(uri, (*scheme, host))?;
                 let backend = remote.backend().clone();
                 (Some(RemotePrefix { remote, prefix: path.clone(), meter: Meter::default() }), backend)

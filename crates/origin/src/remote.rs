@@ -215,6 +215,11 @@ impl Remote {
         self.config.pace()
     }
 
+    /// Returns the name of the store that a bucket of this remote is at.
+    pub fn store_of(&self, uri: &crate::OriginUri) -> Option<String> {
+        self.config.store_of(uri)
+    }
+
     /// Returns what serves the origin.
     pub fn backend(&self) -> &Backend {
         &self.backend

@@ -11,6 +11,10 @@ use url::Url;
 const ACCEPTED: &str = "use a path, file://, s3://bucket/prefix, az://container/prefix, \
                         gs://bucket/prefix or http(s)://host/prefix";
 const PATH_BYTES_MAX: usize = 4096;
+/// Parts a bucket from the name of its store. No name of a bucket or container contains it.
+const AT_STORE: char = '~';
+/// The longest name of a store, in bytes.
+const STORE_BYTES_MAX: usize = 512;
 
 /// The URI of a directory, of a prefix of a bucket or container, or of a path at a plain HTTP server.
 ///
@@ -18,6 +22,10 @@ const PATH_BYTES_MAX: usize = 4096;
 /// `az://container/prefix` and `gs://bucket/prefix` have the key unencoded, as the cloud's own tools do.
 /// There is no trailing slash, no `.`, `..` or empty component, and never a user, password, query or
 /// fragment.
+///
+/// `s3://bucket~STORE/prefix` is the bucket of that name at the store STORE
+/// ([`OriginConfig::store_of`](crate::OriginConfig::store_of)). Without a store, the settings or the
+/// environment say which store it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OriginUri(Address);
@@ -29,8 +37,9 @@ pub(crate) enum Address {
     Local(PathBuf),
     /// `host` is a bucket, a container or a server (`host`, `host:port`).
     ///
-    /// `path` is empty or a clean relative path.
-    Store { scheme: Scheme, host: String, path: String },
+    /// `store` is the name of the store that the bucket or container is at, if the URI says so. `path` is
+    /// empty or a clean relative path.
+    Store { scheme: Scheme, host: String, store: Option<String>, path: String },
 }
 
 /// The protocol of a store.
@@ -153,12 +162,12 @@ impl OriginUri {
         check_path(rel)?;
         Ok(OriginUri(match &self.0 {
             Address::Local(dir) => Address::Local(dir.join(rel)),
-            Address::Store { scheme, host, path } => {
+            Address::Store { scheme, host, store, path } => {
                 if scheme.is_plain() {
                     check_plain_path(rel)?;
                 }
                 let path = if path.is_empty() { rel.to_owned() } else { format!("{path}/{rel}") };
-                Address::Store { scheme: *scheme, host: host.clone(), path }
+                Address::Store { scheme: *scheme, host: host.clone(), store: store.clone(), path }
             }
         }))
     }
@@ -184,10 +193,10 @@ impl OriginUri {
         match (&self.0, &other.0) {
             (Address::Local(a), Address::Local(b)) => b.starts_with(a),
             (
-                Address::Store { scheme: s, host: a, path: p },
-                Address::Store { scheme: t, host: b, path: q },
+                Address::Store { scheme: s, host: a, store: at, path: p },
+                Address::Store { scheme: t, host: b, store: other, path: q },
             ) => {
-                (s, a) == (t, b)
+                (s, a, at) == (t, b, other)
                     && (p.is_empty()
                         || q.strip_prefix(p.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/')))
             }
@@ -217,11 +226,49 @@ impl OriginUri {
     pub fn top(&self) -> Option<OriginUri> {
         match &self.0 {
             Address::Local(_) => None,
-            Address::Store { scheme, host, .. } => {
-                let (scheme, host) = (*scheme, host.clone());
-                Some(OriginUri(Address::Store { scheme, host, path: String::new() }))
+            Address::Store { scheme, host, store, .. } => {
+                let (scheme, host, store) = (*scheme, host.clone(), store.clone());
+                Some(OriginUri(Address::Store { scheme, host, store, path: String::new() }))
             }
         }
+    }
+
+    /// Returns the name of the store, if the URI says at which store its bucket or container is.
+    #[must_use]
+    pub fn store(&self) -> Option<&str> {
+        match &self.0 {
+            Address::Local(_) => None,
+            Address::Store { store, .. } => store.as_deref(),
+        }
+    }
+
+    /// Returns the same bucket or container and prefix at the store of that name; `None` names no store.
+    ///
+    /// # Errors
+    /// [`OriginError::Invalid`] for a directory or a plain server, which are at no store, and for a text that
+    /// is no name of a store.
+    pub fn at_store(&self, name: Option<&str>) -> Result<Self, OriginError> {
+        match (&self.0, name) {
+            (Address::Store { scheme, host, path, .. }, name) if !scheme.is_plain() => {
+                if let Some(name) = name {
+                    check_store(name)?;
+                }
+                let (scheme, host, path) = (*scheme, host.clone(), path.clone());
+                Ok(OriginUri(Address::Store { scheme, host, store: name.map(str::to_owned), path }))
+            }
+            (_, None) => Ok(self.clone()),
+            (_, Some(_)) => Err(OriginError::invalid(self, "only a bucket or a container is at a store")),
+        }
+    }
+
+    /// Returns the same bucket or container and prefix, without the name of a store.
+    #[must_use]
+    pub fn without_store(&self) -> Self {
+        let mut uri = self.clone();
+        if let Address::Store { store, .. } = &mut uri.0 {
+            *store = None;
+        }
+        uri
     }
 
     pub(crate) fn scheme(&self) -> Option<Scheme> {
@@ -284,6 +331,13 @@ fn store(scheme: Scheme, text: &str, host: &str, path: &str) -> Result<OriginUri
             "the name of a bucket has 3-255 characters: letters, digits, dots and dashes",
         ),
     };
+    let (host, store) = match host.split_once(AT_STORE) {
+        Some((host, store)) => (host, Some(store)),
+        None => (host, None),
+    };
+    if let Some(store) = store {
+        check_store(store)?;
+    }
     let upper = scheme != Scheme::Azure;
     let fits = length.contains(&host.len())
         && host.bytes().all(|b| {
@@ -299,7 +353,19 @@ fn store(scheme: Scheme, text: &str, host: &str, path: &str) -> Result<OriginUri
     if !path.is_empty() {
         check_path(path)?;
     }
-    Ok(OriginUri(Address::Store { scheme, host: host.to_owned(), path: path.to_owned() }))
+    let (host, store, path) = (host.to_owned(), store.map(str::to_owned), path.to_owned());
+    Ok(OriginUri(Address::Store { scheme, host, store, path }))
+}
+
+/// Checks the name of a store: a host and a port, and what else tells stores apart.
+fn check_store(name: &str) -> Result<(), OriginError> {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:+%[]".contains(&b);
+    if !name.is_empty() && name.len() <= STORE_BYTES_MAX && name.bytes().all(is_plain) {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(200).collect();
+    let why = format!("after `{AT_STORE}` follows the name of a store, such as minio.example:9000");
+    Err(OriginError::invalid(format!("{shown:?}"), why))
 }
 
 fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
@@ -339,7 +405,7 @@ fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
         check_path(&path)?;
         check_plain_path(&path)?;
     }
-    Ok(OriginUri(Address::Store { scheme, host, path }))
+    Ok(OriginUri(Address::Store { scheme, host, store: None, path }))
 }
 
 /// Returns the URL of a path at a plain server, with the names encoded.
@@ -395,13 +461,15 @@ impl fmt::Display for OriginUri {
                 // Unreachable: the path is absolute.
                 Err(()) => write!(f, "file://{}", path.display()),
             },
-            Address::Store { scheme, host, path } => {
-                let word = scheme.as_str();
-                match encoded(*scheme, host, path).filter(|_| scheme.is_plain()) {
-                    Some(url) => f.write_str(&url),
-                    None if path.is_empty() => write!(f, "{word}://{host}"),
-                    None => write!(f, "{word}://{host}/{path}"),
+            Address::Store { scheme, host, store, path } => {
+                if let Some(url) = encoded(*scheme, host, path).filter(|_| scheme.is_plain()) {
+                    return f.write_str(&url);
                 }
+                write!(f, "{}://{host}", scheme.as_str())?;
+                if let Some(store) = store {
+                    write!(f, "{AT_STORE}{store}")?;
+                }
+                if path.is_empty() { Ok(()) } else { write!(f, "/{path}") }
             }
         }
     }

@@ -57,6 +57,9 @@ pub const AZURE_ACCOUNT: &str = "fletchtest";
 /// The key of [`AZURE_ACCOUNT`].
 pub const AZURE_KEY: &str = "bm90IGEgc2VjcmV0LCBvbmx5IGEga2V5IGZvciB0ZXN0cw==";
 
+/// The second account that [`azure`] serves, with [`AZURE_KEY`]. It has no container yet.
+pub const AZURE_SECOND_ACCOUNT: &str = "fletchtwo";
+
 /// Starts an S3 server with this bucket. Returns `None`, and prints why, if it is not installed.
 ///
 /// # Panics
@@ -86,11 +89,29 @@ pub fn azure(container: &str) -> Option<RealServer> {
         let mut command = Command::new(&program);
         command.args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string(), "--location"]);
         command.arg(dir).args(["--silent", "--skipApiVersionCheck", "--disableTelemetry"]);
-        command.env("AZURITE_ACCOUNTS", format!("{AZURE_ACCOUNT}:{AZURE_KEY}"));
+        let accounts = format!("{AZURE_ACCOUNT}:{AZURE_KEY};{AZURE_SECOND_ACCOUNT}:{AZURE_KEY}");
+        command.env("AZURITE_ACCOUNTS", accounts);
         command
     });
-    azure_put(&server, &format!("{container}?restype=container"), &[], b"");
+    azure_container(&server, AZURE_ACCOUNT, container);
     Some(server)
+}
+
+/// Makes a container of an account at a server of [`azure`].
+///
+/// # Panics
+/// If the server does not make it.
+pub fn azure_container(server: &RealServer, account: &str, container: &str) {
+    azure_put((server, account), &format!("{container}?restype=container"), &[], b"");
+}
+
+/// Writes a blob of an account to a server of [`azure`].
+///
+/// # Panics
+/// If the server does not take it.
+pub fn azure_blob_of(server: &RealServer, account: &str, (container, blob): (&str, &str), bytes: &[u8]) {
+    let headers = ["x-ms-blob-type=BlockBlob".to_owned()];
+    azure_put((server, account), &format!("{container}/{blob}"), &headers, bytes);
 }
 
 /// Writes a blob to a server of [`azure`], with metadata, as Azure's own programs do.
@@ -102,12 +123,12 @@ pub fn azure(container: &str) -> Option<RealServer> {
 pub fn azure_blob(server: &RealServer, container: &str, blob: &str, metadata: &[(&str, &str)], bytes: &[u8]) {
     let mut headers = vec!["x-ms-blob-type=BlockBlob".to_owned()];
     headers.extend(metadata.iter().map(|(name, value)| format!("x-ms-meta-{name}={value}")));
-    azure_put(server, &format!("{container}/{blob}"), &headers, bytes);
+    azure_put((server, AZURE_ACCOUNT), &format!("{container}/{blob}"), &headers, bytes);
 }
 
-fn azure_put(server: &RealServer, path: &str, headers: &[String], body: &[u8]) {
+fn azure_put((server, account): (&RealServer, &str), path: &str, headers: &[String], body: &[u8]) {
     let mut command = Command::new("python3");
-    command.args(["-c", AZURE_PUT, &server.endpoint(), AZURE_ACCOUNT, AZURE_KEY, path]).args(headers);
+    command.args(["-c", AZURE_PUT, &server.endpoint(), account, AZURE_KEY, path]).args(headers);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut child = piped.expect("python3 runs");
     child.stdin.take().expect("a pipe").write_all(body).expect("python3 reads the body");

@@ -90,7 +90,7 @@ pub async fn at_server(
         return unregistered(name, &datasets, &client.servers().to_string());
     };
     if code == Some(Code::NotIndexed) {
-        let places = ctx.uri(&dataset.uri).map(|uri| ctx.written(&uri)).unwrap_or_default();
+        let places = ctx.registered_uri(&dataset.uri).map(|uri| ctx.written(&uri)).unwrap_or_default();
         let tables = (dataset.tables != dataset.uri).then_some(dataset.tables.as_str());
         // Tables that this account wrote elsewhere were forgotten at the registration.
         let tables = tables.or_else(|| (!places.is_empty()).then_some(dataset.tables.as_str()));

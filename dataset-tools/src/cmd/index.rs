@@ -133,7 +133,12 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
             KeyRule::Stem
         }
     };
+    ctx.claim(&[&uri, &to])?;
+    // Times and inodes of another folder prove nothing.
+    let is_other_folder = ctx.another_folder(&uri).is_some();
+    ctx.warn_of_another_folder(&uri);
     let parent = match args.parent.as_deref() {
+        _ if is_other_folder => None,
         None => None,
         Some("auto") => Some(ParentChoice { select: Select::Tag(TagName::latest()), optional: true }),
         Some(other) => Some(ParentChoice { select: other.parse()?, optional: false }),

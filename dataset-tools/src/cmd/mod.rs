@@ -17,12 +17,12 @@ mod server;
 mod simulate;
 mod source;
 mod status;
+mod stores;
 mod tag;
 mod verify;
 mod warmup;
 
 use crate::cli::{Cli, Command, Global, help};
-use crate::environment;
 use crate::failure::{Exit, Failure};
 use crate::out::{Out, stdout_failed};
 use crate::own_server::OwnPaths;
@@ -38,6 +38,7 @@ use fletch_tables::{Fault, PartCache, Version};
 use parking_lot::Mutex;
 use prepare::Missing;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -59,6 +60,10 @@ struct Settings {
 /// The state that every command uses.
 struct Context {
     rt: Runtime,
+    /// The state directory of the command; `None` if there is no home directory.
+    state_dir: Option<PathBuf>,
+    /// The buckets and folders of which a note said that they are others than before.
+    noted: Mutex<BTreeSet<OriginUri>>,
     /// The origins that can be opened so far.
     reach: Mutex<Reach>,
     out: Out,
@@ -139,7 +144,12 @@ pub fn run(cli: Cli) -> Exit {
         clap_complete::generate(shell, &mut help::command(), "fletch", &mut std::io::stdout());
         return Exit::Ok;
     }
-    let ctx = match Context::new(cli.global, out) {
+    let state_dir = match &cli.command {
+        Command::Index(args) => args.state_dir.clone(),
+        Command::Pack(args) => args.index.state_dir.clone(),
+        _ => None,
+    };
+    let ctx = match Context::new(cli.global, out, state_dir.or_else(state_dir_of_process)) {
         Ok(ctx) => ctx,
         Err(e) => return fail(out, &e, &[]),
     };
@@ -187,7 +197,7 @@ pub fn run(cli: Cli) -> Exit {
 }
 
 impl Context {
-    fn new(global: Global, out: Out) -> Result<Self, Failure> {
+    fn new(global: Global, out: Out, state_dir: Option<PathBuf>) -> Result<Self, Failure> {
         let settings: Settings = match &global.config {
             Some(path) => fletch_settings::load(path, fletch_origin::KEYS)
                 .map_err(|e| Failure::new(e.to_string()).exit(Exit::Usage))?,
@@ -200,22 +210,7 @@ impl Context {
         let origins = opened(&settings.origin)?;
         let reach = Mutex::new(Reach { configs: settings.origin, origins });
         let chosen = Mutex::new(chosen(&rt, global.server.as_deref()));
-        Ok(Context { rt, reach, out, global, chosen })
-    }
-
-    /// Parses a path or a URI. A store that the settings do not name is opened as the environment says.
-    fn uri(&self, text: &str) -> Result<OriginUri, Failure> {
-        let uri = OriginUri::from_arg(text).map_err(|e| Failure::usage(e.to_string()))?;
-        let mut reach = self.reach.lock();
-        if !reach.origins.is_configured(&uri)
-            && let Some(config) = environment::config_of(&uri, &environment::of_process)?
-        {
-            let mut configs = reach.configs.clone();
-            configs.push(config);
-            reach.origins = opened(&configs)?;
-            reach.configs = configs;
-        }
-        Ok(uri)
+        Ok(Context { rt, state_dir, noted: Mutex::default(), reach, out, global, chosen })
     }
 
     /// Returns the origins that can be opened: those of the settings, and those of URIs that were parsed.
@@ -235,6 +230,12 @@ impl Context {
 
     fn location(&self, text: &str) -> Result<TablesLocation, Failure> {
         let uri = self.uri(text)?;
+        TablesLocation::open(&self.origins(), &uri)
+    }
+
+    /// As [`Context::location`], for a place that was remembered.
+    fn remembered_location(&self, text: &str) -> Result<TablesLocation, Failure> {
+        let uri = self.remembered_uri(text)?;
         TablesLocation::open(&self.origins(), &uri)
     }
 
@@ -351,7 +352,7 @@ impl Context {
         let known = known.map_err(|e| Failure { what: format!("{}; {e}", gone.what), ..gone })?;
         self.out
             .warn(format!("{server} does not answer; this is version {}, which it named last", known.root));
-        let location = self.location(&known.tables)?;
+        let location = TablesLocation::open(&self.origins(), &self.registered_uri(&known.tables)?)?;
         let version = location.version(known.root, known.layout).await?;
         Ok(OpenVersion { version, base: name.to_string(), location: Some(location) })
     }
@@ -367,7 +368,7 @@ impl Context {
 
     /// Returns where this account wrote the tables of a dataset.
     fn written(&self, uri: &OriginUri) -> Vec<WrittenTables> {
-        state_dir().map(|dir| written::places(&dir, uri)).unwrap_or_default()
+        self.state_dir.as_deref().map(|dir| written::places(dir, uri)).unwrap_or_default()
     }
 
     /// Returns the failure of a version that is not at a location.
@@ -426,10 +427,11 @@ impl Context {
         }
         let places = self.written(dataset.origin().uri());
         let place = written::best(&places)?;
-        let location = self.location(&place.tables).ok()?;
+        let location = self.remembered_location(&place.tables).ok()?;
         if location.has_no_tags().await {
             return None;
         }
+        self.warn_of_another_folder(dataset.origin().uri());
         let found = location.resolve(select).await;
         Some((location, found))
     }
@@ -454,14 +456,14 @@ fn opened(configs: &[OriginConfig]) -> Result<Origins, Failure> {
 }
 
 /// Returns the state directory of commands without `--state-dir`.
-fn state_dir() -> Option<PathBuf> {
+fn state_dir_of_process() -> Option<PathBuf> {
     let given = std::env::var_os("FLETCH_STATE_DIR").map(PathBuf::from);
     given.or_else(|| fletch_settings::state_dir(nix::unistd::geteuid().is_root()))
 }
 
 /// Returns the directory of the versions that a server named last. This command and mounts share it.
 fn known_dir() -> Result<PathBuf, Failure> {
-    let dir = state_dir().map(|d| d.join("known"));
+    let dir = state_dir_of_process().map(|d| d.join("known"));
     dir.ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set"))
 }
 

@@ -67,7 +67,7 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     let connected = connect(ctx)?;
     let dataset = dataset(ctx, args, target, &connected)?;
     let dir = directory(ctx, &args.dir)?;
-    let (uri, tables) = (ctx.uri(&dataset.uri)?, ctx.uri(&dataset.tables)?);
+    let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
     connected.give_credentials(ctx, &[&uri, &tables])?;
     let version = prepare::version_of(target.select.as_ref());
     let resolved = match ctx.rt.block_on(connected.client.resolve(&dataset.name, &version)) {
@@ -147,7 +147,7 @@ fn check_source(ctx: &Context, args: &MountArgs, target: &Target) -> Result<(), 
         return Err(Failure::usage("--pack needs a place for the copies of a dataset in a store")
             .hint(format!("name one that you may write, such as --pack s3://your-bucket/{name}-packed")));
     }
-    if uri.is_plain_http() && args.list.is_none() && !is_registered(ctx, &uri) {
+    if uri.is_plain_http() && args.list.is_none() && !is_registered(ctx, &target.base) {
         return Err(Failure::usage(format!("{uri} is a plain HTTP server, which has no listing"))
             .hint("give the names of its files with --list FILE, one on each line"));
     }
@@ -155,9 +155,10 @@ fn check_source(ctx: &Context, args: &MountArgs, target: &Target) -> Result<(), 
 }
 
 /// Whether a server that runs already knows a dataset.
-fn is_registered(ctx: &Context, uri: &OriginUri) -> bool {
+fn is_registered(ctx: &Context, source: &str) -> bool {
     let datasets = ctx.client().and_then(|client| Ok(ctx.rt.block_on(client.datasets())?));
-    datasets.is_ok_and(|datasets| datasets.iter().any(|d| d.uri == uri.to_string()))
+    let known = datasets.and_then(|datasets| prepare::registered(ctx, source, &datasets));
+    matches!(known, Ok(Some(_)))
 }
 
 /// Returns the directory to mount at, without links. Creates it if it does not exist.
@@ -215,27 +216,36 @@ fn dataset(
             .hint(format!("there is no directory {name} here either; give a directory, a URI or a name")));
     }
     let uri = match &known {
-        Some(known) => ctx.uri(&known.uri)?,
+        Some(known) => ctx.registered_uri(&known.uri)?,
         None => ctx.uri(&target.base)?,
     };
-    let names = || taken(args.name.as_ref(), &uri, &datasets);
+    let at_server = match &known {
+        Some(known) => known.uri.clone(),
+        None => ctx.uri_at_server(&target.base)?,
+    };
+    let names = || taken(args.name.as_ref(), &uri, &at_server, &datasets);
     let packed_at = match &args.pack {
         Some(Some(place)) => Some(ctx.uri(place)?),
         Some(None) | None => None,
     };
     let place = match (&packed_at, &known) {
         (Some(place), _) => place.clone(),
-        (None, Some(known)) => ctx.uri(&known.tables)?,
+        (None, Some(known)) => ctx.registered_uri(&known.tables)?,
         (None, None) => match written_place(ctx, &uri) {
             Some(place) => place,
             None => source::default_tables(ctx, &uri)?,
         },
     };
+    if connected.own.is_some() {
+        ctx.claim(&[&uri, &place])?;
+    }
     let before = earlier(ctx, &place);
+    let is_other_folder = ctx.another_folder(&uri).is_some();
+    ctx.warn_of_another_folder(&uri);
     let is_packed = before.as_ref().is_some_and(|b| b.params.kind == LayoutKind::Pack);
     let pack = args.pack.is_some() || is_packed;
-    if before.is_none() || args.refresh || (pack && !is_packed) {
-        if before.is_none() || (pack && !is_packed) {
+    if before.is_none() || args.refresh || is_other_folder || (pack && !is_packed) {
+        if before.is_none() || is_other_folder || (pack && !is_packed) {
             let names = args.list.as_deref().map(|file| NameList::read(file, &uri)).transpose()?;
             let cost = Cost::of(ctx, &uri, names.as_ref())?;
             ctx.out.note(cost.text(&place_for_people(connected, &place), pack));
@@ -250,23 +260,32 @@ fn dataset(
             let report = prepare::prepare(ctx, &wanted)?;
             // The mount works, so that this is no failure of the command.
             note_left_out(ctx, &report);
-        } else if args.refresh {
+        } else if args.refresh || is_other_folder {
             return Err(Failure::new(format!("what was indexed of {uri} cannot be read from here"))
                 .hint("run `fletch index` where its tables can be written"));
         }
     }
-    let is_same =
-        |d: &Dataset| d.tables == place.to_string() && args.name.as_ref().is_none_or(|name| d.name == *name);
+    ctx.adopt_folder(&uri);
+    let tables = ctx.at_server(&place)?;
+    let is_same = |d: &Dataset| d.tables == tables && args.name.as_ref().is_none_or(|name| d.name == *name);
     if let Some(known) = known.filter(is_same) {
         return Ok(known);
     }
-    register(ctx, connected, &names()?, &uri, &place)
+    let request = RegisterDataset {
+        name: names()?,
+        tables: (tables != at_server).then_some(tables),
+        uri: at_server,
+        replace: false,
+        check: true,
+    };
+    connected.give_credentials(ctx, &[&uri, &place])?;
+    register(ctx, connected, &request)
 }
 
 /// Returns where this account wrote what it indexed of a dataset, if it is there.
 fn written_place(ctx: &Context, uri: &OriginUri) -> Option<OriginUri> {
     let places = ctx.written(uri);
-    let place = ctx.uri(&written::best(&places)?.tables).ok()?;
+    let place = ctx.remembered_uri(&written::best(&places)?.tables).ok()?;
     earlier(ctx, &place).map(|_| place)
 }
 
@@ -278,10 +297,15 @@ fn place_for_people(connected: &Connected, place: &OriginUri) -> String {
     }
 }
 
-/// Returns the name to register a dataset under: the given one, else one from its URI that is free.
-fn taken(given: Option<&DatasetName>, uri: &OriginUri, datasets: &[Dataset]) -> Result<DatasetName, Failure> {
+/// Returns the name to register a dataset under: the given one, else one from its URI that is free. `text` is
+/// the URI as the server knows it.
+fn taken(
+    given: Option<&DatasetName>,
+    uri: &OriginUri,
+    text: &str,
+    datasets: &[Dataset],
+) -> Result<DatasetName, Failure> {
     let of = |name: &str| datasets.iter().find(|d| d.name.as_str() == name).map(|d| d.uri.as_str());
-    let text = uri.to_string();
     if let Some(name) = given {
         return match of(name.as_str()) {
             Some(other) if other != text => Err(Failure::usage(format!("{name} is the name of {other}"))
@@ -296,23 +320,9 @@ fn taken(given: Option<&DatasetName>, uri: &OriginUri, datasets: &[Dataset]) -> 
     DatasetName::new(&name).map_err(|e| Failure::usage(e.to_string()).hint("give one with --name"))
 }
 
-fn register(
-    ctx: &Context,
-    connected: &Connected,
-    name: &DatasetName,
-    uri: &OriginUri,
-    place: &OriginUri,
-) -> Result<Dataset, Failure> {
-    connected.give_credentials(ctx, &[uri, place])?;
-    let request = RegisterDataset {
-        name: name.clone(),
-        uri: uri.to_string(),
-        tables: (place != uri).then(|| place.to_string()),
-        replace: false,
-        check: true,
-    };
+fn register(ctx: &Context, connected: &Connected, request: &RegisterDataset) -> Result<Dataset, Failure> {
     let registered: Result<RegisteredDataset, ClientError> =
-        ctx.rt.block_on(connected.client.register(&request));
+        ctx.rt.block_on(connected.client.register(request));
     registered.map(|registered| registered.dataset).map_err(|e| {
         let refused = e.code() == Some(Code::UriNotAllowed);
         let failure = Failure::from(e);

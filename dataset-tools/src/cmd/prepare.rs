@@ -1,7 +1,7 @@
 //! What `mount` and `refresh` share: a server that answers, credentials that it has, and a version that is
 //! up to date.
 
-use super::{Context, index, source, state_dir};
+use super::{Context, index, source};
 use crate::cli::{IndexArgs, PackArgs};
 use crate::environment;
 use crate::failure::{Exit, Failure};
@@ -134,35 +134,49 @@ impl Connected {
     /// # Errors
     /// A file with credentials cannot be read, or the server refuses them.
     pub fn give_credentials(&self, ctx: &Context, uris: &[&OriginUri]) -> Result<(), Failure> {
-        let mut stores: BTreeMap<String, &OriginUri> = BTreeMap::new();
-        for uri in uris {
-            if let Some(origin) = environment::origin_of(uri) {
-                stores.entry(origin).or_insert(uri);
-            }
+        if self.own.is_some() {
+            return give_credentials(ctx, &self.client, uris);
         }
-        if self.own.is_none() {
-            for origin in stores.keys() {
-                ctx.out.note(format_args!(
-                    "{} reads {origin} with its own credentials; those of this terminal do not count there",
-                    self.server.servers()
-                ));
-            }
-            return Ok(());
-        }
-        // A login of a profile needs it.
-        let _runtime = ctx.rt.enter();
-        for uri in stores.into_values() {
-            let Some(config) = ctx.origin_config(uri) else { continue };
-            let Some(given) = environment::to_give(&config, uri, &environment::of_process)? else { continue };
-            match ctx.rt.block_on(self.client.give_credentials(&given)) {
-                // The settings of the server name this store: those count.
-                Err(e) if e.code() == Some(Code::Conflict) => {}
-                Err(e) => return Err(e.into()),
-                Ok(_) => {}
-            }
+        for origin in stores_of(uris).into_keys() {
+            ctx.out.note(format_args!(
+                "{} reads {origin} with its own credentials, at the store that its settings name; those of \
+                 this terminal do not count there",
+                self.server.servers()
+            ));
         }
         Ok(())
     }
+}
+
+/// Returns the buckets, containers and servers of URIs, each with one URI there.
+fn stores_of<'a>(uris: &[&'a OriginUri]) -> BTreeMap<String, &'a OriginUri> {
+    let mut stores = BTreeMap::new();
+    for uri in uris {
+        if let Some(origin) = environment::origin_of(uri) {
+            stores.entry(origin).or_insert(*uri);
+        }
+    }
+    stores
+}
+
+/// Gives the own server the credentials of this terminal for the stores of these URIs.
+///
+/// # Errors
+/// A file with credentials cannot be read, or the server refuses them.
+pub fn give_credentials(ctx: &Context, client: &Client, uris: &[&OriginUri]) -> Result<(), Failure> {
+    // A login of a profile needs it.
+    let _runtime = ctx.rt.enter();
+    for uri in stores_of(uris).into_values() {
+        let Some(config) = ctx.origin_config(uri) else { continue };
+        let Some(given) = environment::to_give(&config, uri, &environment::of_process)? else { continue };
+        match ctx.rt.block_on(client.give_credentials(&given)) {
+            // The settings of the server name this store: those count.
+            Err(e) if e.code() == Some(Code::Conflict) => {}
+            Err(e) => return Err(e.into()),
+            Ok(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Returns the objects of a dataset that the server read under new entity tags, and found unchanged.
@@ -226,7 +240,7 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         allow_loss: wanted.missing.allow_loss,
         allow_empty: false,
         threads: None,
-        state_dir: state_dir(),
+        state_dir: ctx.state_dir.clone(),
     };
     let as_before = |options: &mut RunOptions| {
         if let Some(earlier) = wanted.earlier {
@@ -283,7 +297,7 @@ pub fn registered(
     if let Some(name) = source::name_of(text) {
         return Ok(datasets.iter().find(|d| d.name == name).cloned());
     }
-    let uri = ctx.uri(text)?.to_string();
+    let uri = ctx.uri_at_server(text)?;
     Ok(datasets.iter().find(|d| d.uri == uri).cloned())
 }
 

@@ -18,7 +18,8 @@ pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure>
                 .hint(format!("run `fletch mount {text} DIR`")),
         });
     };
-    let (uri, tables) = (ctx.uri(&dataset.uri)?, ctx.uri(&dataset.tables)?);
+    let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
+    ctx.warn_of_another_folder(&uri);
     connected.give_credentials(ctx, &[&uri, &tables])?;
     let before = earlier(ctx, &tables);
     let before = before.ok_or_else(|| {

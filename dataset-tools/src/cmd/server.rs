@@ -1,10 +1,12 @@
 //! The commands that only call a server: `register`, `unregister`, `datasets`.
 
+use super::prepare::give_credentials;
 use super::{Context, absent};
 use crate::failure::Failure;
 use crate::run::written;
 use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset, Unconfirmed};
 use fletch_core::DatasetName;
+use fletch_origin::OriginUri;
 use serde::Serialize;
 use std::io;
 
@@ -17,17 +19,36 @@ pub fn register(
 ) -> Result<(), Failure> {
     // The server has another working directory, so relative paths are resolved here.
     let origin = ctx.uri(source)?;
-    let uri = origin.to_string();
-    let given = tables.map(|t| ctx.uri(&t).map(|t| t.to_string())).transpose()?;
+    let uri = ctx.uri_at_server(source)?;
+    let place = match &tables {
+        Some(tables) => Some(ctx.uri(tables)?),
+        None => None,
+    };
+    let given = match &tables {
+        Some(tables) => Some(ctx.uri_at_server(tables)?),
+        None => None,
+    };
     let places = ctx.written(&origin);
-    let remembered = written::best(&places).map(|place| place.tables.clone());
+    let remembered = match written::best(&places) {
+        Some(place) if given.is_none() => Some(ctx.remembered_uri(&place.tables)?),
+        _ => None,
+    };
+    let written_at = match &remembered {
+        Some(written_at) => Some(ctx.at_server(written_at)?),
+        None => None,
+    };
     // Without --tables: where this account wrote them, then the dataset itself.
     let mut candidates = match &given {
         Some(given) => vec![given.clone()],
-        None => remembered.into_iter().chain([uri.clone()]).collect(),
+        None => written_at.into_iter().chain([uri.clone()]).collect(),
     };
     candidates.dedup();
     let client = ctx.client()?;
+    if ctx.asks_own_server()? {
+        let stores: Vec<&OriginUri> = [&origin].into_iter().chain(&place).chain(&remembered).collect();
+        ctx.claim(&stores)?;
+        give_credentials(ctx, &client, &stores)?;
+    }
     let mut refused = None;
     for tables in candidates {
         let tables = (tables != uri).then_some(tables);

@@ -61,7 +61,7 @@ pub fn find(ctx: &Context, text: &str) -> Result<Source, Failure> {
         absent::unregistered(&name, &datasets, &client.servers().to_string())
             .hint(format!("there is no directory {text} here either; give a directory, a URI or a name"))
     })?;
-    Ok(Source { uri: ctx.uri(&dataset.uri)?, tables: Some(ctx.uri(&dataset.tables)?) })
+    Ok(Source { uri: ctx.registered_uri(&dataset.uri)?, tables: Some(ctx.registered_uri(&dataset.tables)?) })
 }
 
 /// Returns the name under which a directory or URI is registered.
@@ -69,7 +69,7 @@ pub fn find(ctx: &Context, text: &str) -> Result<Source, Failure> {
 /// # Errors
 /// [`Failure`] when the text is no URI, or the server has no dataset there.
 pub fn registered(ctx: &Context, text: &str, datasets: &[Dataset]) -> Result<DatasetName, Failure> {
-    let uri = ctx.uri(text)?.to_string();
+    let uri = ctx.uri_at_server(text)?;
     let found = datasets.iter().find(|d| d.uri == uri);
     found.map(|d| d.name.clone()).ok_or_else(|| {
         Failure::new(format!("no dataset of the server is {uri}"))

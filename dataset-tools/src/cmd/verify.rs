@@ -79,7 +79,8 @@ pub fn run(
     // The objects are where the layout says, or beside the tables.
     let origin = match (&version.layout_doc().origin, &opened.location) {
         (Some(uri), _) => {
-            let uri = ctx.uri(uri)?;
+            let uri = ctx.remembered_uri(uri)?;
+            ctx.warn_of_another_folder(&uri);
             ctx.origins().open(&uri)?
         }
         (None, Some(location)) => location.origin().clone(),
@@ -142,7 +143,7 @@ fn registered(
     let name =
         ctx.name(target).ok_or_else(|| Failure::new("the version does not say where its objects are"))?;
     let dataset = ctx.rt.block_on(ctx.client()?.dataset(&name))?;
-    let uri = ctx.uri(&which(dataset))?;
+    let uri = ctx.registered_uri(&which(dataset))?;
     Ok(ctx.origins().open(&uri)?)
 }
 

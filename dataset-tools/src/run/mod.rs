@@ -18,6 +18,7 @@ pub mod state;
 pub mod written;
 
 use crate::failure::{Exit, Failure};
+use crate::meanings::{self, Folder};
 use crate::out::Out;
 use crate::progress::{Late, Progress, Total};
 use crate::source::outage::BaseDir;
@@ -99,6 +100,8 @@ pub struct Run<'a> {
     pub tables: TablesLocation,
     /// The dataset's directory with all links resolved; `None` for a dataset in a store.
     pub base: Option<BaseDir>,
+    /// What tells the dataset's directory from another one at its path; `None` for a dataset in a store.
+    pub folder: Option<Folder>,
     /// The numbers so far.
     pub counters: Arc<Counters>,
     /// When the run began, nanoseconds since 1970.
@@ -115,11 +118,15 @@ impl<'a> Run<'a> {
         let tables = TablesLocation::open(ctx.origins, &options.to)?;
         let base = options.uri.as_local().map(dataset_dir).transpose()?;
         let source = ctx.origins.open(&options.uri)?;
+        let folder = match options.uri.as_local() {
+            Some(dir) => Some(Folder::at(dir).map_err(|e| Failure::io(dir.display(), &e))?),
+            None => None,
+        };
         if let Some(to) = options.to.as_local() {
             check_writable(to, options.to == options.uri)?;
         }
         let (counters, began, started_ns) = (Arc::default(), Instant::now(), now_ns());
-        Ok(Run { options, ctx, source, tables, base, counters, started_ns, began })
+        Ok(Run { options, ctx, source, tables, base, folder, counters, started_ns, began })
     }
 
     /// Whether the dataset is a directory of this machine.
@@ -226,7 +233,13 @@ impl<'a> Run<'a> {
         let (root, layout, at_ns) = (written.root, written.layout, now_ns());
         self.tables.put_tag(tag, &TagDoc::new(root, layout, at_ns)).await?;
         let place = WrittenTables { tables: self.options.to.to_string(), root, layout, kind, at_ns };
-        if let Err(e) = written::record(&self.options.state_dir, &self.options.uri, place) {
+        let (state_dir, uri) = (&self.options.state_dir, &self.options.uri);
+        if let Some(folder) = &self.folder
+            && let Err(e) = meanings::remember_folder(state_dir, uri, folder.clone())
+        {
+            self.ctx.out.warn(format_args!("cannot remember which folder {uri} was: {e}"));
+        }
+        if let Err(e) = written::record(state_dir, uri, place) {
             self.ctx.out.warn(format_args!(
                 "cannot remember where the tables are, so `fletch register` needs --tables {}: {e}",
                 self.options.to

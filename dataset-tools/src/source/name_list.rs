@@ -83,7 +83,12 @@ fn relative(text: &str, uri: &OriginUri) -> Result<String, String> {
         .split_once("://")
         .is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric()));
     let object = match is_uri {
-        true => OriginUri::parse(text).map_err(|e| e.to_string())?,
+        true => {
+            let object = OriginUri::parse(text).map_err(|e| e.to_string())?;
+            // A list that was made for the plain URI serves the bucket of that name at any store.
+            let store = object.store().or(uri.store());
+            object.at_store(store).map_err(|e| e.to_string())?
+        }
         false => uri.join(text).map_err(|e| e.to_string())?,
     };
     let below = object.below(uri).filter(|rel| !rel.is_empty());
@@ -111,6 +116,8 @@ mod tests {
         let names = read(text, "https://h/d").expect("names");
         assert_eq!(names, ["#1", "a/x%20y", "b", "c d", "with: colon"]);
         assert_eq!(read(b"s3://bucket/p/a b", "s3://bucket/p").expect("names"), ["a b"]);
+        assert_eq!(read(b"s3://bucket/p/a b", "s3://bucket~store/p").expect("names"), ["a b"]);
+        assert!(read(b"s3://bucket~other/p/a", "s3://bucket~store/p").is_err());
         assert_eq!(read(b"", "s3://bucket/p").expect("names"), [""; 0]);
     }
 

@@ -18,3 +18,4 @@ mod outages;
 mod processes;
 mod tags;
 mod transient;
+mod two_stores;

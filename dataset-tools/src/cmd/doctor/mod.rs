@@ -43,6 +43,10 @@ pub(super) fn run(ctx: &Context, args: &DoctorArgs) -> Result<Exit, Failure> {
             .map_err(|e| Failure::new(e.to_string()).exit(Exit::Usage))?,
         None => Settings::default(),
     };
+    // Says so if the environment names another store than the one that was read.
+    for place in [&args.source, &args.tables].into_iter().flatten() {
+        ctx.warn_of_another_folder(&ctx.uri(place)?);
+    }
     let report = ctx.rt.block_on(examine(ctx, args, settings))?;
     ctx.out.result(&report, |w| report.write(w))?;
     Ok(report.exit())

@@ -168,6 +168,8 @@ def test_a_script_that_was_killed_is_started_again(
     job = f"killed-{workers}"
     first = Run(short_server, tmp_path, job, pause=0.5, workers=workers)
     first.until_batch()
+    # The first batch is acknowledged before the second step ends.
+    until("a second batch", lambda: len(first.numbers()) > 8)
     first.kill()
     second = Run(short_server, tmp_path, job, workers=workers)
     said = second.ended()

@@ -185,7 +185,7 @@ async fn a_slow_read_names_the_gate_at_which_it_waited() {
     // The tables are cold, and their part does not come at once.
     let node = bucket.node(&["--io-timeout=3s"]).await;
     node.resolve("d", "latest").await;
-    bucket.store.set_fault(".fletch", Fault::Stall, Some(1));
+    bucket.store.set_fault("fletch", Fault::Stall, Some(1));
     bucket.read(&node, "tables", &["f6"]).await;
     named(&log, &node, "tables").await;
     bucket.store.clear_faults();

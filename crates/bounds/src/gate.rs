@@ -13,7 +13,7 @@ pub enum Gate {
     /// Memory of the tenant for what its replies hold and its reads fetch (a part of `memory.max`).
     ReplyMemory,
     /// The turn of the job's dataset among those that the tenant reads from the same store.
-    Turn,
+    StreamTurn,
     /// What the pace of the `[[origin]]` lets the tenant have under way.
     OriginRoom,
     /// The tenant's requests to the same store (`limits.origin_requests_per_origin`).
@@ -56,7 +56,7 @@ impl Gate {
         Gate::RequestMemory,
         Gate::Tables,
         Gate::ReplyMemory,
-        Gate::Turn,
+        Gate::StreamTurn,
         Gate::OriginRoom,
         Gate::TenantOriginRequests,
         Gate::TenantRequests,
@@ -83,7 +83,7 @@ impl Gate {
             Gate::RequestMemory => "request_memory",
             Gate::Tables => "tables",
             Gate::ReplyMemory => "reply_memory",
-            Gate::Turn => "turn",
+            Gate::StreamTurn => "turn",
             Gate::OriginRoom => "origin_room",
             Gate::TenantOriginRequests => "tenant_origin_requests",
             Gate::TenantRequests => "tenant_requests",

@@ -72,7 +72,7 @@ impl ReadWatch {
                 longest.iter().map(|(gate, time)| format!("{} {time:.1?}", gate.as_str())).collect();
             // A read that is given up ends outside of its request's span.
             tracing::warn!(
-                parent: &waits.span(), gate, waits = %shown.join(", "), took = %format_args!("{took:.1?}"), slow,
+                parent: &waits.span(), gate, waits = %shown.join(", "), took = ?took, slow,
                 "a slow read of {}: it waited longest at the gate {gate} (`slow` counts since the last such \
                  line)",
                 what()

@@ -280,7 +280,7 @@ impl Tenants {
         let weight = self.origin_shares.weight(stream);
         let acquire = async {
             // Only the caller with the turn waits for the rest, so the rest is given in the order of turns.
-            let _turn = pass_gate(Gate::Turn, line.turns.acquire(stream, weight, len)).await;
+            let _turn = pass_gate(Gate::StreamTurn, line.turns.acquire(stream, weight, len)).await;
             let room = pass_gate(Gate::OriginRoom, line.room.acquire(len)).await;
             let permit = pass_gate(Gate::TenantOriginRequests, permits.acquire(origin.backend())).await;
             OriginPermit { _line: Arc::clone(&line), _room: room, _permit: permit }

@@ -2,8 +2,10 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::io;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Returns the root of the checkout that runs this test.
@@ -36,9 +38,24 @@ pub fn bin(name: &str) -> PathBuf {
 }
 
 /// Returns a command of a built program, without the `FLETCH_*` variables of this process.
+///
+/// What `fletch` remembers for its user, it remembers for this process. Otherwise a test would find which
+/// store another one called by the same bucket name.
 #[must_use]
 pub fn command(name: &str) -> Command {
-    without_variables(Command::new(bin(name)))
+    static STATE: LazyLock<PathBuf> = LazyLock::new(|| {
+        let state = bin_dir().join("test-state").join(std::process::id().to_string());
+        // That of a former process with the same number.
+        match std::fs::remove_dir_all(&state) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => panic!("{}: {e}", state.display()),
+            _ => state,
+        }
+    });
+    let mut command = without_variables(Command::new(bin(name)));
+    if name == "fletch" {
+        command.env("FLETCH_STATE_DIR", &*STATE);
+    }
+    command
 }
 
 /// Removes the `FLETCH_*` variables of this process from a command.

@@ -123,7 +123,7 @@ fn the_server_has_few_doors_and_each_map_of_it_is_right() {
     // The drawing of the rooms has the lines of the rule, in its order.
     let drawing = map.split_once("The rooms, from the top down").expect("the drawing").1;
     let drawing = drawing.split("```").nth(1).expect("a block");
-    let lines = drawing.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    let lines = drawing.lines().skip(1).filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
     let drawn: Vec<BTreeSet<&str>> = lines
         .map(|line| line.split("  ").next().expect("rooms").split(' ').filter(|w| !w.is_empty()).collect())
         .collect();

@@ -38,17 +38,17 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// Starts logging. A process has one log, so all cases are one test.
-    fn start() -> Self {
-        let log = Log::default();
-        let writer = log.clone();
-        tracing_subscriber::fmt()
-            .json()
-            .with_env_filter("info")
-            .with_writer(move || writer.clone())
-            .try_init()
-            .expect("this test is a process of its own");
-        log
+    /// Returns the log of this process, which is started now if need be.
+    fn of_process() -> Self {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        let start = || {
+            let log = Log::default();
+            let writer = log.clone();
+            let builder = tracing_subscriber::fmt().json().with_env_filter("info");
+            builder.with_writer(move || writer.clone()).try_init().expect("no other test logs");
+            log
+        };
+        LOG.get_or_init(start).clone()
     }
 
     /// Returns the slow-read lines of a request: each one's gate, and the line.
@@ -154,7 +154,7 @@ fn every_gate_is_documented() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_read_names_the_gate_at_which_it_waited() {
-    let log = Log::start();
+    let log = Log::of_process();
 
     // A store that answers nothing for a third of io.timeout.
     let bucket = Bucket::new("").await;
@@ -191,16 +191,16 @@ async fn a_slow_read_names_the_gate_at_which_it_waited() {
     bucket.store.clear_faults();
     node.running.shutdown().await;
 
-    // One request to the store at a time: the first read has it, the second has the turn.
-    let node = bucket.node(&["--io-timeout=3s", "--limits-origin-requests-per-origin=1"]).await;
+    // One request to the store at a time, which takes half a second: the first read has it, the second one
+    // the turn.
+    let node = bucket.node(&["--limits-origin-requests-per-origin=1"]).await;
     bucket.read(&node, "warm", &["f7"]).await;
-    bucket.stall_once(&["f0", "f1", "f2"]);
+    bucket.store.set_bandwidth(Some(60_000));
     bucket.read(&node, "tenant_origin_requests", &["f0", "f1"]).await;
     named(&log, &node, "tenant_origin_requests").await;
-    bucket.stall_once(&["f2", "f3", "f4"]);
     bucket.read(&node, "turn", &["f2", "f3", "f4", "f5"]).await;
     named(&log, &node, "turn").await;
-    bucket.store.clear_faults();
+    bucket.store.set_bandwidth(None);
     node.running.shutdown().await;
 
     // A pace of two requests a second: one waits at the pace, and a few more for room before it.
@@ -216,7 +216,7 @@ async fn a_slow_read_names_the_gate_at_which_it_waited() {
 /// Replies that nobody reads hold the memory for chunks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_that_waits_for_memory_names_it() {
-    let log = Log::start();
+    let log = Log::of_process();
     let mut tree = Tree::new([]);
     for i in 0..20 {
         let (name, bytes) = (format!("f{i:02}"), content(100 + i, 4 << 20));

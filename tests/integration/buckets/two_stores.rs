@@ -5,9 +5,11 @@ use crate::bucket::listed;
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator, servers};
 use fletch_tests::require::{Need, have};
 use fletch_tests::user::{Said, User, plain};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -274,4 +276,53 @@ fn a_folder_in_place_of_another_is_read_anew() {
     fs::create_dir(user.path("data")).expect("mkdir");
     let empty = user.say(&["mount", "./data", "mnt-e"]).fails(&[why]);
     assert!(!empty.stdout.contains("is at"), "{empty:?}");
+}
+
+/// A file system that a test mounted, until the test ends.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Mounts an empty file system in memory, and writes files to it.
+    fn with(at: &Path, files: &Files) -> Self {
+        mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=1m")).expect("mounted");
+        for (path, bytes) in files {
+            fs::write(at.join(path), bytes).expect("write");
+        }
+        Mounted(at.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).expect("unmounted");
+    }
+}
+
+/// As with a disk that is exchanged, or that is not there yet after a start of the machine.
+#[test]
+fn a_folder_that_is_another_mount_now_is_read_anew() {
+    if !have(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    let user = User::new("one");
+    let (first, second) = (content("A", &["same", "only-a"]), content("B", &["same", "only-b"]));
+    let data = user.path("data");
+    fs::create_dir(&data).expect("mkdir");
+    let disk = Mounted::with(&data, &first);
+    user.mount("./data", "mnt-a", &[]);
+    assert_eq!(listed(&user.path("mnt-a")), first);
+    drop(disk);
+
+    let disk = Mounted::with(&data, &second);
+    let why = "is not the folder that was read before";
+    for command in [["ls", "./data"], ["doctor", "./data"]] {
+        let said = user.say(&command);
+        assert!(said.stderr.contains(why), "{said:?}");
+    }
+    says(&user.say(&["mount", "./data", "mnt-b"]).ok(), &[why]);
+    assert_eq!(listed(&user.path("mnt-b")), second);
+    drop(disk);
+
+    // No disk is mounted.
+    user.say(&["mount", "./data", "mnt-c"]).fails(&[why]);
 }

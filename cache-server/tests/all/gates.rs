@@ -13,7 +13,7 @@ use reqwest::{Response, StatusCode};
 use serde_json::Value;
 use std::{
     io,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -203,12 +203,19 @@ async fn a_slow_read_names_the_gate_at_which_it_waited() {
     bucket.store.set_bandwidth(None);
     node.running.shutdown().await;
 
-    // A pace of two requests a second: one waits at the pace, and a few more for room before it.
+    // A pace of two requests a second.
     let bucket = Bucket::new("requests_per_second = 2\n").await;
     let node = bucket.node(&[]).await;
     bucket.read(&node, "origin_pace", &["f0", "f1"]).await;
     named(&log, &node, "origin_pace").await;
-    bucket.read(&node, "origin_room", &["f2", "f3", "f4", "f5", "f6", "f7"]).await;
+    node.running.shutdown().await;
+
+    // The `[[origin]]` lets one request be under way.
+    let bucket = Bucket::new("concurrency = 1\n").await;
+    let node = bucket.node(&[]).await;
+    bucket.read(&node, "warm", &["f7"]).await;
+    bucket.store.set_bandwidth(Some(60_000));
+    bucket.read(&node, "origin_room", &["f0", "f1"]).await;
     named(&log, &node, "origin_room").await;
     node.running.shutdown().await;
 }

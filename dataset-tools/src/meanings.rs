@@ -10,7 +10,10 @@
 //!    store of the environment, and the folder that is there.
 
 use fletch_core::Hash;
-use fletch_host::mounts;
+use fletch_host::{
+    mounts,
+    replace::{create_shared_file, replace_shared_file},
+};
 use fletch_origin::OriginUri;
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::MetadataExt as _;
@@ -63,23 +66,9 @@ fn read(state_dir: &Path, uri: &str) -> Record {
 /// Writes a record whole, and durably. `replace`: in place of an older one; else an older one stays.
 fn write(state_dir: &Path, record: &Record, replace: bool) -> io::Result<()> {
     let path = path_of(state_dir, &record.uri);
-    let dir = state_dir.join("meanings");
-    fs::create_dir_all(&dir)?;
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    let written = (|| {
-        let text = serde_json::to_vec_pretty(record)?;
-        let mut file = fs::File::create(&part)?;
-        io::Write::write_all(&mut file, &text)?;
-        file.sync_all()?;
-        if replace { fs::rename(&part, &path) } else { fs::hard_link(&part, &path) }
-    })();
-    // After a rename the part is gone.
-    let _gone = fs::remove_file(&part);
-    match written {
-        Err(e) if !replace && e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(e) => Err(e),
-        Ok(()) => fs::File::open(&dir)?.sync_all(),
-    }
+    fs::create_dir_all(state_dir.join("meanings"))?;
+    let text = serde_json::to_vec_pretty(record)?;
+    if replace { replace_shared_file(&path, &text) } else { create_shared_file(&path, &text).map(|_| ()) }
 }
 
 /// Returns the store that the plain URI of a bucket or container means, if that is recorded.

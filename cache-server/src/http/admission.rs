@@ -27,7 +27,7 @@ use axum::{
     http::{Extensions, HeaderMap, HeaderValue, header, request::Parts},
 };
 use fletch_api::{Code, headers, routes};
-use fletch_bounds::{RecordWait, Waits};
+use fletch_bounds::Waits;
 use fletch_core::{DatasetName, JobName, Root, Tenant};
 use fletch_store::ReaderKind;
 use std::{convert::Infallible, sync::Arc};
@@ -278,7 +278,6 @@ impl ReadRequest {
 /// Adds the later waits of the current request to those of a job.
 pub fn record_waits_for(costs: &Arc<JobCosts>) {
     if let Some(waits) = Waits::current() {
-        let costs: Arc<dyn RecordWait> = Arc::clone(costs) as _;
         waits.record_for_job(costs);
     }
 }

@@ -241,7 +241,7 @@ async fn a_read_that_waits_for_memory_names_it() {
     for bytes in tree.files.values() {
         match tokio::time::timeout(Duration::from_secs(1), get(bytes)).await {
             Ok(reply) => unread.push(reply.expect("answer")),
-            // It waits. What was given up is read on, and gets the memory.
+            // It waits for memory.
             Err(_) => break,
         }
     }

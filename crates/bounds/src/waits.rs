@@ -7,7 +7,7 @@
 //! 4. A request that waits nowhere gets no span: making one takes longer than an answer from memory.
 
 use crate::{Gate, RequestId};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 use std::{
     future::Future,
@@ -132,20 +132,16 @@ impl Waits {
     }
 
     /// Records all later waits in those of a job, too. The first job stays.
-    pub fn record_for_job(&self, job: Arc<dyn RecordWait>) {
+    pub fn record_for_job(&self, job: &Arc<impl RecordWait + 'static>) {
         // Of two at the same moment one is kept: a request reads for one job.
-        self.job.get_or_init(|| job);
-    }
-
-    fn under_way(&self) -> MutexGuard<'_, Vec<(Gate, Instant)>> {
-        self.under_way.lock()
+        self.job.get_or_init(|| -> Arc<dyn RecordWait> { Arc::clone(job) as _ });
     }
 
     /// Returns how long it waited at a gate, until now if it waits there.
     #[must_use]
     pub fn time_at(&self, gate: Gate) -> Duration {
         let ended = Duration::from_nanos(self.nanos[gate as usize].load(Relaxed));
-        let under_way = self.under_way();
+        let under_way = self.under_way.lock();
         let now = under_way.iter().filter(|one| one.0 == gate).map(|one| one.1.elapsed());
         ended + now.sum::<Duration>()
     }
@@ -182,7 +178,7 @@ impl Passing {
     /// Begins a wait of the current task. `None` where nobody records waits.
     fn begin(gate: Gate) -> Option<Self> {
         let passing = Passing { waits: Waits::current()?, gate, since: Instant::now() };
-        passing.waits.under_way().push((gate, passing.since));
+        passing.waits.under_way.lock().push((gate, passing.since));
         Some(passing)
     }
 }
@@ -190,7 +186,7 @@ impl Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         let wait = (self.gate, self.since);
-        let mut under_way = self.waits.under_way();
+        let mut under_way = self.waits.under_way.lock();
         if let Some(at) = under_way.iter().position(|one| *one == wait) {
             under_way.swap_remove(at);
         }
@@ -336,7 +332,7 @@ mod tests {
         let ms = Duration::from_millis;
         in_waits(Arc::clone(&request), async {
             pass_gate(Gate::Disk, sleep(ms(20))).await;
-            Waits::current().expect("in a request").record_for_job(job.clone());
+            Waits::current().expect("in a request").record_for_job(&job);
             let read = Waits::of_part();
             let of_read = in_waits(Arc::clone(&read), async { Waits::current_request() }).await;
             assert_eq!(of_read, RequestId::new("r1"));

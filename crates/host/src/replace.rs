@@ -11,11 +11,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file's new content, written and durable beside the file that it will replace.
+/// A file's new content, written and durable beside the file that it will replace. Dropping it removes it.
 #[derive(Debug)]
 pub struct Staged {
+    /// Empty once it has the name of the file: by then, another writer may have made a new one.
     part: PathBuf,
     path: PathBuf,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.part.as_os_str().is_empty() {
+            // If it stays, the next one is written over it.
+            drop(std::fs::remove_file(&self.part));
+        }
+    }
 }
 
 /// Replaces a file that only this process writes. Blocking.
@@ -31,9 +41,25 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// Those of the file system. The old file is still there.
 pub fn replace_shared_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let staged = stage(path, bytes, &format!(".{}.part", std::process::id()))?;
-    let part = staged.part.clone();
-    staged.commit().inspect_err(|_| drop(std::fs::remove_file(part)))
+    stage(path, bytes, &own_suffix())?.commit()
+}
+
+/// Creates a file that several processes may create at the same time: the first one wins. Returns whether it
+/// was this one. Blocking.
+///
+/// # Errors
+/// Those of the file system.
+pub fn create_shared_file(path: &Path, bytes: &[u8]) -> io::Result<bool> {
+    let staged = stage(path, bytes, &own_suffix())?;
+    match std::fs::hard_link(&staged.part, path) {
+        Ok(()) => sync_parent(path).map(|()| true),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn own_suffix() -> String {
+    format!(".{}.part", std::process::id())
 }
 
 /// Writes a file's new content beside it. Blocking.
@@ -47,11 +73,12 @@ pub fn stage_file(path: &Path, bytes: &[u8]) -> io::Result<Staged> {
 fn stage(path: &Path, bytes: &[u8], suffix: &str) -> io::Result<Staged> {
     let mut part = OsString::from(path);
     part.push(suffix);
-    let part = PathBuf::from(part);
-    let mut file = File::create(&part)?;
+    // From here on an error removes the part: a full disk gets its bytes back.
+    let staged = Staged { part: part.into(), path: path.to_owned() };
+    let mut file = File::create(&staged.part)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    Ok(Staged { part, path: path.to_owned() })
+    Ok(staged)
 }
 
 impl Staged {
@@ -68,8 +95,9 @@ impl Staged {
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn commit(self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
         std::fs::rename(&self.part, &self.path)?;
+        self.part = PathBuf::new();
         sync_parent(&self.path)
     }
 
@@ -109,6 +137,12 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).expect("metadata").permissions().mode() & 0o777, 0o600);
         replace_shared_file(&path, b"shared").expect("replaced");
         assert_eq!(std::fs::read(&path).expect("read"), b"shared");
+        drop(stage_file(&path, b"never").expect("staged"));
+        assert!(!create_shared_file(&path, b"second").expect("it exists"));
+        assert_eq!(std::fs::read(&path).expect("read"), b"shared");
+        std::fs::remove_file(&path).expect("removed");
+        assert!(create_shared_file(&path, b"first").expect("created"));
+        assert_eq!(std::fs::read(&path).expect("read"), b"first");
         assert_eq!(std::fs::read_dir(dir.path()).expect("dir").count(), 1);
     }
 

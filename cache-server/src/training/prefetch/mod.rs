@@ -28,7 +28,7 @@ use crate::{
     tenancy::accounting::JobCosts,
 };
 use fetch::Fetched;
-use fletch_bounds::{RecordWait, in_waits};
+use fletch_bounds::in_waits;
 use fletch_core::{
     StoreKey, Tenant,
     plan::Bits,
@@ -396,8 +396,7 @@ impl Prefetcher {
         inner.fetching_bytes += bytes;
         let this = Arc::clone(self);
         let waits = self.context.watch.waits_in_background();
-        let costs: Arc<dyn RecordWait> = Arc::clone(&self.costs) as _;
-        waits.record_for_job(costs);
+        waits.record_for_job(&self.costs);
         self.context.tasks.spawn(async move {
             let fetched = in_waits(waits, this.fetch(key)).await;
             let mut inner = this.lock();

@@ -2,7 +2,7 @@
 
 use super::{Sweep, pending_reads};
 use crate::data::versions::{ChunkFetch, LocatedChunk};
-use fletch_bounds::{RecordWait, Waits};
+use fletch_bounds::Waits;
 use fletch_core::StoreKey;
 use fletch_store::{Fetch, Pinned, Warmed, disk::Health};
 use std::{
@@ -29,8 +29,7 @@ impl Sweep {
         let mut held = store.disk().is_none().then(Vec::new);
         let costs = self.costs_of(unit);
         if let Some(waits) = Waits::current() {
-            let costs: Arc<dyn RecordWait> = Arc::clone(&costs) as _;
-            waits.record_for_job(costs);
+            waits.record_for_job(&costs);
         }
         for c in self.samples.chunks(unit) {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;

@@ -69,11 +69,10 @@ def to_server(path: str) -> set[str]:
 
 def left() -> set[str]:
     """What processes of this program leave in shared memory and in the temporary directory, if they do. The
-    directory that Python itself keeps until this process ends is not counted, and neither is what other
-    tests have in shared memory: a browser, and fuzz targets."""
+    directory that Python itself keeps until this process ends is not counted. Other tests have a `/dev/shm`
+    of their own."""
     own = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    others = ("chromium", "fletch-fuzz")
-    shm = {f"/dev/shm/{n}" for n in os.listdir("/dev/shm") if not any(o in n.lower() for o in others)}
+    shm = {f"/dev/shm/{n}" for n in os.listdir("/dev/shm")}
     names = (n for n in os.listdir(tempfile.gettempdir()) if n.startswith(("pymp-", "torch_")))
     return shm | {os.path.join(tempfile.gettempdir(), n) for n in names} - {own}
 

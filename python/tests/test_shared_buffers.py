@@ -81,7 +81,8 @@ def nothing_is_left() -> Iterator[None]:
     assert shared_memories() == []
     yield
     gc.collect()
-    until("no buffer and no file is left", lambda: shared_memories() == [] and left() <= before)
+    until("no buffer is left", lambda: shared_memories() == [])
+    until(f"no more is left than {before}", lambda: left() <= before)
 
 
 class Shapes:

@@ -95,7 +95,34 @@ impl Installed {
     /// Returns a command of the interpreter with the package, without this process's `FLETCH_*` variables.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut c = without_variables(Command::new(&self.python));
+        self.with_package(Command::new(&self.python))
+    }
+
+    /// As [`Installed::command`], with an empty `/dev/shm` that no other process sees, where this user may
+    /// mount one.
+    fn command_with_own_shared_memory(&self) -> Command {
+        const SCRIPT: &str = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"";
+        let in_namespace = |more: &[&str]| {
+            let mut c = Command::new("unshare");
+            c.arg("--mount").args(more).args(["sh", "-c", SCRIPT, "sh"]);
+            c
+        };
+        let ways: [&[&str]; 2] = [&[], &["--map-root-user"]];
+        for more in ways {
+            let mut probe = in_namespace(more);
+            probe.arg("true").stderr(Stdio::null());
+            if probe.status().is_ok_and(|status| status.success()) {
+                let mut c = in_namespace(more);
+                c.arg(&self.python);
+                return self.with_package(c);
+            }
+        }
+        eprintln!("no mount namespace: tests see the shared memory of others");
+        self.command()
+    }
+
+    fn with_package(&self, c: Command) -> Command {
+        let mut c = without_variables(c);
         c.env("PYTHONPATH", self.site())
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("OMP_NUM_THREADS", "1")
@@ -108,14 +135,14 @@ impl Installed {
         c
     }
 
-    /// Runs tests of `python/tests`.
+    /// Runs tests of `python/tests`, with a temporary directory and a shared memory of their own: tests look
+    /// at what is left in them, and others run at the same time.
     ///
     /// # Panics
     /// If a test fails or skips. The message has the output.
     pub fn pytest(&self, args: &[&str]) {
-        // A temporary directory of its own: tests look at what is left in it.
         let tmp = TempDir::with_prefix("fletch-pytest-").expect("tmp");
-        let mut c = self.command();
+        let mut c = self.command_with_own_shared_memory();
         c.env("TMPDIR", tmp.path());
         c.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp"]).arg(tmp.path().join("t"));
         let out = run(c.args(args));

@@ -161,7 +161,7 @@ accept-outside: ## no document outside the repository is cited
 	$(TREE) --test prose -E 'test(=nothing_cites_a_document_outside_the_repository)'
 
 accept-questions: ## CONTRIBUTING answers "in which file" with files that exist
-	$(TREE) --test prose -E 'test(=contributing_answers_ten_questions_with_files_that_exist)'
+	$(TREE) --test prose -E 'test(=contributing_says_in_which_file_with_files_that_exist)'
 
 accept-fuzz: export FUZZ_MINUTES := 10
 accept-fuzz: ## the planted bug of each parser is found within 60 s; 10 minutes of each parser are clean

@@ -99,14 +99,16 @@ pub const OUTSIDE: &[&str] =
 pub const QUESTIONS: &[&str] = &[
     "eviction",
     "granting a lease",
-    "locating a chunk",
+    "the bytes of a sample",
+    "whom a read of a chunk asks",
+    "where a slow read waited",
     "adding an origin scheme",
-    "a limit",
+    "a setting",
+    "a command",
     "the FUSE read",
     "a metric",
     "an order",
     "durability of acks",
-    "prefetch",
 ];
 
 /// Returns the old names in a file: identifiers of its code, its names in code spans of comments and

@@ -107,6 +107,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["jobs", "warmups", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],
+    &["reads"],
     &["chunk_reads"],
     &["versions"],
     &["tenants", "credentials", "catalog"],
@@ -121,7 +122,7 @@ pub const SERVER_FOLDERS: &[(&str, &[&str])] = &[
     ("app", &["config", "idle", "limits", "request_metrics", "server", "telemetry", "tls"]),
     ("admin", &["dashboard", "metrics", "overview"]),
     ("training", &["allocation", "benefit", "epochs", "jobs", "prefetch", "sweep"]),
-    ("data", &["chunk_reads", "read_ahead", "versions", "warmups"]),
+    ("data", &["chunk_reads", "read_ahead", "reads", "versions", "warmups"]),
     ("cluster", &["catalog", "groups"]),
     ("tenancy", &["accounting", "auth", "connections", "credentials", "mounts", "state", "tenants"]),
 ];

@@ -22,6 +22,7 @@ use crate::{
     data::{
         chunk_reads::{ChunkReads, READ_ATTEMPTS},
         read_ahead::ReadAhead,
+        reads::Reads,
         versions::{Allowlist, VersionLimits, Versions},
         warmups::{WarmupContext, Warmups},
     },
@@ -147,7 +148,7 @@ pub struct Server {
     /// The accounts of delivered bytes.
     pub accounts: Arc<Accounts>,
     /// The metrics of requests.
-    pub requests: RequestMetrics,
+    pub requests: Arc<RequestMetrics>,
     /// How long reads wait, and where.
     pub read_watch: Arc<ReadWatch>,
     /// What each tenant may use, and what it uses.
@@ -164,8 +165,8 @@ pub struct Server {
     pub groups: Arc<Groups>,
     /// The server's part of its cluster.
     pub cluster: Arc<ClusterState>,
-    /// Reads chunks, from this server's cache, other servers and origins.
-    pub chunk_reads: Arc<ChunkReads>,
+    /// Reads bytes of versions, from this server's cache, other servers and origins.
+    pub reads: Arc<Reads>,
     /// The open connections.
     pub connections: Arc<Connections>,
     /// The memory for heads and bodies of requests.
@@ -239,6 +240,17 @@ impl Server {
             tasks.clone(),
             Arc::clone(&read_watch),
         );
+        let requests = Arc::new(RequestMetrics::new());
+        let read_ahead = ReadAhead::new(limits.read_ahead_bytes());
+        let reads = Reads {
+            store: Arc::clone(&store),
+            versions: Arc::clone(&versions),
+            chunks: Arc::clone(&chunk_reads),
+            tenants: Arc::clone(&tenants),
+            read_ahead: Arc::clone(&read_ahead),
+            metrics: Arc::clone(&requests),
+            tasks: tasks.clone(),
+        };
         let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
@@ -252,10 +264,9 @@ impl Server {
         };
         let sweep = SweepContext {
             store: Arc::clone(&store),
-            versions: Arc::clone(&versions),
+            reads: Arc::clone(&chunk_reads),
             accounts: Arc::clone(&accounts),
             shares: Arc::clone(&shares),
-            tenants: Arc::clone(&tenants),
             watch: Arc::clone(&read_watch),
             tasks: tasks.clone(),
             memory_bytes: limits.memory_bytes / 2,
@@ -333,16 +344,16 @@ impl Server {
             registrations,
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts,
-            requests: RequestMetrics::new(),
+            requests,
             read_watch,
             dashboard: DashboardState::new(prometheus),
             tenants,
-            read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
+            read_ahead,
             tasks,
             connections: Connections::new(table, Arc::clone(&request_memory)),
             request_memory,
             cluster,
-            chunk_reads,
+            reads: Arc::new(reads),
             url,
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),

@@ -1,10 +1,11 @@
 //! Where the bytes of datasets are, and how they get here.
 //!
 //! ```text
-//! a read of http, of an epoch or of a warm-up
-//!   └▶ chunk_reads ─▶ the store: memory, disk, or a fetch
-//!                       └▶ another server of the cluster, or versions ─▶ an origin
+//! a request, a lease            ─▶ reads ─┐
+//! a sweep, a prefetch, a warm-up ─────────┴▶ chunk_reads ─▶ the store: memory, disk, or a fetch
+//!                                              └▶ another server of the cluster, or versions ─▶ an origin
 //! ```
+//! - `reads` reads chunks and entries for requests and leases, checks their access and counts them.
 //! - `chunk_reads` decides whom a read asks: this server's store, other servers, the origin.
 //! - `versions` opens versions, locates their chunks and fetches them from origins.
 //! - `warmups` fetches versions before jobs read them, and protects them.
@@ -12,5 +13,6 @@
 
 pub mod chunk_reads;
 pub mod read_ahead;
+pub mod reads;
 pub mod versions;
 pub mod warmups;

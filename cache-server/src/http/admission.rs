@@ -6,7 +6,6 @@
 
 use super::{
     access::access,
-    chunk_read::Payer,
     error::{ApiError, ApiResult},
     is_probe,
     page::is_public,
@@ -14,7 +13,7 @@ use super::{
 };
 use crate::{
     app::{limits::Limits, server::Server},
-    data::{chunk_reads::Asker, versions::Sources},
+    data::{chunk_reads::Asker, reads::Payer, versions::Sources},
     tenancy::{
         accounting::{Component, Cost, JobCosts, LiveJob, Tally},
         auth::{Peer, Principal, Role},

@@ -6,8 +6,6 @@ mod tar;
 
 use super::{
     admission::ReadRequest,
-    chunk_read::Payer,
-    entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     error::{ApiError, ApiResult},
     frames::{Content, Item, ItemResult, coalesce, frame_header, item_frames},
     request::{OnePath, parse_param, read_json},
@@ -17,6 +15,7 @@ use crate::{
     app::server::Server,
     data::{
         read_ahead::{READ_AHEAD_BYTES_MAX, Reservation, StreamBudget},
+        reads::{Payer, Span, content_hash, spans},
         versions::{AskTables, Source, Sources},
     },
     tenancy::accounting::Cost,
@@ -194,7 +193,7 @@ impl BatchReader {
         let reservation = budget.try_reserve(index, found.len)?;
         let mut pieces = Vec::with_capacity(found.spans.len());
         for span in &found.spans {
-            pieces.push(span.try_read(&self.server, &self.sources)?.into_piece(charge));
+            pieces.push(Piece::of_read(self.server.reads.span_in_memory(&self.sources, span)?, charge));
         }
         let result = self.take_bytes(found.len).map(|()| (found.len, Content::Buffered(pieces)));
         Some((found.name, result, reservation))
@@ -247,11 +246,13 @@ impl BatchReader {
         charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> ApiResult<Content> {
         if found.len <= READ_AHEAD_BYTES_MAX {
-            let pieces = read_buffered(&self.server, &self.payer, &self.sources, found.spans, charge).await?;
-            return Ok(Content::Buffered(pieces));
+            let read = self.server.reads.buffered(&self.payer, &self.sources, found.spans).await?;
+            return Ok(Content::Buffered(
+                read.into_iter().map(|read| Piece::of_read(read, &charge)).collect(),
+            ));
         }
-        let reads = read_spans(self.server, self.payer, self.sources, found.spans);
-        Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()))
+        let reads = self.server.reads.spans(&self.payer, &self.sources, found.spans);
+        Ok(Content::Streamed(reads.map(move |read| Ok(Piece::of_read(read?, &charge))).boxed()))
     }
 }
 

@@ -2,13 +2,12 @@
 
 use super::{
     admission::ReadRequest,
-    chunk_read::{cache_status, cost_of, has_chunk, read_located_chunk},
     error::{ApiError, ApiResult},
     range::{precondition, range_error, requested_range},
     request::{TwoPaths, parse_param},
-    response_body::{Piece, body_of_piece, respond},
+    response_body::{Piece, body_of_piece, cache_status, respond},
 };
-use crate::{app::server::Server, tenancy::tenants::bind_memory};
+use crate::{app::server::Server, data::reads::cost_of, tenancy::tenants::bind_memory};
 use axum::{
     body::Body,
     extract::{Path, State},
@@ -80,15 +79,15 @@ pub async fn get(
         .header(header::CONTENT_TYPE, "application/octet-stream")
         .header(header::CACHE_CONTROL, FOREVER);
     if method == Method::HEAD {
-        let cached = has_chunk(&server, &sources, hash, located.len);
+        let cached = server.reads.has(&sources, hash, located.len);
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return respond(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
-    let (tenant, dataset) = (&admitted.principal.tenant, sources.dataset_id());
+    let tenant = &admitted.principal.tenant;
     let held = server.tenants.hold_memory(tenant, hash, located.len.into()).await?;
     let payer = admitted.payer(&server, &sources, root);
     let waiting = payer.costs.wait();
-    let hit = read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?;
+    let hit = server.reads.located(&payer, &sources, hash, &located).await?;
     drop(waiting);
     let range = requested.range(len);
     // A chunk is at most 16 MiB.

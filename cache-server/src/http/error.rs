@@ -6,16 +6,11 @@ use crate::{
         groups::{GroupError, Owner},
     },
     data::{
-        chunk_reads::PeersOverloaded,
+        reads::ContentError,
         versions::{UriNotAllowed, VersionError},
         warmups::TooManyWarmups,
     },
-    tenancy::{
-        accounting::TooManyJobs,
-        auth::Unauthenticated,
-        state::RegisterError,
-        tenants::{NoChunkMemory, NoOriginPermit},
-    },
+    tenancy::{accounting::TooManyJobs, auth::Unauthenticated, state::RegisterError, tenants::NoChunkMemory},
     training::epochs::JobError,
 };
 use axum::{
@@ -122,34 +117,15 @@ impl From<VersionError> for ApiError {
     }
 }
 
+impl From<ContentError> for ApiError {
+    fn from(e: ContentError) -> Self {
+        ApiError::new(e.code(), e.to_string(), e.hint())
+    }
+}
+
 impl From<ReadError> for ApiError {
     fn from(e: ReadError) -> Self {
-        let (code, hint) = match &e {
-            ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
-                Some(v) => return v.clone().into(),
-                None if f.source.is::<PeersOverloaded>() => (
-                    Code::Overloaded,
-                    "wait and send the request again; if this lasts, raise --memory of the servers",
-                ),
-                None => f
-                    .source
-                    .downcast_ref::<NoOriginPermit>()
-                    .map_or((Code::Internal, SEE_LOG), |e| (Code::Overloaded, e.hint())),
-            },
-            ReadError::Corrupt(_) => {
-                (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage")
-            }
-            ReadError::Overloaded { .. } => (
-                Code::Overloaded,
-                "wait and send the request again; if this lasts, raise --memory of the server",
-            ),
-            ReadError::Deadline(_) => (
-                Code::OriginUnavailable,
-                "check that the origin can be reached; sending the request again is safe",
-            ),
-            ReadError::Lost => (Code::Internal, SEE_LOG),
-        };
-        ApiError::new(code, e.to_string(), hint)
+        ContentError::from(e).into()
     }
 }
 

@@ -2,14 +2,18 @@
 
 use super::{
     admission::ReadRequest,
-    chunk_read::cache_status,
-    entry_read::{content_hash, read_spans, spans},
     error::{ApiError, ApiResult},
     range::{precondition, range_error, requested_range},
     request::{TwoPaths, parse_param},
-    response_body::{BodyError, body_of_stream, respond},
+    response_body::{BodyError, Piece, body_of_stream, cache_status, respond},
 };
-use crate::{app::server::Server, data::versions::AskTables};
+use crate::{
+    app::server::Server,
+    data::{
+        reads::{content_hash, spans},
+        versions::AskTables,
+    },
+};
 use axum::{
     body::Body,
     extract::{Path, State},
@@ -90,13 +94,14 @@ pub async fn get(
     let payer = admitted.payer(&server, &sources, root);
     let costs = Arc::clone(&payer.costs);
     let waiting = costs.wait();
-    let mut reads = Box::pin(read_spans(Arc::clone(&server), payer, sources, spans));
+    let mut reads = Box::pin(server.reads.spans(&payer, &sources, spans));
     // Read the first span before the head is sent, so that its failure becomes a status.
     let first = reads.next().await.transpose()?;
     drop(waiting);
     let status = first.as_ref().map_or("fletch; hit", |read| cache_status(read.tier));
     let all = stream::iter(first.map(Ok)).chain(reads);
-    let pieces = all.map(move |read| Ok::<_, BodyError>(read?.into_piece(&charge)));
+    let pieces =
+        all.map(move |read| Ok::<_, BodyError>(Piece::of_read(read.map_err(ApiError::from)?, &charge)));
     let body = body_of_stream(&server, pieces, Some(n), admitted.permit.take(), Some(&costs));
     respond(head.header(headers::CACHE_STATUS, status), body)
 }

@@ -21,14 +21,15 @@
 use super::{
     access::access,
     admission::{Admitted, authenticate},
-    chunk_read::{chunk_no_wait, cost_of, near_chunk, part_no_wait},
-    entry_read::{Span, spans},
     error::{ApiError, ApiResult},
     response_body::Charge,
 };
 use crate::{
     app::{limits::SEND_BYTES_MIN, server::Server},
-    data::versions::Sources,
+    data::{
+        reads::{SpanBytes, cost_of},
+        versions::Sources,
+    },
     tenancy::{
         accounting::{Component, Cost},
         auth::{Peer, Principal},
@@ -50,8 +51,7 @@ use fletch_api::{
     },
     routes,
 };
-use fletch_core::{DatasetName, Hash, JobName, Root};
-use fletch_store::Tier;
+use fletch_core::{DatasetName, JobName, Root};
 use fletch_window::Window;
 use futures::FutureExt as _;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -264,52 +264,20 @@ impl HitSession {
         let tenant = &admitted.principal.tenant;
         let permit = server.tenants.requests.try_acquire(tenant, 1).ok()?;
         let held = at_once(server.tenants.hold_memory(tenant, request.hash, request.size.into()))?.ok()?;
-        let (bytes, tier) = match request.wanted {
-            Wanted::Chunk => self.chunk(caller, request.hash)?,
-            Wanted::File(path) => self.file(sources, path, request)?,
+        let SpanBytes { bytes, tier } = match request.wanted {
+            Wanted::Chunk => {
+                let payer = || admitted.payer(server, sources, caller.root);
+                server.reads.chunk_at_hand(payer, sources, request.hash)?
+            }
+            Wanted::File(path) => {
+                server.reads.file_at_hand(sources, path, request.hash, request.size.into())?
+            }
         };
         if bytes.len() != request.size as usize {
             return None;
         }
         let charge = (caller.charges)(cost_of(tier));
         Some(Found { bytes, charge, _permit: permit, _held: held })
-    }
-
-    /// Returns the bytes of a chunk: from memory, from the disk, or, if it is short, from a disk with its
-    /// origin.
-    fn chunk(&self, caller: &Caller, hash: Hash) -> Option<(Bytes, Tier)> {
-        let (server, Caller { admitted, sources, root, .. }) = (&self.server, caller);
-        let located = at_once(server.versions.locate(sources, hash))?.ok()?;
-        let near = || {
-            let payer = admitted.payer(server, sources, *root);
-            near_chunk(server, &payer, sources, hash, &located)
-        };
-        let hit = chunk_no_wait(server, sources, hash, located.len).or_else(near)?;
-        Some((hit.chunk.bytes().clone(), hit.tier))
-    }
-
-    /// Returns the bytes of a file that lies in one chunk.
-    fn file(&self, sources: &Arc<Sources>, path: &str, request: &HitRequest<'_>) -> Option<(Bytes, Tier)> {
-        let server = &self.server;
-        let found = at_once(sources.first.version.find(path))?.ok()??;
-        let entry = found.entry();
-        if entry.hash != Some(request.hash) || entry.size != u64::from(request.size) {
-            return None;
-        }
-        let mut spans = spans(&sources.first, &found, 0..entry.size);
-        let (span, None) = (spans.pop()?, spans.pop()) else { return None };
-        if let Some(read) = span.try_read(server, sources) {
-            return Some((read.bytes, read.tier));
-        }
-        let hit = match &span {
-            Span::Chunk(range) => chunk_no_wait(server, sources, range.slice.chunk, range.slice.len)?,
-            Span::PackedFile(file) => {
-                let chunk = file.chunk().chunk;
-                let located = at_once(server.versions.locate(sources, chunk))?.ok()?;
-                part_no_wait(server, sources, (chunk, located.len), file.place(), request.hash)?
-            }
-        };
-        Some((hit.chunk.bytes().clone(), hit.tier))
     }
 }
 

@@ -4,8 +4,6 @@
 
 use super::{
     admission::{acquire_read_permit, check_read_permit, record_waits_for},
-    chunk_read::Payer,
-    entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     epochs::{EpochPath, job_of},
     error::{ApiError, ApiResult},
     frames::{Content, Item, ItemResult, coalesce, error_frame, frame_header, item_frames, json_frame},
@@ -16,7 +14,8 @@ use crate::{
     app::server::Server,
     data::{
         chunk_reads::Asker,
-        read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
+        read_ahead::StreamBudget,
+        reads::{Payer, content_hash},
     },
     tenancy::{
         accounting::{Component, Cost, Tally},
@@ -24,7 +23,7 @@ use crate::{
     },
     training::{
         benefit::{LeaseTimes, WaitCause},
-        epochs::{Delivery, Epoch, Granted, Recorded},
+        epochs::{Delivery, Epoch, Granted, Recorded, SampleBytes},
         jobs::OpenJob,
         sweep::DeliveryClass,
     },
@@ -36,14 +35,12 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{
-    ByteResult, ByteTier, Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead,
-    SampleRef,
+    Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
 };
 use fletch_core::{delivery::Request, plan::Item as PlanItem};
-use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use parking_lot::{Mutex, MutexGuard};
@@ -51,6 +48,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tracing::{Instrument as _, info_span};
 
 /// A stream without data sends a heartbeat after this time, and sooner if leases are short.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
@@ -112,7 +110,9 @@ pub async fn post(
     let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     // Before the grant: the sweep begins to fetch for it.
     epoch.set_costs(tally_of(&server, &principal, &job)?.costs());
-    let (granted, recorded) = epoch.lease(&request, Instant::now() + wait).await?;
+    let span =
+        info_span!("lease", job = %job.name(), epoch = number, rank = request.rank, worker = request.worker);
+    let (granted, recorded) = epoch.lease(&request, Instant::now() + wait).instrument(span).await?;
     // After the wait, so that a request that waits for acks holds no permit. A client without a permit sends
     // the request again, and gets the same lease.
     let permit = acquire_read_permit(&server, &principal.tenant)?;
@@ -250,22 +250,8 @@ impl SampleRead {
         let mut read = SampleRead { cause: WaitCause::Queue, bytes: 0, shared_bytes: 0 };
         let Some(Ok((bytes, Content::Buffered(pieces)))) = result else { return read };
         read.bytes = *bytes;
-        for piece in pieces {
-            read.shared_bytes += piece.shared_bytes();
-            let Piece::Content(_, charge) = piece else { continue };
-            match charge.cost {
-                // A flight is a fetch that another read began, and a miss from memory one that was ahead.
-                (_, ByteTier::Origin | ByteTier::Flight)
-                | (ByteResult::Miss, ByteTier::Memory)
-                | (ByteResult::Miss | ByteResult::Bypass, ByteTier::Peer) => {
-                    read.cause = WaitCause::Origin;
-                }
-                // The disk of another server, or its memory.
-                (_, ByteTier::Peer) if read.cause == WaitCause::Queue => read.cause = WaitCause::Disk,
-                (_, ByteTier::Disk) if read.cause == WaitCause::Queue => read.cause = WaitCause::Disk,
-                (_, ByteTier::Disk | ByteTier::Memory | ByteTier::Peer) => {}
-            }
-        }
+        read.shared_bytes = pieces.iter().map(Piece::shared_bytes).sum();
+        read.cause = WaitCause::of(pieces.iter().filter_map(Piece::cost));
         read
     }
 }
@@ -372,13 +358,8 @@ impl LeaseReader {
         epoch: &Epoch,
         component: Component,
     ) -> ApiResult<Self> {
-        let (source, tally) = (&job.source, tally_of(server, principal, job)?);
-        if job.setup.sweep.is_none() {
-            let number = job.sources.dataset_id();
-            let (root, footprint) = (source.version.root(), source.footprint());
-            server.shares.note(number, root, footprint, ReaderKind::Ordered, server.now_ns());
-        }
-        let delivery = Delivery::new(&job.setup, source, epoch);
+        let tally = tally_of(server, principal, job)?;
+        let delivery = Delivery::new(&job.setup, &job.source, epoch, server.now_ns());
         Ok(LeaseReader { server: Arc::clone(server), job: Arc::clone(job), delivery, tally, component })
     }
 
@@ -425,20 +406,16 @@ impl LeaseReader {
                 Err(error) => failed(error),
             };
         }
-        let class = self.delivery.after_prefetch(entry, class).await;
-        match self.bytes(&files, len, class).await {
-            Ok(content) => {
-                // Prefetched bytes that are read while they are sent stay until the entry is acknowledged.
+        match self.delivery.read(&self.server.reads, &self.payer(), entry, &files, class).await {
+            Ok((class, read)) => {
+                let content = self.charged(class, read);
                 head.shared = match &content {
-                    Content::Buffered(read) => {
-                        self.delivery.prefetched_was_read(entry);
-                        read.iter().map(Piece::shared_bytes).sum()
-                    }
+                    Content::Buffered(read) => read.iter().map(Piece::shared_bytes).sum(),
                     Content::Streamed(_) => whole,
                 };
                 (frame(&head), Some(Ok((len, content))))
             }
-            Err(error) => failed(error),
+            Err(error) => failed(error.into()),
         }
     }
 
@@ -455,20 +432,17 @@ impl LeaseReader {
         Ok(files)
     }
 
-    async fn bytes(&self, files: &[Found], len: u64, class: DeliveryClass) -> ApiResult<Content> {
-        let sources = self.delivery.sources_for(class);
-        let source = self.delivery.source();
-        let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
+    /// Returns bytes with what they are counted as.
+    fn charged(&self, class: DeliveryClass, read: SampleBytes) -> Content {
         let charge = self.charge(class);
-        if len > READ_AHEAD_BYTES_MAX {
-            let reads = read_spans(Arc::clone(&self.server), self.payer(), Arc::clone(sources), spans);
-            return Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()));
+        match read {
+            SampleBytes::Buffered(read) => {
+                Content::Buffered(read.into_iter().map(|read| Piece::of_read(read, &charge)).collect())
+            }
+            SampleBytes::Streamed(reads) => {
+                Content::Streamed(reads.map(move |read| Ok(Piece::of_read(read?, &charge))).boxed())
+            }
         }
-        let ready = spans.iter().map(|s| s.try_read(&self.server, sources)).collect::<Option<Vec<_>>>();
-        Ok(Content::Buffered(match ready {
-            Some(reads) => reads.into_iter().map(|read| read.into_piece(&charge)).collect(),
-            None => read_buffered(&self.server, &self.payer(), sources, spans, charge).await?,
-        }))
     }
 
     /// Returns the chunks in which a sample's bytes lie, and the server that has them.

@@ -8,8 +8,6 @@
 use super::{
     access::access,
     admission::named_dataset,
-    chunk_read::{Payer, has_chunk, read_located_chunk},
-    entry_read::{Span, spans},
     error::{ApiError, ApiResult},
     request::{OnePath, TwoPaths, parse_param, read_body},
     response_body::{Piece, body_of_piece, respond},
@@ -19,6 +17,7 @@ use crate::{
     cluster::PinOrder,
     data::{
         chunk_reads::{Asker, ChunkRead, Kept},
+        reads::{Payer, Span, spans},
         versions::{AskTables, LocatedChunk, Sources},
     },
     tenancy::{
@@ -36,8 +35,8 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{Code, Evicted, Problem, headers, warmups::PIN_S_MAX};
-use fletch_core::{DatasetName, Domain, Hash, Kind, Root, StoreKey, Tenant};
-use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, ReaderKind, Tier, Warmed};
+use fletch_core::{DatasetName, Domain, Hash, Root, StoreKey, Tenant};
+use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, ReaderKind, Tier, Warmed};
 use futures::FutureExt as _;
 use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
@@ -106,13 +105,15 @@ impl FromRequestParts<Arc<Server>> for PeerRead {
 }
 
 /// Decides whether the domain of a request may read the root. Notes the dataset as read, which gives it a
-/// share of the disk.
+/// share of the disk, unless the request asks only for what this server has.
 async fn peer_access(asked: &PeerRead, server: &Server, root: Root) -> ApiResult<Arc<Sources>> {
     let (domain, tenant) = (asked.domain.clone(), asked.tenant.clone());
     let principal = Principal { domain, tenant, role: Role::Reader };
     let sources = access(server, &principal, root, asked.dataset.as_ref()).await?;
-    let footprint = sources.first.footprint();
-    server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
+    if !asked.only_if_cached {
+        let footprint = sources.first.footprint();
+        server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
+    }
     Ok(sources)
 }
 
@@ -226,7 +227,7 @@ pub async fn chunk(
     let sources = peer_access(&asked, &server, root).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let owner = asked.owner(&server, hash);
-    if let Some(refusal) = asked.refusal(&owner, has_chunk(&server, &sources, hash, located.len)) {
+    if let Some(refusal) = asked.refusal(&owner, server.reads.has(&sources, hash, located.len)) {
         return Ok(refusal);
     }
     let payer = asked.payer(&server, &sources);
@@ -239,12 +240,9 @@ pub async fn chunk(
         return respond(head, Body::empty());
     }
     let hit = if asked.only_if_cached {
-        let key = StoreKey { domain: asked.domain.clone(), hash };
-        let read = server.store.read(key, located.len, DatasetId::UNCACHED, absent()).await;
-        read.map_err(|_| ApiError::not_found())?
+        server.reads.kept(&sources, hash, located.len).await?
     } else {
-        let dataset = sources.dataset_id();
-        read_located_chunk(&server, &payer, &sources, (hash, None), &located, dataset).await?
+        server.reads.located(&payer, &sources, hash, &located).await?
     };
     asked.reply(&server, payer.costs, (hit.chunk.bytes().clone(), hit.tier), &owner)
 }
@@ -260,14 +258,14 @@ async fn keep(
     let (asker, tenant, costs, dataset) = (Asker::Peer, &payer.tenant, &payer.costs, sources.dataset_id());
     let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part: None };
     if only_check {
-        return match server.chunk_reads.check(&read).await {
+        return match server.reads.chunks.check(&read).await {
             ChunkCheck::Whole => Ok(AtPeer::Hit),
             ChunkCheck::Missing | ChunkCheck::Damaged => Err(ApiError::not_found()),
             ChunkCheck::Unread => Err(ApiError::new(Code::Overloaded, "the disk is busy", "ask again")),
         };
     }
     wait_for_share(server, dataset).await;
-    let (Kept::Here(kept) | Kept::Elsewhere(kept)) = server.chunk_reads.keep(&read, None).await?;
+    let (Kept::Here(kept) | Kept::Elsewhere(kept)) = server.reads.chunks.keep(&read, None).await?;
     Ok(result_of(kept))
 }
 
@@ -404,11 +402,6 @@ async fn wait_for_share(server: &Server, dataset: DatasetId) {
     }
 }
 
-/// Returns a fetch that has nothing.
-fn absent() -> Fetch {
-    Arc::new(|_| async { Err(FetchError::new(Kind::NotFound, "the chunk is not cached")) }.boxed())
-}
-
 /// Reads a file that lies in a chunk with others, for another server of the cluster.
 ///
 /// The owner of the chunk decides whether it fetches the whole chunk, or the file alone.
@@ -450,10 +443,10 @@ pub async fn file(State(server): State<Arc<Server>>, path: TwoPaths, asked: Peer
         return Err(ApiError::bad_request("the entry does not lie in a chunk with others"));
     };
     let owner = asked.owner(&server, file.chunk().chunk);
-    if let Some(refusal) = asked.refusal(&owner, file.is_here(&server, &sources)) {
+    if let Some(refusal) = asked.refusal(&owner, server.reads.has_packed_file(&sources, &file)) {
         return Ok(refusal);
     }
     let payer = asked.payer(&server, &sources);
-    let read = Span::PackedFile(file).read(&server, &payer, &sources, None).await?;
+    let read = server.reads.span(&payer, &sources, Span::PackedFile(file), None).await?;
     asked.reply(&server, payer.costs, (read.bytes, read.tier), &owner)
 }

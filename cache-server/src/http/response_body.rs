@@ -7,12 +7,14 @@
 
 use super::error::{ApiError, ApiResult};
 use crate::app::server::Server;
+use crate::data::reads::{SpanBytes, cost_of};
 use crate::tenancy::accounting::{Component, Cost, JobCosts, Tally, Waiting};
 use crate::tenancy::tenants::FairPermit;
 use axum::{body::Body, http::response::Builder};
 use bytes::Bytes;
 use fletch_api::ByteResult;
 use fletch_bounds::{InWaits, Waits};
+use fletch_store::Tier;
 use futures::{Stream, stream::BoxStream};
 use http_body::{Frame, SizeHint};
 use std::{
@@ -23,6 +25,18 @@ use std::{
 
 /// The most bytes that a connection takes at once.
 pub const SLICE_BYTES_MAX: usize = 256 << 10;
+
+/// Returns the `Cache-Status` header of a read (RFC 9211).
+#[must_use]
+pub fn cache_status(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Memory | Tier::Disk => "fletch; hit",
+        Tier::Flight => "fletch; fwd=miss; collapsed",
+        Tier::Origin => "fletch; fwd=miss; stored",
+        Tier::Bypass => "fletch; fwd=miss",
+        Tier::Peer(_) => "fletch; fwd=miss; detail=peer",
+    }
+}
 
 /// The account that bytes are added to.
 #[derive(Clone)]
@@ -59,6 +73,11 @@ pub enum Piece {
 }
 
 impl Piece {
+    /// Returns bytes that were read as a piece of a body.
+    pub fn of_read(read: SpanBytes, charge: &impl Fn(Cost) -> Charge) -> Self {
+        Piece::Content(read.bytes, charge(cost_of(read.tier)))
+    }
+
     fn is_empty(&self) -> bool {
         match self {
             Piece::Content(b, _)
@@ -67,6 +86,14 @@ impl Piece {
             | Piece::Table(b)
             | Piece::Peer(b, _) => b.is_empty(),
             Piece::EndOfContent => true,
+        }
+    }
+
+    /// Returns what content of one account is counted as.
+    pub fn cost(&self) -> Option<Cost> {
+        match self {
+            Piece::Content(_, charge) => Some(charge.cost),
+            _ => None,
         }
     }
 

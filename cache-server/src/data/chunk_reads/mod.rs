@@ -4,6 +4,7 @@
 //! this server owns the chunk, or is alone   [its former owner, if it has it] ─▶ the origin    keeps it
 //!   its disk has no room for it             those that may have taken it ─▶ the origin        offers it
 //! another member owns it                    the owner ─▶ the next one ─▶ the origin           keeps nothing
+//! it belongs to a sweep of this server      the owners, if they have it ─▶ the origin         keeps it
 //! ```
 //! I1. A read for another server asks no owner: one hop at most. For [`RING_NEWS`] after a change of the ring
 //!     it may ask the former owner, and at any time the members that take what its own disk has no room for.
@@ -11,7 +12,8 @@
 //! I2. Reads that wait for another server hold a bounded part of the memory: those of clients one part, those
 //!     of other servers another one. So servers whose readers wait for each other all go on (ADR 65).
 //! I3. A server that is alone reads as if this room did not exist.
-//! I4. Sweeps read as on a server that is alone, and keep their chunks on their own server.
+//! I4. The chunks of a sweep are kept by its own server, and have no owner. The owners for plain readers may
+//!     have the same bytes: they are asked for what they have, and fetch nothing for a sweep.
 
 mod pass_on;
 mod peer_fetch;
@@ -250,12 +252,13 @@ impl ChunkReads {
         Route::Own
     }
 
-    /// Returns the members that may have a chunk of this server, which does not have it.
+    /// Returns the members that may have a chunk that this server keeps and does not have.
     fn holders(&self, read: &ChunkRead<'_>) -> Vec<PeerAddress> {
-        let Some(peers) = self.cluster.peers().filter(|_| read.sources.are_plain()) else {
-            return Vec::new();
-        };
+        let Some(peers) = self.cluster.peers() else { return Vec::new() };
         let view = self.cluster.view();
+        if !read.sources.are_plain() {
+            return self.owners(peers, &view, &read.placed());
+        }
         let mut holders = self.takers(peers, &view, read);
         if let Some(former) = self.former_owner(peers, &view, &read.placed())
             && !holders.contains(&former)
@@ -352,6 +355,20 @@ impl ChunkReads {
         let key = read.key();
         let Prepared { fetch, .. } = self.prepare(read, &key).await?;
         Ok(Kept::Here(self.store.warm_to_disk(&key, read.located.len, read.dataset, fetch).await?))
+    }
+
+    /// Has a chunk kept by this server, for a sweep. The append to disk may be queued when this returns.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub async fn keep_here(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Warmed, ReadError> {
+        let (key, len) = (read.key(), read.located.len);
+        let Prepared { fetch, asked, .. } = self.prepare(read, &key).await?;
+        let warmed = self.store.warm(&key, len, read.dataset, fetch).await?;
+        if asked.and_then(|asked| asked.served()).is_some() {
+            read.costs.receive(u64::from(len));
+        }
+        Ok(warmed)
     }
 
     /// Reads and hashes a chunk where it is kept. Fetches nothing.

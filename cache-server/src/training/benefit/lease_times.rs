@@ -1,5 +1,6 @@
 //! What the stream of a lease waited for.
 
+use fletch_api::{ByteResult, ByteTier};
 use std::time::Duration;
 
 /// What a stream waits for until a sample is there.
@@ -11,6 +12,26 @@ pub enum WaitCause {
     Disk,
     /// The server itself: memory or a turn.
     Queue,
+}
+
+impl WaitCause {
+    /// Returns what a sample waited for whose bytes were counted as `costs`.
+    #[must_use]
+    pub fn of(costs: impl IntoIterator<Item = (ByteResult, ByteTier)>) -> Self {
+        let mut cause = WaitCause::Queue;
+        for cost in costs {
+            match cost {
+                // A flight is a fetch that another read began, and a miss from memory one that was ahead.
+                (_, ByteTier::Origin | ByteTier::Flight)
+                | (ByteResult::Miss, ByteTier::Memory)
+                | (ByteResult::Miss | ByteResult::Bypass, ByteTier::Peer) => return WaitCause::Origin,
+                // The disk of another server, or its memory.
+                (_, ByteTier::Peer | ByteTier::Disk) => cause = WaitCause::Disk,
+                (_, ByteTier::Memory) => {}
+            }
+        }
+        cause
+    }
 }
 
 /// What the stream of a lease waited for, and what it brought.

@@ -9,14 +9,28 @@
 
 use super::{Epoch, JobError, JobSetup};
 use crate::{
-    data::versions::{Source, Sources, VersionError, Versions},
+    data::{
+        read_ahead::READ_AHEAD_BYTES_MAX,
+        reads::{ContentError, Payer, Reads, Span, SpanBytes, spans},
+        versions::{Source, Sources, VersionError, Versions},
+    },
     tenancy::accounting::Cost,
     training::{prefetch::Prefetcher, sweep::DeliveryClass},
 };
 use fletch_api::{ByteResult, RefPiece, SampleRef};
 use fletch_core::{manifest::locate::ranges, plan::Item};
+use fletch_store::ReaderKind;
 use fletch_tables::Found;
+use futures::{StreamExt as _, stream::BoxStream};
 use std::sync::Arc;
+
+/// The bytes of a sample, in order.
+pub enum SampleBytes {
+    /// They were read already.
+    Buffered(Vec<SpanBytes>),
+    /// They are many, and are read while they are sent.
+    Streamed(BoxStream<'static, Result<SpanBytes, ContentError>>),
+}
 
 /// Reads granted samples of one epoch.
 #[derive(Clone)]
@@ -27,15 +41,21 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// A delivery of an epoch's samples from `source`, which is the job's version in its layout.
+    /// Begins a delivery of an epoch's samples from `source`, which is the job's version in its layout.
+    ///
+    /// Notes that the dataset is read now, which gives it a share of the disk. (A sweep notes it by itself.)
     #[must_use]
-    pub fn new(setup: &Arc<JobSetup>, source: &Arc<Source>, epoch: &Epoch) -> Self {
+    pub fn new(setup: &Arc<JobSetup>, source: &Arc<Source>, epoch: &Epoch, now_ns: u64) -> Self {
+        if setup.sweep.is_none() {
+            let (dataset, root, footprint) =
+                (setup.exact.dataset_id(), source.version.root(), source.footprint());
+            setup.context.sweep.shares.note(dataset, root, footprint, ReaderKind::Ordered, now_ns);
+        }
         Delivery { setup: Arc::clone(setup), source: Arc::clone(source), prefetcher: epoch.prefetcher() }
     }
 
     /// The sources through which a sample of a class is read.
-    #[must_use]
-    pub fn sources_for(&self, class: DeliveryClass) -> &Arc<Sources> {
+    fn sources_for(&self, class: DeliveryClass) -> &Arc<Sources> {
         match (&self.setup.sweep, class) {
             (None, _) | (_, DeliveryClass::Exact) => &self.setup.exact,
             (Some(sweep), DeliveryClass::Direct) => &sweep.uncached_sources,
@@ -56,19 +76,40 @@ impl Delivery {
         }
     }
 
-    /// Waits for the prefetch of an entry, if one is under way; the class of the sample after that.
-    pub async fn after_prefetch(&self, entry: u32, class: DeliveryClass) -> DeliveryClass {
-        match &self.prefetcher {
+    /// Reads a sample: now if it is small, while it is sent otherwise. Returns its class after that.
+    ///
+    /// Waits for the prefetch of the entry, if one is under way. Prefetched bytes that are read while they
+    /// are sent stay until the entry is acknowledged.
+    ///
+    /// # Errors
+    /// [`ContentError`].
+    pub async fn read(
+        &self,
+        reads: &Arc<Reads>,
+        payer: &Payer,
+        entry: u32,
+        files: &[Found],
+        class: DeliveryClass,
+    ) -> Result<(DeliveryClass, SampleBytes), ContentError> {
+        let class = match &self.prefetcher {
             Some(prefetcher) if prefetcher.ready(entry).await => DeliveryClass::Fetched,
             _ => class,
+        };
+        let sources = self.sources_for(class);
+        let len: u64 = files.iter().map(|f| f.entry().size).sum();
+        let spans: Vec<Span> = files.iter().flat_map(|f| spans(&self.source, f, 0..f.entry().size)).collect();
+        if len > READ_AHEAD_BYTES_MAX {
+            return Ok((class, SampleBytes::Streamed(reads.spans(payer, sources, spans).boxed())));
         }
-    }
-
-    /// Tells the prefetcher that an entry's bytes were read.
-    pub fn prefetched_was_read(&self, entry: u32) {
+        let in_memory = spans.iter().map(|span| reads.span_in_memory(sources, span)).collect();
+        let bytes = match in_memory {
+            Some(bytes) => bytes,
+            None => reads.buffered(payer, sources, spans).await?,
+        };
         if let Some(prefetcher) = &self.prefetcher {
             prefetcher.served(&[entry]);
         }
+        Ok((class, SampleBytes::Buffered(bytes)))
     }
 
     /// Tells the sweep that a sample was read, whatever came of the read.
@@ -103,12 +144,6 @@ impl Delivery {
     /// [`JobError`]: the version's tables cannot be read.
     pub async fn files(&self, sample: u32) -> Result<Vec<Found>, JobError> {
         Ok(self.setup.samples.files(&self.source, sample).await?)
-    }
-
-    /// The version in the job's layout.
-    #[must_use]
-    pub fn source(&self) -> &Arc<Source> {
-        &self.source
     }
 
     /// The chunks in which the bytes of `files` lie, in order.

@@ -37,7 +37,7 @@ use crate::{
 };
 use commits::Committed;
 pub use context::JobContext;
-pub use delivery::Delivery;
+pub use delivery::{Delivery, SampleBytes};
 pub use error::JobError;
 use fletch_api::{AckedBy, EpochState, OrderKind, Times, Visitation};
 use fletch_core::{

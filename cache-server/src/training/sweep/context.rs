@@ -1,11 +1,7 @@
 //! What the server gives to its sweeps, and what it counts of them.
 
 use super::Recorder;
-use crate::{
-    app::telemetry::ReadWatch,
-    data::versions::Versions,
-    tenancy::{accounting::Accounts, tenants::Tenants},
-};
+use crate::{app::telemetry::ReadWatch, data::chunk_reads::ChunkReads, tenancy::accounting::Accounts};
 use fletch_store::{Shares, Store};
 use std::sync::{
     Arc,
@@ -17,16 +13,14 @@ use tokio_util::task::TaskTracker;
 pub struct SweepContext {
     /// Where chunks are kept.
     pub store: Arc<Store>,
-    /// Fetches chunks.
-    pub versions: Arc<Versions>,
+    /// Reads chunks.
+    pub reads: Arc<ChunkReads>,
     /// Counts what the sweeps read.
     pub accounts: Arc<Accounts>,
     /// Divides the disk between datasets.
     pub shares: Arc<Shares>,
     /// Gets the waits of the fetches.
     pub watch: Arc<ReadWatch>,
-    /// Whose permits the fetches take.
-    pub tenants: Arc<Tenants>,
     /// Owns the fetches' tasks.
     pub tasks: TaskTracker,
     /// Memory for all sweeps together where the server has no disk tier, in bytes.
@@ -46,7 +40,7 @@ pub struct SweepContext {
 /// Totals of all sweeps since the server started.
 #[derive(Debug, Default)]
 pub struct SweepCounts {
-    /// Bytes that sweeps fetched, as they occupy the disk.
+    /// Bytes that sweeps loaded, as they occupy the disk.
     pub loaded_bytes: AtomicU64,
     /// Units that sweeps evicted.
     pub evicted: AtomicU64,

@@ -1,10 +1,12 @@
 //! Fetching of a sweep's units to where they are kept, and checks that they are still there.
 
 use super::{Sweep, pending_reads};
-use crate::data::versions::{ChunkFetch, LocatedChunk};
+use crate::data::{
+    chunk_reads::{Asker, ChunkRead},
+    versions::LocatedChunk,
+};
 use fletch_bounds::Waits;
-use fletch_core::StoreKey;
-use fletch_store::{Fetch, Pinned, Warmed, disk::Health};
+use fletch_store::{Pinned, Warmed, disk::Health};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -35,19 +37,24 @@ impl Sweep {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
             let row = rows.get(c.row as usize).ok_or("its row is gone")?;
             let located = LocatedChunk::from_row(&self.source, c.part as usize, row.clone());
-            // One fetch per attempt: a fetch that is asked again takes its earlier bytes for wrong ones.
-            let fetch = || {
-                let of = (&self.kept_sources, &*costs);
-                ChunkFetch::fetch(&self.context.versions, of, c.hash, &located)
+            let read = ChunkRead {
+                asker: Asker::Client,
+                // A sweep may serve several tenants. It takes the permits of the one that registered the
+                // dataset.
+                tenant: &self.source.registered.tenant,
+                costs: &costs,
+                sources: &self.kept_sources,
+                hash: c.hash,
+                located: &located,
+                dataset: self.kept_sources.dataset_id(),
+                part: None,
             };
             match &mut held {
                 Some(held) => {
-                    let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());
-                    let fetch = self.with_permit(&key, &located, fetch()).await?;
-                    let hit = store.read(key.clone(), c.len, number, fetch).await;
-                    held.push(store.pin(key, hit.map_err(|e| e.to_string())?.chunk));
+                    let hit = self.context.reads.read(&read).await.map_err(|e| e.to_string())?;
+                    held.push(store.pin(self.key(c.hash), hit.chunk));
                 }
-                None => self.keep_on_disk(unit, c.hash, &located, fetch).await?,
+                None => self.keep_on_disk(unit, &read).await?,
             }
         }
         Ok(held)
@@ -55,20 +62,12 @@ impl Sweep {
 
     /// Fetches a chunk to the disk. While the disk refuses it, offers it again, at last in place of other
     /// units.
-    async fn keep_on_disk(
-        self: &Arc<Self>,
-        unit: u32,
-        hash: fletch_core::Hash,
-        located: &LocatedChunk,
-        fetch: impl Fn() -> Fetch,
-    ) -> Result<(), String> {
-        let (key, len, number) = (self.key(hash), located.len, self.kept_sources.dataset_id());
+    async fn keep_on_disk(self: &Arc<Self>, unit: u32, read: &ChunkRead<'_>) -> Result<(), String> {
         let began = Instant::now();
         let mut made_room = began;
         loop {
-            let fetch = self.with_permit(&key, located, fetch()).await?;
-            let warmed = self.context.store.warm(&key, len, number, fetch).await;
-            if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
+            let warmed = self.context.reads.keep_here(read).await.map_err(|e| e.to_string())?;
+            if warmed != Warmed::Refused {
                 return Ok(());
             }
             let waits = self.evict_again();
@@ -83,20 +82,6 @@ impl Sweep {
             }
             tokio::time::sleep(SETTLE_EVERY).await;
         }
-    }
-
-    /// Waits for a permit for a fetch. A sweep may serve several tenants; it takes the permits of the tenant
-    /// that registered the dataset.
-    async fn with_permit(
-        &self,
-        key: &StoreKey,
-        located: &LocatedChunk,
-        fetch: Fetch,
-    ) -> Result<Fetch, String> {
-        let (tenants, tenant) = (&self.context.tenants, &self.source.registered.tenant);
-        let chunk = located.cold(&self.context.store, key, &self.kept_sources);
-        let permitted = tenants.with_origin_permit(tenant, &chunk, fetch).await;
-        permitted.map_err(|e| e.to_string())
     }
 
     /// Evicts recently evicted units once more; returns whether there were any.

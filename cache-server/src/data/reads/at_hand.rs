@@ -1,0 +1,60 @@
+//! What can be read on this thread now: for hit connections, whose clients ask by HTTP for all else.
+
+use super::{Payer, Reads, Span, SpanBytes, spans};
+use crate::data::versions::Sources;
+use fletch_core::Hash;
+use futures::FutureExt as _;
+use std::sync::Arc;
+
+impl Reads {
+    /// Returns a chunk from memory, from the disk, or, if it is short, from a disk of this machine with its
+    /// origin. `None` if that would take a wait.
+    #[must_use]
+    pub fn chunk_at_hand(
+        &self,
+        payer: impl FnOnce() -> Payer,
+        sources: &Arc<Sources>,
+        hash: Hash,
+    ) -> Option<SpanBytes> {
+        let located = self.versions.locate(sources, hash).now_or_never()?.ok()?;
+        let kept = || self.store.read_no_wait(&Self::key(sources, hash), located.len);
+        let near = || self.chunks.read_near(&payer().read_of(sources, hash, &located));
+        let hit = self.counted(sources, kept).or_else(|| self.counted(sources, near))?;
+        Some(SpanBytes { bytes: hit.chunk.bytes().clone(), tier: hit.tier })
+    }
+
+    /// Returns a file of `size` bytes that hash to `hash`, if it lies in one chunk, in memory or on disk.
+    /// `None` if that would take a wait.
+    #[must_use]
+    pub fn file_at_hand(
+        &self,
+        sources: &Arc<Sources>,
+        path: &str,
+        hash: Hash,
+        size: u64,
+    ) -> Option<SpanBytes> {
+        let found = sources.first.version.find(path).now_or_never()?.ok()??;
+        let entry = found.entry();
+        if entry.hash != Some(hash) || entry.size != size {
+            return None;
+        }
+        let mut spans = spans(&sources.first, &found, 0..size);
+        let (span, None) = (spans.pop()?, spans.pop()) else { return None };
+        if let Some(read) = self.span_in_memory(sources, &span) {
+            return Some(read);
+        }
+        let hit = match &span {
+            Span::Chunk(range) => {
+                let (key, len) = (Self::key(sources, range.slice.chunk), range.slice.len);
+                self.counted(sources, || self.store.read_no_wait(&key, len))?
+            }
+            Span::PackedFile(file) => {
+                let chunk = file.chunk().chunk;
+                let len = self.versions.locate(sources, chunk).now_or_never()?.ok()?.len;
+                let key = Self::key(sources, chunk);
+                self.counted(sources, || self.store.part_no_wait(&key, len, file.place(), hash))?
+            }
+        };
+        Some(SpanBytes { bytes: hit.chunk.bytes().clone(), tier: hit.tier })
+    }
+}

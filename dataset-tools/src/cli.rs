@@ -114,11 +114,12 @@ pub enum Command {
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
 The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
-same command goes on. Later runs show at once what was read last. Starts a server of your own unless
+same command goes on. Later runs show at once what was read last. If DIR shows the dataset already,
+the command makes sure that its server runs and has credentials. Starts a server of your own unless
 one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
 AWS_ENDPOINT_URL); a server that others share uses its own. docs/howto/mount-a-bucket.md has more.
---json prints {name, dir, source, server, files, bytes, as_of_ns, started_server, cache, state,
-logs}.")]
+--json prints {name, dir, source, server, files, bytes, as_of_ns, already, started_server, cache,
+state, logs}.")]
     Mount(MountArgs),
     /// Bring what a mount shows up to date: read what is new or changed.
     #[command(after_help = "Example:
@@ -136,6 +137,14 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
         #[arg(long, value_name = "SHARE")]
         allow_loss: Option<Share>,
     },
+    /// Start your server again, with the credentials of this terminal. Mounts that wait go on.
+    #[command(after_help = "Example:
+  fletch up
+
+`fletch mount` starts your server, and mounts start it again when it is gone. This does it by hand,
+and replaces credentials that expired. Exits with 3 if some credentials cannot be read.
+--json prints {started, socket, log, datasets}.")]
+    Up,
     /// Unmount what you mounted with `fletch mount`, and stop your server.
     #[command(after_help = "Example:
   fletch down
@@ -502,6 +511,9 @@ pub struct MountArgs {
     /// Go on if up to this share of the files is missing, such as 5% [default: 1%].
     #[arg(long, value_name = "SHARE")]
     pub allow_loss: Option<Share>,
+    /// Mount over a directory that has files. They are hidden until the mount ends.
+    #[arg(long)]
+    pub allow_non_empty: bool,
     /// Stay in the foreground until the mount ends.
     #[arg(long)]
     pub foreground: bool,

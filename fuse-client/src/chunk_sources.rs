@@ -31,7 +31,7 @@ impl ChunkSource for ServerChunks {
         let client = self.client.after_wrong_bytes(attempt);
         let (watch, root) = (Arc::clone(&self.watch), self.root);
         async move {
-            let fetched = watch.call(fetch_from_server(client, root, &request)).await;
+            let fetched = watch.call(|| fetch_from_server(client.clone(), root, &request)).await;
             fetched.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()

@@ -181,6 +181,9 @@ pub struct Cli {
     #[arg(long, env = "FLETCH_METRICS_LISTEN", value_name = "IP:PORT", hide_env = true,
         conflicts_with = "metrics", help_heading = WATCHING)]
     pub metrics_listen: Option<SocketAddr>,
+    /// Program that starts the server again if it is gone: `PROGRAM up` (`fletch mount` gives it)
+    #[arg(long, value_name = "PROGRAM", hide = true, conflicts_with = "datasets")]
+    pub restart_with: Option<PathBuf>,
     /// Write the counters to this file, as JSON, when the mount ends
     #[arg(long, value_name = "FILE", help_heading = WATCHING)]
     pub report: Option<PathBuf>,
@@ -464,6 +467,7 @@ impl Cli {
                     dir: absolute(dir)?,
                     fallback,
                     report: self.report.map(absolute).transpose()?,
+                    restart: self.restart_with,
                     process,
                 })))
             }

@@ -36,6 +36,7 @@ pub mod open_version;
 pub mod push;
 pub mod read_clock;
 pub mod requests;
+pub mod restart;
 pub mod server_breaker;
 pub mod server_watch;
 pub mod shared_parts;

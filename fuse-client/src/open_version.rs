@@ -4,6 +4,7 @@
 use crate::chunk_sources::{FallbackChunks, ServerChunks};
 use crate::cli::{FallbackSettings, ProcessSettings, Settings};
 use crate::fs::read::ChunkSource;
+use crate::restart::Restart;
 use crate::server_watch::ServerWatch;
 use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
@@ -82,7 +83,8 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
         }
         _ => None,
     };
-    let watch = client.clone().filter(|_| fallback.is_none()).map(ServerWatch::new);
+    let restart = settings.restart.clone().map(Restart::with);
+    let watch = client.clone().filter(|_| fallback.is_none()).map(|client| ServerWatch::new(client, restart));
     let (tables, chunks): (_, Arc<dyn ChunkSource>) = match (&fallback, &client, &watch) {
         (Some(fallback), ..) => {
             (fallback.tables(root, layout), Arc::new(FallbackChunks { fallback: fallback.clone(), root }))

@@ -1,12 +1,15 @@
 //! The calls of a mount to its server: counts those that wait, probes a silent server, and refuses calls
 //! while it is gone.
 //!
-//! [`ServerBreaker`] decides, and this module waits. A mount with `--origin-fallback` has no use for it: such
+//! [`ServerBreaker`] decides, and this module waits. A server of the user's own that does not run is started
+//! again ([`Restart`]). A mount with `--origin-fallback` has no use for it: such
 //! a mount reads the origin as soon as the server is silent.
 
+use crate::restart::Restart;
 use crate::server_breaker::{Change, Outcome, ServerBreaker};
 use async_trait::async_trait;
 use bytes::Bytes;
+use fletch_api::Code;
 use fletch_client::{Client, ClientError};
 use fletch_core::Kind;
 use fletch_tables::{SourceError, Table, TableRange, TableSource};
@@ -34,24 +37,45 @@ pub struct ServerWatch {
     client: Client,
     breaker: Mutex<ServerBreaker>,
     begun: Notify,
+    restart: Option<tokio::sync::Mutex<Restart>>,
     losses: AtomicU64,
     refused: AtomicU64,
 }
 
 impl ServerWatch {
-    /// Returns the watch of the server of `client`, whose calls last at most its `io_timeout`.
+    /// Returns the watch of the server of `client`, whose calls last at most its `io_timeout`. `restart`
+    /// starts it again, if it is the user's own.
     #[must_use]
-    pub fn new(client: Client) -> Arc<Self> {
+    pub fn new(client: Client, restart: Option<Restart>) -> Arc<Self> {
         let breaker = Mutex::new(ServerBreaker::new(client.io_timeout()));
         let (losses, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(ServerWatch { client, breaker, begun: Notify::new(), losses, refused })
+        let restart = restart.map(tokio::sync::Mutex::new);
+        Arc::new(ServerWatch { client, breaker, begun: Notify::new(), restart, losses, refused })
     }
 
     /// Runs a call to the server, or refuses it at once while the server is gone.
     ///
+    /// A server of the user's own that was started again may lack the credentials for a moment. Then the call
+    /// waits until it has been given them, and is made once more.
+    ///
     /// # Errors
     /// The error of the call. [`ClientError::Unreachable`] if the call was refused.
-    pub async fn call<T>(
+    pub async fn call<T, F: Future<Output = Result<T, ClientError>>>(
+        &self,
+        call: impl Fn() -> F,
+    ) -> Result<T, ClientError> {
+        let outcome = self.call_once(call()).await;
+        let (Some(restart), Err(ClientError::Problem { problem, .. })) = (&self.restart, &outcome) else {
+            return outcome;
+        };
+        if problem.code != Code::UriNotAllowed {
+            return outcome;
+        }
+        restart.lock().await.run().await;
+        self.call_once(call()).await
+    }
+
+    async fn call_once<T>(
         &self,
         call: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
@@ -96,6 +120,11 @@ impl ServerWatch {
                 continue;
             }
             let error = probe.info().await.err().filter(ClientError::is_unreachable);
+            if let (Some(restart), Some(ClientError::Unreachable { refused: true, .. })) =
+                (&self.restart, &error)
+            {
+                restart.lock().await.run().await;
+            }
             let change = self.breaker().probed(error.is_none(), Instant::now());
             self.log(change, error.as_ref());
         }
@@ -135,7 +164,11 @@ impl ServerWatch {
                 tracing::error!(
                     %server, error,
                     "the server did not answer a read for {io_timeout:?}: until it answers, reads of \
-                     data that is not cached fail at once; check that fletch-server runs there"
+                     data that is not cached fail at once; {}",
+                    match self.restart {
+                        Some(_) => "run `fletch up`",
+                        None => "check that fletch-server runs there",
+                    }
                 );
             }
             Some(Change::Back { silent }) => tracing::info!(%server, ?silent, "the server answers again"),

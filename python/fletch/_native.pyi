@@ -37,7 +37,7 @@ class Client:
 
     def __init__(
         self,
-        server: str | Sequence[str],
+        server: str | Sequence[str] | None = None,
         *,
         token: str | None = None,
         token_file: str | PathLike[str] | None = None,

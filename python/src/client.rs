@@ -7,6 +7,7 @@ use crate::version::Version;
 use crate::version_handle::VersionHandle;
 use fletch_api::ResolvedVersion;
 use fletch_client::FirstAnswer;
+use fletch_client::server_choice::{choose, own_dir, own_socket};
 use fletch_core::DatasetName;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -55,16 +56,51 @@ enum Addresses {
     Several(Vec<String>),
 }
 
+/// Returns the server that `fletch` would ask: that of `FLETCH_SERVER`, else the user's own, else the one of
+/// this machine.
+fn chosen_server() -> Result<String, Failure> {
+    let named = std::env::var("FLETCH_SERVER").ok().filter(|named| !named.is_empty());
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let uid = rustix::process::geteuid().as_raw();
+    let own = own_socket(&own_dir(runtime_dir.as_deref(), uid));
+    // Without a thread: the process may fork afterwards.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = runtime.map_err(|e| Failure::Invalid(format!("no runtime: {e}")))?;
+    let chosen = runtime.block_on(choose(named.as_deref(), &own, uid));
+    match chosen.map_err(|e| Failure::Invalid(e.to_string()))? {
+        Some(chosen) => Ok(chosen.servers().to_string()),
+        None => Err(Failure::Invalid(
+            "no server was given, and none runs on this machine: give Client(server), set FLETCH_SERVER, or \
+             start one of yours with `fletch mount` or `fletch up`"
+                .to_owned(),
+        )),
+    }
+}
+
+/// Fills what was not given from the variables that `fletch` reads, too.
+fn from_environment(given: Settings) -> Settings {
+    let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let has_token = given.token.is_some() || given.token_file.is_some();
+    Settings {
+        token: given.token.or_else(|| std::env::var("FLETCH_TOKEN").ok().filter(|_| !has_token)),
+        token_file: given.token_file.or_else(|| path("FLETCH_TOKEN_FILE").filter(|_| !has_token)),
+        ca_file: given.ca_file.or_else(|| path("FLETCH_CA_FILE")),
+        cert_file: given.cert_file.or_else(|| path("FLETCH_CERT_FILE")),
+        key_file: given.key_file.or_else(|| path("FLETCH_KEY_FILE")),
+        ..given
+    }
+}
+
 #[pymethods]
 impl Client {
     #[new]
     #[pyo3(signature = (
-        server, *, token=None, token_file=None, job=None, timeout=30.0,
+        server=None, *, token=None, token_file=None, job=None, timeout=30.0,
         ca_file=None, cert_file=None, key_file=None, verify="client"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn new(
-        server: Addresses,
+        server: Option<Addresses>,
         token: Option<String>,
         token_file: Option<PathBuf>,
         job: Option<String>,
@@ -74,13 +110,23 @@ impl Client {
         key_file: Option<PathBuf>,
         verify: &str,
     ) -> PyResult<Self> {
-        let server = match server {
-            Addresses::One(server) => server,
-            Addresses::Several(all) => all.join(","),
-        };
         let verify = verify.to_owned();
-        let settings =
-            Settings { server, token, token_file, job, timeout, ca_file, cert_file, key_file, verify };
+        let given = |server| Settings {
+            server,
+            token,
+            token_file,
+            job,
+            timeout,
+            ca_file,
+            cert_file,
+            key_file,
+            verify,
+        };
+        let settings = match server {
+            Some(Addresses::One(server)) => given(server),
+            Some(Addresses::Several(all)) => given(all.join(",")),
+            None => from_environment(given(chosen_server()?)),
+        };
         Ok(Client::of(settings, FirstAnswer::default())?)
     }
 

@@ -41,6 +41,28 @@ def test_the_second_server_of_a_list_is_enough(server: Server, files: Path) -> N
             fletch.Client(wrong)
 
 
+def test_a_client_without_an_address_asks_the_server_of_the_environment(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("FLETCH_SERVER", f"unix:{server.socket}")
+    client = fletch.Client(job="by-environment")
+    assert client.server == f"unix:{server.socket}" and client.resolve("files").dataset == "files"
+    # A token that is given counts, and not the one of the environment.
+    monkeypatch.setenv("FLETCH_TOKEN_FILE", str(tmp_path / "absent"))
+    assert fletch.Client(token="given").server == client.server
+    with pytest.raises(fletch.FletchError):
+        fletch.Client().datasets()
+    monkeypatch.delenv("FLETCH_TOKEN_FILE")
+    # The user's own server, as `fletch mount` starts it.
+    monkeypatch.delenv("FLETCH_SERVER")
+    with pytest.raises(fletch.Invalid, match="FLETCH_SERVER"):
+        fletch.Client()
+    (tmp_path / "fletch").mkdir(mode=0o700)
+    (tmp_path / "fletch" / "server.sock").symlink_to(server.socket)
+    assert fletch.Client().server == f"unix:{tmp_path}/fletch/server.sock"
+
+
 def test_a_version_is_listed(client: fletch.Client, files: Path) -> None:
     version = client.resolve("files")
     assert (version.dataset, version.tag) == ("files", "latest")

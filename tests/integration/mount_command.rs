@@ -48,7 +48,13 @@ fn a_folder_is_mounted_refreshed_and_taken_down() {
         (by_name["name"].as_str(), by_name["started_server"].as_bool()),
         (Some("photos"), Some(false))
     );
-    user.say(&["mount", "photos", "mnt"]).fails(&["shows photos already", "fusermount3 -u"]);
+    // The same command again makes sure of everything. Another dataset does not go there.
+    let same = user.say(&["mount", "photos", "mnt"]).ok().in_plain_words();
+    assert!(same.stdout.contains("mnt already: 30 files"), "{same:?}");
+    assert_eq!(user.mount("photos", "mnt", &[])["already"].as_bool(), Some(true));
+    user.dataset("other", 3);
+    user.say(&["mount", "other", "mnt"]).fails(&["shows photos already", "fusermount3 -u"]);
+    assert!(!user.say(&["datasets"]).ok().stdout.contains("other"), "nothing was read for it");
 
     // A mount shows one version; a refresh and another mount show the next.
     all.insert("new".into(), b"new".to_vec());
@@ -56,6 +62,7 @@ fn a_folder_is_mounted_refreshed_and_taken_down() {
     let refreshed = user.say(&["refresh", "photos"]).ok().in_plain_words();
     assert!(refreshed.stdout.contains("31 files"), "{refreshed:?}");
     assert!(!user.path("mnt/new").exists());
+    user.say(&["mount", "photos", "mnt"]).fails(&["shows an older version of photos", "fusermount3 -u"]);
     fs::write(user.path("photos/newer"), "newer").expect("write");
     all.insert("newer".into(), b"newer".to_vec());
     let count = user.mount(&user.text("photos"), "mnt4", &["--refresh"]);
@@ -107,6 +114,118 @@ fn a_pack_is_made_and_served() {
     said(c).fails(&["--pack needs a place", "--pack s3://"]);
 }
 
+/// Kills each process of a program whose command line has these words. Returns how many.
+fn killed(program: &str, words: &str) -> usize {
+    let mut n = 0;
+    for entry in fs::read_dir("/proc").expect("proc").flatten() {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.split(' ').next().is_some_and(|first| format!("{first} ").ends_with(program))
+            && line.contains(words)
+        {
+            let pid = entry.file_name().to_string_lossy().parse().expect("a pid");
+            kill(Pid::from_raw(pid), Signal::SIGKILL).expect("killed");
+            n += 1;
+        }
+    }
+    n
+}
+
+#[test]
+fn a_mount_outlives_its_server() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let Some(s3) = servers::s3("bucket") else { return };
+    let mut user = User::new("one");
+    let all = fill(&bucket(&s3.endpoint(), user.dir.path()), 12);
+    for (name, value) in [
+        ("AWS_ACCESS_KEY_ID", "AKIATESTTEST".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "hunter2secret".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ENDPOINT_URL", s3.endpoint()),
+    ] {
+        user.more.insert(name, value);
+    }
+    user.mount("s3://bucket/set", "mnt", &[]);
+    let server = || killed("fletch-server ", &user.text("state"));
+    let doctor = || {
+        let out = user.command(&["doctor", "--listen", "none"]).output().expect("fletch doctor");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    assert!(!doctor().contains("own-server"), "{}", doctor());
+
+    // Nothing was read yet: each read needs the server, and its credentials for the bucket.
+    assert_eq!(server(), 1);
+    let dead = doctor();
+    assert!(dead.contains("error: own-server: ") && dead.contains("1 mount"), "{dead}");
+    assert!(dead.contains(&user.text("mnt")) && dead.contains("fletch up"), "{dead}");
+    let begun = Instant::now();
+    shows(&user.path("mnt"), &all);
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    let log = fs::read_to_string(user.path("state/machines/one/mount.log")).expect("the log");
+    assert!(log.contains("was started again"), "{log}");
+    assert!(!doctor().contains("error: own-server"), "{}", doctor());
+
+    // By hand, with the command that the doctor names, and with the command that made the mount.
+    for words in [&["up"][..], &["mount", "s3://bucket/set", "mnt"]] {
+        assert_eq!(server(), 1);
+        user.say(words).ok().in_plain_words();
+        user.say(&["status"]).ok();
+        assert!(!doctor().contains("error: own-server"), "{}", doctor());
+        assert!(!doctor().contains("error: credentials"), "{}", doctor());
+    }
+    // A server that was started without them has none.
+    assert_eq!(server(), 1);
+    let keys = user.more.clone();
+    user.more.retain(|name, _| !name.starts_with("AWS_"));
+    user.say(&["up"]).ok();
+    let doctor = user.say(&["doctor", "--listen", "none"]);
+    assert!(doctor.stdout.contains("no credentials for s3://bucket"), "{doctor:?}");
+    user.more = keys;
+    user.say(&["up"]).ok();
+    let healed = user.say(&["doctor", "--listen", "none"]);
+    assert!(!healed.stdout.contains("error: credentials"), "{healed:?}");
+    user.say(&["down"]).ok();
+    assert!(!is_mounted(&user.path("mnt")));
+}
+
+#[test]
+fn a_place_that_cannot_be_mounted_is_refused_before_anything_is_read() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let user = User::new("one");
+    user.dataset("photos", 3);
+    fs::write(user.path("file"), "").expect("write");
+    fs::create_dir_all(user.path("full/below")).expect("mkdir");
+    user.say(&["mount", "photos", "file"]).mistake(2, &["is a file"]);
+    user.say(&["mount", "photos", "file/below"]).mistake(2, &["is no directory"]);
+    user.say(&["mount", "photos", "full"]).mistake(2, &["has files", "--allow-non-empty"]);
+    assert!(!user.socket().exists(), "no server was started for a place that cannot be mounted");
+    user.mount("photos", "full", &["--allow-non-empty"]);
+    assert!(!user.path("full/below").exists());
+    user.say(&["down"]).ok();
+    assert!(user.path("full/below").is_dir());
+}
+
+#[test]
+fn down_ends_the_mounts_of_a_named_server() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let owner = User::new("one");
+    owner.dataset("photos", 3);
+    owner.mount("photos", "mnt", &[]);
+    let mut user = User::new("two");
+    user.more.insert("FLETCH_SERVER", format!("unix:{}", owner.socket().display()));
+    user.mount("photos", "mnt", &[]);
+    let down = user.say(&["down"]).ok();
+    assert!(down.stdout.contains("unmounted ") && !is_mounted(&user.path("mnt")), "{down:?}");
+    assert!(is_mounted(&owner.path("mnt")), "another account's mount stays");
+    owner.say(&["down"]).ok();
+}
+
 #[test]
 fn a_killed_mount_is_named_repaired_and_taken_down() {
     if !have(&[Need::Fuse]) {
@@ -116,15 +235,7 @@ fn a_killed_mount_is_named_repaired_and_taken_down() {
     let all = user.dataset("photos-k", 5);
     user.mount("photos-k", "mnt", &[]);
     let kill_mount = || {
-        let words = format!("{} ", user.text("mnt"));
-        for entry in fs::read_dir("/proc").expect("proc").flatten() {
-            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            if line.contains("fletch-mount") && line.contains(&words) {
-                let pid = entry.file_name().to_string_lossy().parse().expect("a pid");
-                kill(Pid::from_raw(pid), Signal::SIGKILL).expect("killed");
-            }
-        }
+        assert!(killed("fletch-mount ", &format!("{} ", user.text("mnt"))) > 0);
         until("the mount is dead", Duration::from_secs(5), || {
             nix::sys::statvfs::statvfs(&user.path("mnt")) == Err(nix::errno::Errno::ENOTCONN)
         });

@@ -303,6 +303,9 @@ pub struct DashboardJob {
     /// Acknowledged entries a second, over the last minute. Absent unless an epoch is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
+    /// Bytes that were sent to it a second, over the last minute. Absent in its first seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_rate: Option<f64>,
     /// Seconds until the epoch ends at this rate. Absent without a rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_s: Option<f64>,

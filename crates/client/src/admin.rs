@@ -4,6 +4,7 @@ use crate::body::BodyLength;
 use crate::call::Call;
 use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
+use fletch_api::dashboard::{Dashboard, ROWS_MAX};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
     GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, RegisteredDataset, RenewedPins,
@@ -171,6 +172,14 @@ impl Client {
     /// `conflict` if its settings name the origin, `not_found` from a server that is older than this route.
     pub async fn give_credentials(&self, given: &GiveCredentials) -> Result<GivenCredentials, ClientError> {
         self.send_json(Method::PUT, routes::CREDENTIALS, given, &[StatusCode::OK]).await
+    }
+
+    /// Returns what the admin page shows of the server, with as many rows as there are at most.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn dashboard(&self) -> Result<Dashboard, ClientError> {
+        self.get_json(&format!("{}?rows={ROWS_MAX}", routes::DASHBOARD)).await
     }
 
     /// Returns the credentials that the server holds, without secrets.

@@ -1,8 +1,8 @@
-//! `fletch down`: unmounts what this user mounted through the own server, and stops that server.
+//! `fletch down`: unmounts what this user mounted with `fletch mount`, and stops the own server.
 
 use super::Context;
 use crate::failure::{Exit, Failure};
-use crate::own_server::records::{self, MadeMount};
+use crate::own_server::records;
 use crate::own_server::{OwnPaths, start};
 use fletch_client::{Client, ClientConfig, Endpoint};
 use fletch_host::mounts::{self, Health};
@@ -24,9 +24,16 @@ const HEALTH_WITHIN: Duration = Duration::from_secs(2);
 /// How long the server may take to name its mounts.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
+/// A mount that was ended.
+#[derive(Serialize)]
+struct Ended {
+    dir: PathBuf,
+    dataset: String,
+}
+
 #[derive(Serialize)]
 struct Stopped {
-    unmounted: Vec<MadeMount>,
+    unmounted: Vec<Ended>,
     /// Whether a server ran.
     stopped: bool,
     state: PathBuf,
@@ -54,7 +61,7 @@ pub fn run(ctx: &Context) -> Result<Exit, Failure> {
     let mut unmounted = Vec::new();
     for (dir, mount) in known {
         if end(&dir, &mount)? {
-            unmounted.push(MadeMount { dir: dir.clone(), dataset: mount.dataset });
+            unmounted.push(Ended { dir: dir.clone(), dataset: mount.dataset });
         }
         records::forget(&own, &dir);
     }

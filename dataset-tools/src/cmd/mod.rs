@@ -10,6 +10,7 @@ mod index;
 mod jobs;
 mod list;
 mod mount;
+mod mount_point;
 mod prepare;
 mod receipt;
 mod refresh;
@@ -19,6 +20,7 @@ mod source;
 mod status;
 mod stores;
 mod tag;
+mod up;
 mod verify;
 mod warmup;
 
@@ -179,6 +181,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Refresh { source, skip_failed, allow_loss } => {
             refresh::run(&ctx, &source.text, Missing { skip_failed, allow_loss })
         }
+        Command::Up => up::run(&ctx),
         Command::Down => down::run(&ctx),
         Command::Jobs { what } => jobs::run(&ctx, what),
         Command::Cluster { what } => cluster::run(&ctx, what),

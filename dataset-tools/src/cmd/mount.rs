@@ -1,6 +1,7 @@
 //! `fletch mount`: from a source to files in a directory, with all that is missing on the way.
 
 use super::cost::Cost;
+use super::mount_point::{self, ShownMount};
 use super::prepare::{self, Connected, Missing, Wanted, connect, earlier, note_left_out};
 use super::{Context, absent, source};
 use crate::cli::MountArgs;
@@ -19,7 +20,6 @@ use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset};
 use fletch_client::ClientError;
 use fletch_core::DatasetName;
 use fletch_core::manifest::LayoutKind;
-use fletch_host::mounts::{self, Health};
 use fletch_origin::OriginUri;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -28,9 +28,6 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-/// How long a mount that is in the way may take to say that it lives.
-const HEALTH_WITHIN: Duration = Duration::from_secs(2);
 
 /// What was mounted, and where everything lives.
 #[derive(Serialize)]
@@ -43,6 +40,8 @@ struct Mounted<'a> {
     bytes: u64,
     /// When the dataset was read last.
     as_of_ns: u64,
+    /// Whether the directory showed it before.
+    already: bool,
     started_server: bool,
     #[serde(flatten)]
     own: Option<OwnPlaces>,
@@ -63,10 +62,16 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         Failure::new("there is no program fletch-mount beside fletch or on the PATH")
             .hint("install it beside fletch")
     })?;
-    check_directory(&args.dir)?;
+    let shown = mount_point::check(&args.dir, args.allow_non_empty)?;
     let connected = connect(ctx)?;
+    if let Some(shown) = &shown {
+        refuse_another(ctx, args, &connected, shown)?;
+    }
     let dataset = dataset(ctx, args, target, &connected)?;
-    let dir = directory(ctx, &args.dir)?;
+    let dir = match &shown {
+        Some(shown) => shown.dir.clone(),
+        None => mount_point::create(ctx, &args.dir)?,
+    };
     let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
     connected.give_credentials(ctx, &[&uri, &tables])?;
     let version = prepare::version_of(target.select.as_ref());
@@ -77,6 +82,13 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
             return Err(ctx.rt.block_on(absent::at_server(ctx, client, &dataset.name, &select, e)));
         }
     };
+    if let Some(shown) = &shown
+        && shown.root().is_some_and(|root| root != resolved.root)
+    {
+        let dir = shown.dir.display();
+        return Err(Failure::new(format!("{dir} shows an older version of {}", dataset.name))
+            .hint(format!("unmount it first: fusermount3 -u {dir}; then run this again")));
+    }
     let as_of_ns = earlier(ctx, &tables).map_or(resolved.created_ns, |earlier| earlier.at_ns);
     let own = connected.own.as_ref().map(|own| OwnPlaces {
         cache: own.cache.clone(),
@@ -92,9 +104,14 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         files: resolved.entries,
         bytes: resolved.bytes,
         as_of_ns,
+        already: shown.is_some(),
         started_server: connected.started,
         own,
     };
+    if shown.is_some() {
+        ctx.out.result(&mounted, |w| told(w, &mounted))?;
+        return Ok(Exit::Ok);
+    }
     let mut command = Command::new(mount);
     command.args(words(&format!("{}@{version}", dataset.name), &dir, &connected));
     if let Some(token) = &ctx.global.token {
@@ -105,12 +122,17 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     for (flag, file) in files.into_iter().filter_map(|(flag, file)| Some((flag, file?))) {
         command.arg(flag).arg(file);
     }
-    if let Some(own) = &connected.own {
-        let made = MadeMount { dir: dir.clone(), dataset: dataset.name.to_string() };
-        if let Err(e) = records::remember(own, &made) {
-            let shown = dir.display();
-            ctx.out.warn(format_args!("`fletch down` will not find a killed mount at {shown}: {e}"));
-        }
+    // Also a mount of another server is one that `fletch down` ends.
+    let places = OwnPaths::of_process();
+    let made =
+        MadeMount { dir: dir.clone(), dataset: dataset.name.to_string(), is_own: connected.own.is_some() };
+    let remembered = match &places {
+        Ok(own) => records::remember(own, &made).map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    };
+    if let Err(why) = remembered {
+        let shown = dir.display();
+        ctx.out.warn(format_args!("`fletch down` will not find a killed mount at {shown}: {why}"));
     }
     if args.foreground {
         ctx.out.result(&mounted, |w| told(w, &mounted))?;
@@ -119,7 +141,7 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     }
     let log = connected.own.as_ref().map(OwnPaths::mount_log);
     if let Err(e) = background(command, log.as_deref()) {
-        if let Some(own) = &connected.own {
+        if let Ok(own) = &places {
             records::forget(own, &dir);
         }
         return Err(e);
@@ -161,42 +183,26 @@ fn is_registered(ctx: &Context, source: &str) -> bool {
     matches!(known, Ok(Some(_)))
 }
 
-/// Returns the directory to mount at, without links. Creates it if it does not exist.
-fn directory(ctx: &Context, dir: &Path) -> Result<PathBuf, Failure> {
-    let shown = dir.display();
-    let cannot = |e: &io::Error| Failure::io(format_args!("cannot mount at {shown}"), e);
-    let dir = std::path::absolute(dir).map_err(|e| cannot(&e))?;
-    if dir.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-        std::fs::create_dir_all(&dir).map_err(|e| cannot(&e).hint("give a directory that you may create"))?;
-        ctx.out.note(format_args!("created {shown}"));
+/// Refuses a directory that shows something else than what was asked for. Nothing was read yet.
+fn refuse_another(
+    ctx: &Context,
+    args: &MountArgs,
+    connected: &Connected,
+    shown: &ShownMount,
+) -> Result<(), Failure> {
+    let datasets = ctx.rt.block_on(connected.client.datasets())?;
+    let known = prepare::registered(ctx, &args.source.base, &datasets)?;
+    let is_same = |known: &Dataset| {
+        known.name.as_str() == shown.dataset && args.name.as_ref().is_none_or(|name| *name == known.name)
+    };
+    // A mount shows one version: to see another one, it is made anew.
+    let is_plain = !args.refresh && args.pack.is_none() && args.source.select.is_none();
+    if is_plain && known.as_ref().is_some_and(is_same) {
+        return Ok(());
     }
-    real_path(&dir).map_err(|e| cannot(&e))
-}
-
-/// Checks that no mount that lives is in the way, before anything is read for this one.
-fn check_directory(dir: &Path) -> Result<(), Failure> {
-    // A directory that does not exist yet has no mount.
-    let Ok(real) = std::path::absolute(dir).and_then(|dir| real_path(&dir)) else { return Ok(()) };
-    let mount = mounts::at(&real).map_err(|e| Failure::io("cannot read the mount table", &e))?;
-    if let Some(name) = mount.as_ref().and_then(|mount| mount.dataset())
-        && mounts::health(&real, HEALTH_WITHIN) != Health::Dead
-    {
-        let real = real.display();
-        return Err(Failure::new(format!("{real} shows {name} already"))
-            .hint(format!("unmount it first: fusermount3 -u {real}")));
-    }
-    Ok(())
-}
-
-/// Returns the path of a directory without links. Does not touch the directory itself: a mount of a dead
-/// process there fails or hangs.
-fn real_path(dir: &Path) -> io::Result<PathBuf> {
-    let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(dir.to_owned()) };
-    let here = std::fs::canonicalize(above)?.join(name);
-    match std::fs::read_link(&here) {
-        Ok(_) => std::fs::canonicalize(&here),
-        Err(_) => Ok(here),
-    }
+    let dir = shown.dir.display();
+    Err(Failure::new(format!("{dir} shows {} already", shown.dataset))
+        .hint(format!("unmount it first: fusermount3 -u {dir}")))
 }
 
 /// Returns the dataset, indexed and registered, and brought up to date if that was asked for.
@@ -339,6 +345,10 @@ fn words(version: &str, dir: &Path, connected: &Connected) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec![version.into(), dir.into(), "--server".into(), server.into()];
     if let Some(own) = &connected.own {
         words.extend(["--state-dir".into(), own.state.join("mount").into()]);
+        // Without the path of this program, `fletch up` is left to the user.
+        if let Ok(fletch) = std::env::current_exe() {
+            words.extend(["--restart-with".into(), fletch.into()]);
+        }
     }
     words
 }
@@ -370,9 +380,10 @@ fn background(mut command: Command, log: Option<&Path>) -> Result<(), Failure> {
 fn told(w: &mut dyn Write, mounted: &Mounted<'_>) -> io::Result<()> {
     let age = span(Duration::from_nanos(now_ns().saturating_sub(mounted.as_of_ns)));
     let (name, dir) = (mounted.name, mounted.dir.display());
+    let already = if mounted.already { " already" } else { "" };
     writeln!(
         w,
-        "{name} is at {dir}: {}, {}, as it was {age} ago",
+        "{name} is at {dir}{already}: {}, {}, as it was {age} ago",
         count(mounted.files, "file"),
         bytes(mounted.bytes)
     )?;

@@ -92,10 +92,14 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         tokio::try_join!(client.info(), client.datasets(), client.accounts(), client.jobs(), async {
             for_admins(client.origins().await)
         },)?;
-    let (mounts, allocation, credentials) = tokio::try_join!(
+    let (mounts, allocation, credentials, seen) = tokio::try_join!(
         async { if_known(client.mounts().await) },
         async { if_known(client.allocation().await) },
-        async { if_known(for_admins(client.credentials().await)) }
+        async { if_known(for_admins(client.credentials().await)) },
+        async {
+            // An answer of another release may have another form. Then the rates are those of this sample.
+            Ok(client.dashboard().await.map_or_else(|_| Vec::new(), |now| now.jobs))
+        }
     )?;
     let mounts = mount_rows(client, &datasets, mounts).await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -107,6 +111,7 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         datasets,
         accounts,
         jobs,
+        seen,
         allocation,
         origins,
         mounts,

@@ -1,4 +1,4 @@
-//! A user's own server: where its files are, how it is started and stopped, and the mounts made through it.
+//! A user's own server: where its files are, how it is started and stopped, and the mounts of this user.
 //!
 //! 1. Nothing is sent to a server at the own socket that runs as another user, unless that user is root.
 //! 2. Two commands at once start one server: the start holds a lock.

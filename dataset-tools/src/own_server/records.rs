@@ -1,5 +1,5 @@
-//! Remembers the mounts that `fletch mount` made through the own server, so that `fletch down` finds them,
-//! also those whose process was killed.
+//! Remembers the mounts that `fletch mount` made, so that `fletch down` finds them: also those whose process
+//! was killed, and those of another server.
 //!
 //! One small file for each directory, beside the socket. A reboot removes them with the mounts.
 
@@ -7,6 +7,7 @@ use super::OwnPaths;
 use fletch_core::Hash;
 use serde::{Deserialize, Serialize};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -20,6 +21,9 @@ pub struct MadeMount {
     pub dir: PathBuf,
     /// The dataset.
     pub dataset: String,
+    /// Whether it reads from the own server.
+    #[serde(default)]
+    pub is_own: bool,
 }
 
 fn records(paths: &OwnPaths) -> PathBuf {
@@ -35,7 +39,8 @@ fn path_of(paths: &OwnPaths, dir: &Path) -> PathBuf {
 /// # Errors
 /// The error of the file.
 pub fn remember(paths: &OwnPaths, made: &MadeMount) -> io::Result<()> {
-    fs::create_dir_all(records(paths))?;
+    // Private, as for the socket beside it.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(records(paths))?;
     fs::write(path_of(paths, &made.dir), serde_json::to_vec(made)?)
 }
 
@@ -68,7 +73,7 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         let (socket, state, cache) = (at("s"), at("state"), at("cache"));
         let paths = OwnPaths { uid: 0, dir: dir.path().to_owned(), socket, state, cache };
-        let made = |name: &str| MadeMount { dir: at(name), dataset: "photos".into() };
+        let made = |name: &str| MadeMount { dir: at(name), dataset: "photos".into(), is_own: true };
         assert_eq!(all(&paths), []);
         for name in ["b", "a", "b"] {
             remember(&paths, &made(name)).expect("remembered");

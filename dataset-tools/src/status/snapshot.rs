@@ -1,5 +1,6 @@
 //! The answers of a server at one moment.
 
+use fletch_api::dashboard::DashboardJob;
 use fletch_api::{Accounts, Allocation, Dataset, Info, JobLine, MountBenefit, OriginState, OriginView};
 use serde::Serialize;
 
@@ -53,6 +54,9 @@ pub struct Snapshot {
     pub accounts: Accounts,
     /// The declared jobs.
     pub jobs: Vec<JobLine>,
+    /// What each job does, as the admin page shows it. Empty from a server of another release.
+    #[serde(skip)]
+    pub seen: Vec<DashboardJob>,
     /// The division of the disk.
     pub allocation: Allocation,
     /// The origins; empty if the caller is no admin.

@@ -9,11 +9,16 @@ use super::{
 use fletch_api::{
     EpochState, JobLine, JobUse, MountBenefit, MountState, OriginState, OriginView, ShareBasis,
     benefit::BenefitVerdict,
+    dashboard::{DashboardJob, JobState, WaitsFor},
 };
+use fletch_core::{DatasetName, JobName, Tenant};
 use std::time::Duration;
 
 /// The job of reads that no job asked for. They show in the datasets.
 const NO_JOB: &str = "none";
+/// The shortest time between two samples, in seconds, from which the stall of a training loop is computed. In
+/// less time it jumps, and the whole epoch counts.
+const STEADY_S: f64 = 10.0;
 
 /// Returns each dataset: its size, what the cache has of it, and what the cache saved.
 #[must_use]
@@ -64,9 +69,22 @@ pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {
     for job in now.accounts.jobs.iter().filter(|j| j.job.as_str() != NO_JOB) {
         idle.retain(|line| (&line.name, &line.dataset) != (&job.job, &job.dataset));
         let line = now.jobs.iter().find(|line| line.name == job.job && line.dataset == job.dataset);
-        let (rate, replies) = change(before, now, job);
-        let stall = line.and_then(|line| loop_stall(before, line)).unwrap_or(replies);
-        let (speed, waits) = benefit(now, line);
+        let (mut rate, replies) = change(before, now, job);
+        let steady = before.filter(|before| now.seconds_since(before) >= STEADY_S);
+        let of_loop = line.and_then(|line| loop_stall(steady, line));
+        let mut stall = of_loop.clone().unwrap_or(replies);
+        let (speed, mut waits) = benefit(now, line);
+        // What the server saw in the last minute is steadier than this sample, and what its page shows.
+        let seen = now.seen.iter().find(|s| (&s.tenant, &s.name, &s.dataset) == of(job));
+        if let Some(seen) = seen {
+            if let Some(bytes) = seen.bytes_rate {
+                rate = format!("{}/s", size(bytes.round() as u64));
+            }
+            if let (None, Some(part)) = (of_loop, seen.stall_part) {
+                stall = format!("{:.0} %", part * 100.0);
+            }
+            waits = waiting(seen).to_owned();
+        }
         let all = job.delivered_bytes();
         table.push([
             job.job.to_string(),
@@ -104,6 +122,25 @@ fn benefit(now: &Snapshot, line: Option<&JobLine>) -> (String, String) {
         BenefitVerdict::Queue => "server",
     });
     (speed.unwrap_or_else(|| "-".to_owned()), waits.unwrap_or("-").to_owned())
+}
+
+fn of(job: &JobUse) -> (&Tenant, &JobName, &DatasetName) {
+    (&job.tenant, &job.job, &job.dataset)
+}
+
+/// Returns what a job waits for, by the verdict of the server. A job that asks for nothing waits for nothing.
+fn waiting(seen: &DashboardJob) -> &'static str {
+    match (seen.state, seen.waits_for) {
+        (JobState::Idle, _) => "-",
+        (_, None) => "nothing",
+        (_, Some(WaitsFor::FailingOrigin)) => "origin, which fails",
+        (_, Some(WaitsFor::Origin)) => "origin",
+        (_, Some(WaitsFor::Disk)) => "disk",
+        (_, Some(WaitsFor::Server)) => "server",
+        (_, Some(WaitsFor::Bytes)) => "bytes",
+        (_, Some(WaitsFor::Preparation)) => "itself",
+        (_, Some(WaitsFor::Trainer)) => "its training loop",
+    }
 }
 
 /// Returns the shares of the disk: the most valuable byte first.

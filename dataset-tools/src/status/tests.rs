@@ -22,6 +22,7 @@ fn snapshot(at_s: u64) -> Snapshot {
         datasets: Vec::new(),
         accounts: Accounts::default(),
         jobs: Vec::new(),
+        seen: Vec::new(),
         allocation: Allocation::default(),
         origins: Vec::new(),
         mounts: Vec::new(),

@@ -80,6 +80,8 @@ pub struct Settings {
     pub fallback: Option<FallbackSettings>,
     /// The path of the report, absolute.
     pub report: Option<PathBuf>,
+    /// The program that starts the user's own server again (`PROGRAM up`), if this is that server's mount.
+    pub restart: Option<PathBuf>,
     /// The other settings.
     pub process: ProcessSettings,
 }

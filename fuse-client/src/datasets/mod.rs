@@ -78,7 +78,7 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     };
     let dir = DatasetsDir::open(&settings.dir)?;
     let shared = Arc::new(SharedParts::new(process, Some(&client), runtime.handle()));
-    let watch = ServerWatch::new(client.clone());
+    let watch = ServerWatch::new(client.clone(), None);
     let parts = MountParts {
         shared: Arc::clone(&shared),
         push: process.push.then(|| PushThreads::start(PUSH_THREADS)).transpose()?,

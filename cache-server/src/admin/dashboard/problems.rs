@@ -233,6 +233,7 @@ mod tests {
                 redelivered: 0,
             }),
             rate: None,
+            bytes_rate: None,
             eta_s: None,
             speed: None,
             stall_part: None,

@@ -82,6 +82,8 @@ pub struct JobVerdict {
     pub since_ns: u64,
     /// Acknowledged entries a second, over the last minute.
     pub rate: Option<f64>,
+    /// Bytes that were sent a second, over the last minute.
+    pub bytes_rate: Option<f64>,
     /// The part of the last minute in which it waited.
     pub stall_part: Option<f64>,
 }
@@ -92,6 +94,7 @@ struct Point {
     at: Now,
     epoch: u64,
     acked: u64,
+    delivered: u64,
     stalled: Duration,
 }
 
@@ -105,6 +108,11 @@ impl Point {
         let seconds = self.seconds_since(before);
         (seconds > 0.0 && self.epoch == before.epoch)
             .then(|| self.acked.saturating_sub(before.acked) as f64 / seconds)
+    }
+
+    fn bytes_since(&self, before: &Point) -> Option<f64> {
+        let seconds = self.seconds_since(before);
+        (seconds > 0.0).then(|| self.delivered.saturating_sub(before.delivered) as f64 / seconds)
     }
 
     fn stall_since(&self, before: &Point) -> Option<f64> {
@@ -176,6 +184,7 @@ impl Watch {
             waits_for: None,
             since_ns: now.unix_ns,
             rate: None,
+            bytes_rate: None,
             stall_part: None,
         };
         Watch {
@@ -189,7 +198,7 @@ impl Watch {
 
     fn observe(&mut self, now: Now, reading: &JobReading) {
         let (epoch, acked) = reading.epoch.map_or((0, 0), |e| (e.epoch + 1, e.acked));
-        let point = Point { at: now, epoch, acked, stalled: reading.stalled };
+        let point = Point { at: now, epoch, acked, delivered: reading.delivered, stalled: reading.stalled };
         push(&mut self.recent, point, RECENT_MAX);
         let hour_due = self.hour.back().is_none_or(|p| {
             // A sample may come a little early.
@@ -215,7 +224,8 @@ impl Watch {
         };
         let same_epoch = self.recent.iter().find(|p| p.epoch == point.epoch);
         let rate = reading.open_epoch().and(same_epoch).and_then(|p| point.rate_since(p));
-        self.verdict = JobVerdict { state, waits_for, since_ns, rate, stall_part };
+        let bytes_rate = point.bytes_since(&first);
+        self.verdict = JobVerdict { state, waits_for, since_ns, rate, bytes_rate, stall_part };
     }
 
     /// Returns whether replies of the job wait without a pause.

@@ -138,8 +138,14 @@ fn view(
 ) -> DashboardJob {
     let Known { id, is_declared, epoch, usage } = job;
     // Before its first sample nobody knows what it does.
-    let unseen =
-        JobVerdict { state: JobState::Idle, waits_for: None, since_ns: now_ns, rate: None, stall_part: None };
+    let unseen = JobVerdict {
+        state: JobState::Idle,
+        waits_for: None,
+        since_ns: now_ns,
+        rate: None,
+        bytes_rate: None,
+        stall_part: None,
+    };
     let verdict = verdict.unwrap_or(unseen);
     let left = epoch.filter(|e| e.state == EpochState::Open).map(|e| e.planned.saturating_sub(e.acked));
     let rate = verdict.rate.filter(|rate| *rate > 0.0);
@@ -157,6 +163,7 @@ fn view(
         since_ns: verdict.since_ns,
         epoch,
         rate: verdict.rate,
+        bytes_rate: verdict.bytes_rate,
         eta_s: left.zip(rate).map(|(left, rate)| left as f64 / rate),
         stall_part: verdict.stall_part,
         hit_bytes: usage.hit_bytes,

@@ -100,6 +100,12 @@ impl Facts {
     }
 }
 
+/// Returns why this user cannot mount anything here.
+pub fn cannot_mount() -> Option<Finding> {
+    let facts = Facts::gather(Path::new("/"), false);
+    facts.device_finding().or_else(|| facts.fusermount_finding())
+}
+
 fn device(path: &Path) -> Device {
     match fs::metadata(path) {
         Err(_) => Device::Absent,

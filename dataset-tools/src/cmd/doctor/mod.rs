@@ -11,6 +11,9 @@ mod limits;
 mod mounts;
 mod origin;
 mod server;
+mod service;
+
+pub use fuse::cannot_mount;
 
 use super::{Context, Settings};
 use crate::failure::{Exit, Failure};
@@ -33,6 +36,9 @@ const CHECKS: &[&str] = &[
     limits::CLOCK,
     server::SERVER,
     server::PORT,
+    service::OWN_SERVER,
+    service::CREDENTIALS,
+    service::PROBLEMS,
     origin::READ,
     origin::WRITE,
 ];
@@ -66,6 +72,8 @@ async fn examine(ctx: &Context, args: &DoctorArgs, settings: Settings) -> Result
     report.add(&[limits::MEMORY, limits::OPEN_FILES], limits.findings());
     let mut clocks: Vec<(String, i64)> = server.clock().into_iter().collect();
     report.add(&server.checks(), server.findings());
+    let service = service::Facts::gather(ctx).await?;
+    report.add(&service.checks(), service.findings());
     let origins = origin::Facts::gather(args, settings.origin).await?;
     for facts in &origins {
         report.add(&facts.checks(), facts.findings());

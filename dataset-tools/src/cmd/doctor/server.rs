@@ -66,14 +66,8 @@ impl Facts {
     pub async fn gather(ctx: &Context, args: &DoctorArgs) -> Result<Self, Failure> {
         let mut facts =
             Facts { server: None, ahead_s: None, listen: None, own_version: env!("CARGO_PKG_VERSION") };
-        if let Some(chosen) = ctx.chosen()? {
-            let servers = chosen.servers().clone();
-            let token = TokenSource::of(ctx.global.token.clone(), ctx.global.token_file.clone())
-                .map_err(|e| Failure::usage(e.to_string()))?;
-            let tls = ctx.global.tls();
-            let client =
-                Client::new(ClientConfig { token, tls, ..ClientConfig::of(servers.clone(), "cli") })?;
-            facts.server = Some((servers.to_string(), ask(&client).await));
+        if let Some(client) = client(ctx)? {
+            facts.server = Some((client.servers().to_string(), ask(&client).await));
             facts.ahead_s = client.stats().clock_ahead_s;
         }
         if args.listen != "none" {
@@ -157,6 +151,18 @@ impl Facts {
             }
         })
     }
+}
+
+/// Returns a client of the server that is asked, if there is one.
+///
+/// # Errors
+/// The address of the server or the token is not valid.
+pub fn client(ctx: &Context) -> Result<Option<Client>, Failure> {
+    let Some(chosen) = ctx.chosen()? else { return Ok(None) };
+    let token = TokenSource::of(ctx.global.token.clone(), ctx.global.token_file.clone())
+        .map_err(|e| Failure::usage(e.to_string()))?;
+    let config = ClientConfig::of(chosen.servers().clone(), "cli");
+    Ok(Some(Client::new(ClientConfig { token, tls: ctx.global.tls(), ..config })?))
 }
 
 async fn ask(client: &Client) -> Answer {

@@ -374,7 +374,7 @@ impl LeaseReader {
     ) -> ApiResult<Self> {
         let (source, tally) = (&job.source, tally_of(server, principal, job)?);
         if job.setup.sweep.is_none() {
-            let number = job.sources.dataset_id();
+            let number = job.sources.version_ids_in(source);
             let (root, footprint) = (source.version.root(), source.footprint());
             server.shares.note(number, root, footprint, ReaderKind::Ordered, server.now_ns());
         }

@@ -18,9 +18,8 @@ use std::{
 };
 use tempfile::TempDir;
 
-const FILES: [&str; 16] = [
-    "f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "f10", "f11", "f12", "f13", "f14", "f15",
-];
+const FILES: [&str; 16] =
+    ["f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "f10", "f11", "f12", "f13", "f14", "f15"];
 /// Far longer than a wait, for a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
 

@@ -60,7 +60,7 @@ pub(super) fn dataset_rows(
 ) -> Vec<DashboardDataset> {
     let mut shares: HashMap<Name, u64> = HashMap::new();
     for (id, (domain, dataset, _)) in server.share_names() {
-        if let Some(share) = server.store.disk().and_then(|disk| disk.share_of(id)) {
+        if let Some(share) = server.store.disk().and_then(|disk| disk.part_of(id)) {
             *shares.entry((domain, dataset)).or_default() += share;
         }
     }

@@ -154,9 +154,9 @@ jobs
   train-7  images   3 at 42.1 %  512.00 KiB/s  50.0 %  25.0 %  25.0 %   512.00 KiB  50.0 %   41 %  origin
 
 shares of the disk
-  DATASET         SHARE  OF DISK  FILLED   CAN USE  BY READS  JOBS  PLACE  BY
-  images (sweep)  768 B   75.0 %  75.0 %  4.00 KiB     512 B     2      1  worth to its jobs
-  text            256 B   25.0 %  25.0 %     512 B     512 B     0      -  reads
+  DATASET  SHARE  SWEEP  OF DISK  FILLED   CAN USE  BY READS  JOBS  PLACE  BY
+  images   768 B  512 B   75.0 %  75.0 %  4.00 KiB     512 B     2      1  worth to its jobs
+  text     256 B      -   25.0 %  25.0 %     512 B     512 B     0      -  reads
 
 mounts
   DIR     HOST   DATASET  JOB        RATE  WITHOUT WAITS        STATE

@@ -70,8 +70,8 @@ const TABLES_DIR: &str = "tables";
 /// The most displaced jobs whose accounts wait to be folded.
 const DISPLACED_MAX: usize = 256;
 
-/// The dataset of a share of the disk, and whether it is the share of a sweep over it.
-pub type ShareName = (Domain, DatasetName, bool);
+/// The domain and the name of a dataset.
+pub type ShareName = (Domain, DatasetName);
 
 /// The phases of a server's life, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -475,18 +475,13 @@ impl Server {
         all.iter().map(|r| DatasetId::of(domain, &r.dataset.name)).collect()
     }
 
-    /// Returns the datasets of all shares of the disk.
+    /// Returns the names of all datasets, by their ids at the disk tier. Those of sweeps are not among them.
     #[must_use]
     pub fn share_names(&self) -> HashMap<DatasetId, ShareName> {
-        let mut names = HashMap::new();
-        for entry in self.registrations.all() {
-            let (domain, name) = (&entry.domain, &entry.dataset.name);
-            for sweep in self.registry.sweeps_of(domain, name) {
-                names.insert(sweep, (domain.clone(), name.clone(), true));
-            }
-            names.insert(DatasetId::of(domain, name), (domain.clone(), name.clone(), false));
-        }
-        names
+        let named = |domain: &Domain, name: &DatasetName| {
+            (DatasetId::of(domain, name), (domain.clone(), name.clone()))
+        };
+        self.registrations.all().iter().map(|r| named(&r.domain, &r.dataset.name)).collect()
     }
 
     /// Returns what the datasets of some domains are, what the cache holds of them, and what it saved.

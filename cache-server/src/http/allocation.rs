@@ -204,8 +204,7 @@ fn allocation(server: &Server, principal: &Principal) -> Allocation {
     let names = server.share_names();
     let lines: BTreeSet<DatasetId> = shares.bytes.values().map(|bytes| bytes.plain).collect();
     let line = |plain: DatasetId| {
-        let (domain, dataset, _) =
-            names.get(&plain).filter(|(domain, _, _)| all || *domain == principal.domain)?;
+        let (domain, dataset) = names.get(&plain).filter(|(domain, _)| all || *domain == principal.domain)?;
         Some(shares.dataset(plain, (domain.clone(), dataset.clone()), &usage))
     };
     let mut datasets: Vec<DatasetShare> = lines.into_iter().filter_map(line).collect();

@@ -27,7 +27,7 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
     // By dataset: what its sweeps and its plain readers may occupy, and what both would by reads alone.
     let mut datasets: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     for claim in division.claims(&limited, capacity) {
-        let Some((_, dataset, _)) = names.get(&claim.pool.plain) else { continue };
+        let Some((_, dataset)) = names.get(&claim.pool.plain) else { continue };
         let (sweeps, plain, reads) = datasets.entry(dataset.to_string()).or_default();
         let disk = server.store.disk().and_then(|disk| disk.part_of(claim.dataset));
         *if claim.dataset == claim.pool.plain { plain } else { sweeps } += disk.or(claim.want).unwrap_or(0);

@@ -71,8 +71,8 @@ const TABLES_DIR: &str = "tables";
 /// The most displaced jobs whose accounts wait to be folded.
 const DISPLACED_MAX: usize = 256;
 
-/// The dataset of a share of the disk, and whether it is the share of a sweep over it.
-pub type ShareName = (Domain, DatasetName, bool);
+/// The domain and the name of a dataset.
+pub type ShareName = (Domain, DatasetName);
 
 /// The phases of a server's life, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -478,39 +478,35 @@ impl Server {
         }
     }
 
-    /// Returns the identities at the disk tier of all datasets of a domain, with those of their sweeps.
+    /// Returns the identities at the disk tier of all datasets of a domain. Those of their sweeps are not
+    /// among them.
     #[must_use]
     pub fn datasets_of(&self, domain: &Domain) -> HashSet<DatasetId> {
         let all = self.registrations.list(domain);
-        all.iter().flat_map(|r| self.disk_ids(domain, &r.dataset.name)).collect()
+        all.iter().map(|r| DatasetId::of(domain, &r.dataset.name)).collect()
     }
 
-    fn disk_ids(&self, domain: &Domain, name: &DatasetName) -> Vec<DatasetId> {
-        let mut of = self.registry.sweeps_of(domain, name);
-        of.push(DatasetId::of(domain, name));
-        of
-    }
-
-    /// Returns the datasets of all shares of the disk.
+    /// Returns the names of all datasets, by their ids at the disk tier. Those of sweeps are not among them.
     #[must_use]
     pub fn share_names(&self) -> HashMap<DatasetId, ShareName> {
-        let mut names = HashMap::new();
-        for entry in self.registrations.all() {
-            let (domain, name) = (&entry.domain, &entry.dataset.name);
-            for sweep in self.registry.sweeps_of(domain, name) {
-                names.insert(sweep, (domain.clone(), name.clone(), true));
-            }
-            names.insert(DatasetId::of(domain, name), (domain.clone(), name.clone(), false));
-        }
-        names
+        let named = |domain: &Domain, name: &DatasetName| {
+            (DatasetId::of(domain, name), (domain.clone(), name.clone()))
+        };
+        self.registrations.all().iter().map(|r| named(&r.domain, &r.dataset.name)).collect()
     }
 
     /// Returns what the datasets of some domains are, what the cache holds of them, and what it saved.
     #[must_use]
     pub fn dataset_uses(&self, wanted: impl Fn(&Domain) -> bool) -> Vec<DatasetUse> {
         let tier = self.store.disk().map(|d| d.engine().map(|t| t.stats()));
-        let on_disk: Option<HashMap<_, _>> =
-            tier.map(|tier| tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect());
+        // By the dataset of plain readers: a chunk of a sweep is theirs, too.
+        let on_disk: Option<HashMap<DatasetId, u64>> = tier.map(|tier| {
+            let mut bytes = HashMap::new();
+            for d in tier.iter().flat_map(|t| &t.datasets) {
+                *bytes.entry(d.plain).or_default() += d.bytes;
+            }
+            bytes
+        });
         let (bytes, sizes) = (self.accounts.costs.datasets(), self.versions.sizes());
         let changed = self.versions.changed_objects().counts();
         let mut uses = Vec::new();
@@ -519,7 +515,7 @@ impl Server {
             let (size, counted) = (sizes.get(&key), bytes.get(&key).copied().unwrap_or_default());
             let cached_bytes = on_disk
                 .as_ref()
-                .map(|on_disk| self.disk_ids(&key.0, &key.1).iter().filter_map(|id| on_disk.get(id)).sum());
+                .map(|on_disk| on_disk.get(&DatasetId::of(&key.0, &key.1)).copied().unwrap_or(0));
             uses.push(DatasetUse {
                 changed_objects: changed.get(&key).copied().unwrap_or(0),
                 domain: key.0,
@@ -548,14 +544,21 @@ impl Server {
             return Vec::new();
         }
         let tier = self.store.disk().and_then(|d| d.engine()).map(|t| t.stats());
-        let used: HashMap<_, _> =
-            tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect();
+        // By the dataset of plain readers: what it and its sweeps have.
+        let mut used: HashMap<DatasetId, Vec<(DatasetId, u64)>> = HashMap::new();
+        for d in tier.iter().flat_map(|t| &t.datasets) {
+            used.entry(d.plain).or_default().push((d.dataset, d.bytes));
+        }
         let all = self.registrations.all();
         let of = |tenant: &Tenant| {
-            let ids = all.iter().filter(|r| r.tenant == *tenant);
-            ids.flat_map(|r| self.disk_ids(&r.domain, &r.dataset.name))
-                .map(|id| (id, used.get(&id).copied().unwrap_or(0)))
-                .collect()
+            let mut ids: BTreeMap<DatasetId, u64> = BTreeMap::new();
+            for r in all.iter().filter(|r| r.tenant == *tenant) {
+                let plain = DatasetId::of(&r.domain, &r.dataset.name);
+                let live = self.registry.sweeps_of(&r.domain, &r.dataset.name);
+                ids.extend(live.into_iter().chain([plain]).map(|id| (id, 0)));
+                ids.extend(used.get(&plain).into_iter().flatten().copied());
+            }
+            ids.into_iter().collect()
         };
         quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
     }

@@ -302,8 +302,8 @@ impl Admitted {
         sources: &Sources,
         root: Root,
     ) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
-        let (dataset, footprint) = (sources.dataset_id(), sources.first.footprint());
-        server.shares.note(dataset, root, footprint, ReaderKind::Plain, server.now_ns());
+        let (ids, footprint) = (sources.version_ids(), sources.first.footprint());
+        server.shares.note(ids, root, footprint, ReaderKind::Plain, server.now_ns());
         let (tally, component) = (self.tally(server, sources, root), self.component);
         move |cost| Charge { tally: Arc::clone(&tally), component, cost }
     }

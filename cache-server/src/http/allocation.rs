@@ -7,7 +7,7 @@ use super::{
     request::{OnePath, read_json},
 };
 use crate::{
-    app::server::{Server, ShareName},
+    app::server::Server,
     tenancy::auth::Principal,
     training::{
         allocation::{Division, JobRate, Outcome, Reader},
@@ -23,12 +23,12 @@ use axum::{
 use fletch_api::{
     Allocation, AllocationReason, CurvePoint, DatasetShare, Job, JobSettings, JobShare, Problem, ShareBasis,
 };
-use fletch_core::capacity::Reason;
+use fletch_core::{DatasetName, Domain, capacity::Reason};
 use fletch_settings::ByteSize;
-use fletch_store::DatasetId;
+use fletch_store::{DatasetId, disk::DatasetUsage};
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 use tokio::task::spawn_blocking;
@@ -50,12 +50,29 @@ fn reason(outcome: Outcome) -> AllocationReason {
     }
 }
 
+/// The bytes of one share: that of a dataset's plain readers, or of a sweep over it.
+#[derive(Debug, Clone, Copy)]
+struct ShareBytes {
+    /// The dataset of the plain readers with which it shares chunks.
+    plain: DatasetId,
+    /// The bytes that it has for itself. Those of one dataset add up.
+    part: u64,
+    /// The bytes that its readers may use.
+    usable: u64,
+    /// The bytes that it would have by reads.
+    by_reads: u64,
+    /// The bytes that it can use.
+    size: u64,
+    /// The bytes that all shares of the dataset can use together.
+    pool_size: u64,
+}
+
 /// What the views of shares and jobs need of one decision.
 struct Shares {
     division: Arc<Division>,
     capacity: u64,
-    /// The bytes that each share has, what it would have by reads, and what it can use.
-    bytes: BTreeMap<DatasetId, (u64, u64, u64)>,
+    /// The shares.
+    bytes: BTreeMap<DatasetId, ShareBytes>,
     values: BTreeMap<DatasetId, f64>,
     /// The place of each share by value, from 1.
     ranks: BTreeMap<DatasetId, u64>,
@@ -76,8 +93,16 @@ impl Shares {
         let bytes = claims.iter().map(|c| {
             let size = division.size_of(c.dataset).or(c.most).unwrap_or(capacity);
             // What is in force is what the disk says; it takes on a new division within a second.
-            let share = disk.and_then(|d| d.share_of(c.dataset)).or(c.want).unwrap_or(0);
-            (c.dataset, (share, by_reads.get(&c.dataset).copied().unwrap_or(0), size))
+            let part = disk.and_then(|d| d.part_of(c.dataset)).or(c.want).unwrap_or(0);
+            let bytes = ShareBytes {
+                plain: c.pool.plain,
+                part,
+                usable: disk.and_then(|d| d.share_of(c.dataset)).unwrap_or(part).min(size),
+                by_reads: by_reads.get(&c.dataset).copied().unwrap_or(0),
+                size,
+                pool_size: c.pool.most.unwrap_or(size).max(size),
+            };
+            (c.dataset, bytes)
         });
         let bytes = bytes.collect();
         let values = division.byte_values();
@@ -97,29 +122,43 @@ impl Shares {
         }
     }
 
+    /// Returns the line of a dataset: the sum of the share of its plain readers and those of its sweeps.
     fn dataset(
         &self,
-        id: DatasetId,
-        (domain, dataset, is_sweep): ShareName,
-        cached_bytes: u64,
+        plain: DatasetId,
+        (domain, dataset): (Domain, DatasetName),
+        usage: &[DatasetUsage],
     ) -> DatasetShare {
-        let (share_bytes, by_reads_bytes, size_bytes) = self.bytes[&id];
-        let point = |i: u64| {
-            let share_bytes = size_bytes / CURVE_POINTS * i;
-            Some(CurvePoint { share_bytes, speed: self.division.speed_at(id, share_bytes)? })
+        let members: Vec<(DatasetId, ShareBytes)> =
+            self.bytes.iter().filter(|(_, bytes)| bytes.plain == plain).map(|(id, b)| (*id, *b)).collect();
+        let of_sweeps = |id: DatasetId| id != plain;
+        let cached = |wanted: &dyn Fn(DatasetId) -> bool| -> u64 {
+            usage.iter().filter(|u| u.plain == plain && wanted(u.dataset)).map(|u| u.bytes).sum()
         };
+        // The share whose byte is worth most speaks for the dataset.
+        let rank = |id: &DatasetId| self.ranks.get(id).copied();
+        let first = members.iter().map(|(id, _)| *id).min_by_key(|id| (rank(id).unwrap_or(u64::MAX), *id));
+        let first = first.unwrap_or(plain);
+        let size_of_first = self.bytes.get(&first).map_or(0, |b| b.size);
+        let point = |i: u64| {
+            let share_bytes = size_of_first / CURVE_POINTS * i;
+            Some(CurvePoint { share_bytes, speed: self.division.speed_at(first, share_bytes)? })
+        };
+        let sum = |of: &dyn Fn(&(DatasetId, ShareBytes)) -> u64| members.iter().map(of).sum::<u64>();
         DatasetShare {
             domain,
             dataset,
-            is_sweep,
-            size_bytes,
-            share_bytes,
-            by_reads_bytes,
-            cached_bytes,
-            basis: self.basis(id),
-            rank: self.ranks.get(&id).copied(),
-            gain_per_gib: self.values.get(&id).map(|value| value * GIB),
-            jobs: self.jobs.get(&id).copied().unwrap_or(0),
+            is_sweep: members.iter().any(|(id, _)| of_sweeps(*id)),
+            size_bytes: members.iter().map(|(_, b)| b.pool_size).max().unwrap_or(0),
+            share_bytes: sum(&|(_, b)| b.part),
+            sweep_share_bytes: sum(&|(id, b)| if of_sweeps(*id) { b.part } else { 0 }),
+            by_reads_bytes: sum(&|(_, b)| b.by_reads),
+            cached_bytes: cached(&|_| true),
+            sweep_cached_bytes: cached(&of_sweeps),
+            basis: self.basis(first),
+            rank: rank(&first),
+            gain_per_gib: self.values.get(&first).map(|value| value * GIB),
+            jobs: sum(&|(id, _)| self.jobs.get(id).copied().unwrap_or(0)),
             curve: (0..=CURVE_POINTS).filter_map(point).collect(),
         }
     }
@@ -138,8 +177,8 @@ impl Shares {
             speed: reader.measured.map(|m| (m.rate / m.most_rate).clamp(0.0, 1.0)),
             verdict: reader.measured.map(|m| m.verdict),
             weight_part: rate.map(|r| r.weight_part),
-            share_bytes: share.and_then(|id| Some(self.bytes.get(&id)?.0)),
-            size_bytes: share.and_then(|id| Some(self.bytes.get(&id)?.2)),
+            share_bytes: share.and_then(|id| Some(self.bytes.get(&id)?.usable)),
+            size_bytes: share.and_then(|id| Some(self.bytes.get(&id)?.size)),
             basis: share.map(|id| self.basis(id)),
             rank: share.and_then(|id| self.ranks.get(&id).copied()),
             ranks: self.ranks.len() as u64,
@@ -161,16 +200,14 @@ fn allocation(server: &Server, principal: &Principal) -> Allocation {
     let all = principal.role.may_see_all_tenants();
     let shares = Shares::of(server);
     let tier = server.store.disk().and_then(|d| d.engine()).map(|t| t.stats());
-    let cached: HashMap<_, _> = tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect();
-    let mut names = server.share_names();
-    let mut datasets: Vec<DatasetShare> = shares
-        .bytes
-        .keys()
-        .filter_map(|id| {
-            let name = names.remove(id).filter(|(domain, _, _)| all || *domain == principal.domain)?;
-            Some(shares.dataset(*id, name, cached.get(id).copied().unwrap_or(0)))
-        })
-        .collect();
+    let usage = tier.map(|t| t.datasets).unwrap_or_default();
+    let names = server.share_names();
+    let lines: BTreeSet<DatasetId> = shares.bytes.values().map(|bytes| bytes.plain).collect();
+    let line = |plain: DatasetId| {
+        let (domain, dataset) = names.get(&plain).filter(|(domain, _)| all || *domain == principal.domain)?;
+        Some(shares.dataset(plain, (domain.clone(), dataset.clone()), &usage))
+    };
+    let mut datasets: Vec<DatasetShare> = lines.into_iter().filter_map(line).collect();
     datasets.sort_by(|a, b| {
         let key = |d: &DatasetShare| (d.rank.unwrap_or(u64::MAX), Reverse(d.share_bytes));
         key(a).cmp(&key(b)).then_with(|| (&a.dataset, &a.domain).cmp(&(&b.dataset, &b.domain)))

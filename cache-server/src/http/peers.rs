@@ -112,7 +112,7 @@ async fn peer_access(asked: &PeerRead, server: &Server, root: Root) -> ApiResult
     let sources = access(server, &principal, root, asked.dataset.as_ref()).await?;
     if !asked.only_if_cached {
         let footprint = sources.first.footprint();
-        server.shares.note(sources.dataset_id(), root, footprint, ReaderKind::Plain, server.now_ns());
+        server.shares.note(sources.version_ids(), root, footprint, ReaderKind::Plain, server.now_ns());
     }
     Ok(sources)
 }
@@ -342,7 +342,8 @@ pub async fn evict(
     let Path(name) = path?;
     let name: DatasetName = parse_param(&name)?;
     let (warmups, domain) = (Arc::clone(&server.warmups), asked.domain.clone());
-    let chunks = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name)).await?;
+    let kept = server.registry.sweeps_of(&domain, &name);
+    let chunks = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name, &kept)).await?;
     Ok(Json(Evicted { chunks: chunks.unwrap_or(0), unconfirmed: Vec::new() }))
 }
 

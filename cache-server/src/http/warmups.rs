@@ -66,7 +66,7 @@ pub async fn start(
     // Chunks of a layout that is not the one in use take room of their own.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
     let (footprint, now) = (source.footprint(), server.now_ns());
-    server.shares.note(sources.dataset_id(), read, footprint, ReaderKind::Warmup, now);
+    server.shares.note(sources.version_ids_in(&source), read, footprint, ReaderKind::Warmup, now);
     let pin = Duration::from_secs(request.pin_s);
     let tenant = principal.tenant;
     let request = WarmupRequest { tenant, sources, source, root, check: request.check, pin };
@@ -152,8 +152,9 @@ pub async fn evict(
     let (method, path) = (Method::DELETE, routes::peer_dataset_chunks(&name));
     let order = PeerOrder { method, path, domain: principal.domain.clone() };
     let (warmups, domain) = (Arc::clone(&server.warmups), principal.domain);
+    let kept = server.registry.sweeps_of(&domain, &name);
     // First here: a warm-up of this server would have the others keep chunks that they just evicted.
-    let here = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name)).await?;
+    let here = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name, &kept)).await?;
     let elsewhere = server.cluster.order_all(&order, EVICT_WITHIN).await;
     let bodies = elsewhere.bodies.iter().filter_map(|body| serde_json::from_slice::<Evicted>(body).ok());
     let chunks = here.unwrap_or(0) + bodies.map(|evicted| evicted.chunks).sum::<u64>();

@@ -117,7 +117,7 @@ pub enum ShareBasis {
     Idle,
 }
 
-/// The share of one dataset, or of the sweep over one version of it.
+/// The share of one dataset: of its plain readers, and of the sweeps over it. Each chunk counts once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DatasetShare {
     /// The domain.
@@ -126,16 +126,22 @@ pub struct DatasetShare {
     /// The dataset.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// Whether this is the share of a sweep, which jobs under the order `substitute` use together.
+    /// Whether a sweep has a part of it, which jobs under the order `substitute` use together.
     pub is_sweep: bool,
     /// The bytes that it can use.
     pub size_bytes: u64,
     /// The bytes that it may occupy.
     pub share_bytes: u64,
+    /// Of these, the bytes of its sweeps. The rest is for its plain readers.
+    #[serde(default)]
+    pub sweep_share_bytes: u64,
     /// The bytes that it would have in a division by reads alone.
     pub by_reads_bytes: u64,
     /// The bytes that it occupies.
     pub cached_bytes: u64,
+    /// Of these, the bytes that count for the share of its sweeps.
+    #[serde(default)]
+    pub sweep_cached_bytes: u64,
     /// By what it got the share.
     pub basis: ShareBasis,
     /// Its place by the value of one byte more, from 1. Absent unless the basis is benefit.

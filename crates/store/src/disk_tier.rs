@@ -25,8 +25,8 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::{
-        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy,
-        ReapReport, Recovery, ScrubReport, split_by_claims,
+        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy, Pools,
+        ReapReport, Recovery, ScrubReport, split_by_claims, sweeps_first,
     },
     stats::Counters,
 };
@@ -242,12 +242,16 @@ impl DiskTier {
         self.engine().map_or(Ok(ScrubReport::default()), |t| t.scrub_next(budget))
     }
 
-    /// Divides the tier among datasets by their claims. Blocks.
+    /// Divides the tier among datasets by their claims. `sweeps` are sweeps, each with the dataset of the
+    /// plain readers whose chunks it shares. Blocks.
     ///
     /// Returns how many chunks the new shares evicted; `None` while the tier is absent.
-    pub fn divide(&self, claims: &[Claim]) -> Option<u64> {
+    pub fn divide(&self, claims: &[Claim], sweeps: &[(DatasetId, DatasetId)]) -> Option<u64> {
         let engine = self.engine()?;
-        Some(engine.set_shares(&split_by_claims(engine.capacity(), claims)))
+        let shares = sweeps_first(split_by_claims(engine.capacity(), claims), claims);
+        let mut most: Vec<_> = claims.iter().filter_map(|c| Some((c.pool.plain, c.pool.most?))).collect();
+        most.dedup();
+        Some(engine.set_pooled_shares(&shares, &Pools { sweeps: sweeps.to_vec(), most }))
     }
 
     /// Notes that a read of `len` bytes found no room in its dataset's share.
@@ -279,7 +283,11 @@ impl DiskTier {
             std::mem::take(&mut refused.bytes)
         };
         for usage in self.engine().iter().flat_map(|t| t.stats().datasets) {
-            *demand.entry(usage.dataset).or_default() += usage.bytes;
+            *demand.entry(usage.dataset).or_default() += usage.bytes + usage.shared_bytes;
+            // Plain readers find what an ended sweep left, and want it as what they fetched themselves.
+            if usage.plain != usage.dataset && usage.share.is_none() {
+                *demand.entry(usage.plain).or_default() += usage.bytes;
+            }
         }
         demand
     }
@@ -331,22 +339,36 @@ impl DiskTier {
         }
     }
 
-    /// Evicts all chunks of a dataset that are not pinned, and returns how many there were.
+    /// Evicts all chunks of a dataset that are not pinned, and of the sweeps over it that are not `kept`.
+    /// Returns how many there were.
     #[must_use]
-    pub fn evict_dataset(&self, dataset: DatasetId) -> u64 {
-        self.engine().map_or(0, |t| t.evict_dataset(dataset))
+    pub fn evict_dataset(&self, dataset: DatasetId, kept: &[DatasetId]) -> u64 {
+        self.engine().map_or(0, |t| t.evict_dataset(dataset, kept))
     }
 
-    /// Evicts a chunk that was fetched for `dataset` and is not pinned. A queued append of it is cancelled.
+    /// Notes that a dataset uses a chunk, which may be charged to a dataset with which it shares chunks.
+    pub fn use_chunk(&self, key: &StoreKey, dataset: DatasetId) {
+        if let Some(tier) = self.engine() {
+            tier.use_chunk(key, dataset);
+        }
+    }
+
+    /// Gives a chunk of `dataset` up, as [`DiskEngine::evict_of`]. A queued append of it is cancelled.
     pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
         let waited = self.cancel_append(key, dataset);
         waited | self.engine().is_some_and(|t| t.evict_of(key, dataset))
     }
 
-    /// Returns the share of a dataset, in footprints.
+    /// Returns the share of a dataset, in footprints, as [`DiskEngine::share_of`].
     #[must_use]
     pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
         self.engine().and_then(|t| t.share_of(dataset))
+    }
+
+    /// Returns the part of the disk that a dataset has for itself, in footprints. Parts add up.
+    #[must_use]
+    pub fn part_of(&self, dataset: DatasetId) -> Option<u64> {
+        self.engine().and_then(|t| t.part_of(dataset))
     }
 
     /// Whether the dataset has a share of at least `bytes`.
@@ -355,10 +377,7 @@ impl DiskTier {
     #[must_use]
     pub fn has_share(&self, dataset: DatasetId, bytes: u64) -> bool {
         let enough = |share: Option<u64>| share.is_some_and(|s| s >= bytes);
-        self.engine().is_none_or(|t| {
-            t.policy() != Policy::Fletch
-                || t.stats().datasets.iter().any(|d| d.dataset == dataset && enough(d.share))
-        })
+        self.engine().is_none_or(|t| t.policy() != Policy::Fletch || enough(t.share_of(dataset)))
     }
 
     /// Whether the tier would keep the chunk now. Does no IO.

@@ -11,6 +11,9 @@
 //! epoch reads each sample once, so it hits the same part of the samples in the sweep's share as in a share
 //! of its own. The sweep's jobs share what it keeps, so the sweep makes more of the space (ADR 44).
 //!
+//! A dataset and the sweeps over it are one *pool* of the disk: they read the same chunks, and each chunk
+//! counts once. So a pool never gets more than its chunks need (ADR 80).
+//!
 //! A server of a cluster keeps only the chunks that it owns. So a version wants [`Part::of`] its footprint
 //! here, except that of a sweep, which keeps its units on its own server.
 //!
@@ -19,7 +22,7 @@
 
 use crate::{
     dataset_id::DatasetId,
-    disk::{Claim, split_by_claims},
+    disk::{Claim, Pool, split_by_claims},
     disk_tier::DiskTier,
 };
 use fletch_core::Root;
@@ -90,13 +93,23 @@ pub enum ReaderKind {
     Warmup,
     /// An ordered epoch, which reads each sample once.
     Ordered,
-    /// A sweep over this dataset. The sweep keeps its chunks under a number of its own.
-    SweepOver(DatasetId),
+    /// A sweep, which keeps its chunks under a number of its own.
+    Sweep,
+}
+
+/// The datasets of the disk tier under which the chunks of one version in one layout are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VersionIds {
+    /// The dataset of its plain readers.
+    pub plain: DatasetId,
+    /// The sweep over it.
+    pub sweep: DatasetId,
 }
 
 /// The reads of one version.
 #[derive(Debug)]
 struct VersionReads {
+    ids: VersionIds,
     /// Time of the last read, in nanoseconds since the start.
     last: AtomicU64,
     /// Time of the last read by a plain reader or a warm-up, plus one; 0 for never.
@@ -108,9 +121,9 @@ struct VersionReads {
 }
 
 impl VersionReads {
-    fn new(footprint: Footprint, kind: ReaderKind) -> Self {
+    fn new(ids: VersionIds, footprint: Footprint, kind: ReaderKind) -> Self {
         let never = || AtomicU64::new(0);
-        VersionReads { last: never(), last_plain: never(), last_warmup: never(), footprint, kind }
+        VersionReads { ids, last: never(), last_plain: never(), last_warmup: never(), footprint, kind }
     }
 
     /// Notes a read, and returns whether it may change the split.
@@ -120,7 +133,7 @@ impl VersionReads {
         match kind {
             ReaderKind::Plain => first(&self.last_plain),
             ReaderKind::Warmup => first(&self.last_plain) | first(&self.last_warmup),
-            ReaderKind::Ordered | ReaderKind::SweepOver(_) => false,
+            ReaderKind::Ordered | ReaderKind::Sweep => false,
         }
     }
 
@@ -135,13 +148,13 @@ impl VersionReads {
 
     /// Whether the dataset needs a share of its own, even if a sweep goes over it.
     fn needs_own_share(&self, now_ns: u64) -> bool {
-        matches!(self.kind, ReaderKind::SweepOver(_)) || Self::lately(&self.last_plain, now_ns)
+        self.kind == ReaderKind::Sweep || Self::lately(&self.last_plain, now_ns)
     }
 
     /// Whether its readers read all of the version, so that it wants its whole footprint.
     fn wants_all(&self, swept: bool, now_ns: u64) -> bool {
         match self.kind {
-            ReaderKind::SweepOver(_) => true,
+            ReaderKind::Sweep => true,
             // Its epochs read what the sweep keeps.
             ReaderKind::Ordered if !swept => true,
             _ => Self::lately(&self.last_warmup, now_ns),
@@ -157,6 +170,9 @@ pub struct Shares {
     wants: Mutex<HashMap<DatasetId, u64>>,
     /// The datasets that plain readers or warm-ups read.
     plain: Mutex<BTreeSet<DatasetId>>,
+    /// The sweeps over versions that are read, whether one goes on or not, with the datasets of their plain
+    /// readers.
+    sweeps: Mutex<BTreeSet<(DatasetId, DatasetId)>>,
     /// The split that was applied last.
     applied: Mutex<Option<Split>>,
     /// The parts of quotas that the datasets got with it, where a dataset wanted more.
@@ -176,16 +192,22 @@ pub type TenantQuota = (u64, Vec<(DatasetId, u64)>);
 /// part.
 #[must_use]
 pub fn apply_quotas(split: Split, quotas: &[TenantQuota]) -> Split {
+    let pools: BTreeMap<DatasetId, Pool> = split.iter().map(|c| (c.pool.plain, c.pool)).collect();
     let mut limited: BTreeMap<DatasetId, Claim> = split.into_iter().map(|c| (c.dataset, c)).collect();
     for (quota, datasets) in quotas {
         // An idle dataset wants what it has, and no more.
-        let idle = |dataset, has| Claim { dataset, want: Some(has), most: Some(has) };
+        let idle = |dataset, has| {
+            let claim = Claim::alone(dataset, Some(has), Some(has));
+            Claim { pool: pools.get(&dataset).copied().unwrap_or(claim.pool), ..claim }
+        };
         let claims: Vec<Claim> =
             datasets.iter().map(|&(id, has)| limited.get(&id).copied().unwrap_or(idle(id, has))).collect();
         let wants: HashMap<_, _> = claims.iter().filter_map(|c| Some((c.dataset, c.want?))).collect();
         for (id, part) in split_by_claims(*quota, &claims) {
             let want = wants.get(&id).map_or(part, |want| part.min(*want));
-            limited.insert(id, Claim { dataset: id, want: Some(want), most: Some(part) });
+            let pool = claims.iter().find(|c| c.dataset == id).map(|c| c.pool);
+            let claim = Claim::alone(id, Some(want), Some(part));
+            limited.insert(id, Claim { pool: pool.unwrap_or(claim.pool), ..claim });
         }
     }
     limited.into_values().collect()
@@ -238,14 +260,18 @@ impl Shares {
     }
 
     /// Notes that a version of a dataset is read.
-    pub fn note(&self, dataset: DatasetId, root: Root, footprint: Footprint, kind: ReaderKind, now_ns: u64) {
-        let version = (dataset, root);
+    ///
+    /// `root` tells the versions of a dataset apart.
+    pub fn note(&self, ids: VersionIds, root: Root, footprint: Footprint, kind: ReaderKind, now_ns: u64) {
+        let version = (if kind == ReaderKind::Sweep { ids.sweep } else { ids.plain }, root);
         let known = self.read.read().get(&version).map(|r| r.note(kind, now_ns));
         let may_change = known.unwrap_or_else(|| {
             let mut read = self.read.write();
             let room = read.len() < VERSIONS_MAX;
             if room {
-                read.entry(version).or_insert_with(|| VersionReads::new(footprint, kind)).note(kind, now_ns);
+                read.entry(version)
+                    .or_insert_with(|| VersionReads::new(ids, footprint, kind))
+                    .note(kind, now_ns);
             }
             room
         });
@@ -282,26 +308,32 @@ impl Shares {
             kept: u64,
             wants_all: u64,
             plain: bool,
+            pool: Option<DatasetId>,
         }
         let part = self.part();
         let mut sums: BTreeMap<DatasetId, Sum> = BTreeMap::new();
+        // By pool and version: what the version's chunks need.
+        let mut pools: BTreeMap<DatasetId, BTreeMap<DatasetId, u64>> = BTreeMap::new();
         {
             let mut read = self.read.write();
             read.retain(|_, r| VersionReads::within(r.last.load(Relaxed), now_ns));
             // A sweep keeps nothing of another version.
-            let over = |((_, root), r): (&(DatasetId, Root), &VersionReads)| match r.kind {
-                ReaderKind::SweepOver(dataset) => Some((dataset, *root)),
-                ReaderKind::Plain | ReaderKind::Warmup | ReaderKind::Ordered => None,
+            let over = |((_, root), r): (&(DatasetId, Root), &VersionReads)| {
+                (r.kind == ReaderKind::Sweep).then_some((r.ids.plain, *root))
             };
             let swept: HashSet<(DatasetId, Root)> = read.iter().filter_map(over).collect();
+            *self.sweeps.lock() = read.values().map(|r| (r.ids.sweep, r.ids.plain)).collect();
             for (version, r) in read.iter() {
+                let need = pools.entry(r.ids.plain).or_default().entry(r.ids.sweep).or_default();
+                *need = (*need).max(r.footprint.bytes);
                 let swept = swept.contains(version);
                 if swept && !r.needs_own_share(now_ns) {
                     continue;
                 }
                 let sum = sums.entry(version.0).or_default();
+                sum.pool = Some(r.ids.plain);
                 let kept = match r.kind {
-                    ReaderKind::SweepOver(_) => r.footprint.bytes,
+                    ReaderKind::Sweep => r.footprint.bytes,
                     ReaderKind::Plain | ReaderKind::Warmup | ReaderKind::Ordered => part.of(r.footprint),
                 };
                 sum.footprint = sum.footprint.saturating_add(r.footprint.bytes);
@@ -319,7 +351,10 @@ impl Shares {
             let want = wants.entry(dataset).or_default();
             *want = grown(*want, demand.get(&dataset).copied().unwrap_or(0));
             let want = (*want).max(sum.wants_all).min(sum.kept);
-            Claim { dataset, want: Some(want), most: Some(sum.footprint) }
+            let plain = sum.pool.unwrap_or(dataset);
+            let most =
+                pools.get(&plain).map(|versions| versions.values().fold(0, |a, b| b.saturating_add(a)));
+            Claim { dataset, want: Some(want), most: Some(sum.footprint), pool: Pool { plain, most } }
         };
         let split: Split = sums.into_iter().map(claim).collect();
         drop(wants);
@@ -330,7 +365,8 @@ impl Shares {
     /// Applies a split. Without an open tier, the next call of `next_split` returns it again.
     pub fn apply(&self, disk: &DiskTier, split: &Split) {
         self.capacity.store(capacity(disk), Relaxed);
-        match disk.divide(split) {
+        let sweeps: Vec<(DatasetId, DatasetId)> = self.sweeps.lock().iter().copied().collect();
+        match disk.divide(split, &sweeps) {
             Some(evicted) => {
                 tracing::debug!(datasets = split.len(), evicted, "the disk tier has new shares of datasets");
             }
@@ -377,7 +413,18 @@ mod tests {
 
     /// A claim of `want` footprints, of `most` at most.
     fn claim(dataset: DatasetId, want: u64, most: u64) -> Claim {
-        Claim { dataset, want: Some(want), most: Some(most) }
+        Claim::alone(dataset, Some(want), Some(most))
+    }
+
+    /// The versions of a test: all have the same sweep, 2, if any.
+    fn ids(plain: DatasetId) -> VersionIds {
+        VersionIds { plain, sweep: DatasetId(2) }
+    }
+
+    /// The claims of a split without their pools.
+    fn plain(split: Option<Split>) -> Option<Split> {
+        let alone = |c: &Claim| Claim::alone(c.dataset, c.want, c.most);
+        split.map(|split| split.iter().map(alone).collect())
     }
 
     /// A claim of all that the dataset can use.
@@ -393,12 +440,12 @@ mod tests {
     #[test]
     fn a_server_of_a_cluster_wants_the_part_that_it_owns_and_may_use_more() {
         let (s, set, sweep, root) = (Shares::default(), DatasetId(1), DatasetId(2), Root(Hash::of(b"r")));
-        s.note(set, root, bytes(100_000), ReaderKind::Warmup, 1);
+        s.note(ids(set), root, bytes(100_000), ReaderKind::Warmup, 1);
         assert_eq!(split(&s, 2), Some(vec![all(set, 100_000)]));
         s.set_part(Part::new(1, 4));
         // A quarter, and 4 * sqrt(.25 * .75 / 10,000) = .0173.
         assert_eq!(split(&s, 3), Some(vec![claim(set, 26_732, 100_000)]));
-        s.note(sweep, root, bytes(100_000), ReaderKind::SweepOver(set), 3);
+        s.note(ids(set), root, bytes(100_000), ReaderKind::Sweep, 3);
         assert_eq!(split(&s, 4), Some(vec![claim(set, 26_732, 100_000), all(sweep, 100_000)]));
         s.set_part(Part::new(1, 4));
         assert_eq!(split(&s, 5), None);
@@ -411,18 +458,20 @@ mod tests {
     }
 
     fn split(s: &Shares, now_ns: u64) -> Option<Split> {
-        s.changed_split(&HashMap::new(), now_ns)
+        plain(s.changed_split(&HashMap::new(), now_ns))
     }
 
     #[test]
     fn a_tenants_datasets_divide_its_quota() {
         let d = DatasetId;
-        let greedy = Claim { dataset: d(2), want: None, most: None };
+        let greedy = Claim::alone(d(2), None, None);
         let split = vec![all(d(1), 100), greedy, all(d(9), 500)];
         let bounds = [(90, vec![(d(1), 5), (d(2), 80), (d(3), 40)])];
         let want = vec![all(d(1), 30), all(d(2), 30), all(d(3), 30), all(d(9), 500)];
-        assert_eq!(apply_quotas(split.clone(), &bounds), want, "an idle dataset counts, too");
-        assert_eq!(apply_quotas(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [all(d(1), 90)]);
+        let limited = |quotas: &[TenantQuota]| plain(Some(apply_quotas(split.clone(), quotas)));
+        assert_eq!(limited(&bounds), Some(want), "an idle dataset counts, too");
+        let one = limited(&[(90, vec![(d(1), 5), (d(4), 0)])]);
+        assert_eq!(one.and_then(|claims| claims.first().copied()), Some(all(d(1), 90)));
         assert_eq!(apply_quotas(split.clone(), &[]), split);
         let parts = quota_parts(&split, &apply_quotas(split.clone(), &bounds));
         assert_eq!(parts, BTreeMap::from([(d(1), 30), (d(2), 30)]), "an idle dataset asks for no more");
@@ -431,16 +480,17 @@ mod tests {
         // What one dataset does not want is for the other, and comes back when the first wants it.
         let split = vec![claim(d(1), 10, 500), all(d(2), 300)];
         let bounds = [(90, vec![(d(1), 0), (d(2), 0)])];
-        assert_eq!(apply_quotas(split, &bounds), vec![all(d(1), 10), all(d(2), 80)]);
+        let limited = plain(Some(apply_quotas(split, &bounds)));
+        assert_eq!(limited, Some(vec![all(d(1), 10), all(d(2), 80)]));
     }
 
     #[test]
     fn plain_readers_want_what_they_asked_for() {
         let (s, set, sweep, root) = (Shares::default(), DatasetId(1), DatasetId(2), Root(Hash::of(b"r")));
-        s.note(sweep, root, bytes(1000), ReaderKind::SweepOver(set), 1);
-        s.note(set, root, bytes(1000), ReaderKind::Plain, 1);
+        s.note(ids(set), root, bytes(1000), ReaderKind::Sweep, 1);
+        s.note(ids(set), root, bytes(1000), ReaderKind::Plain, 1);
         let claims = |want| Some(vec![claim(set, want, 1000), all(sweep, 1000)]);
-        let after = |demand: u64| s.changed_split(&HashMap::from([(set, demand)]), 2);
+        let after = |demand: u64| plain(s.changed_split(&HashMap::from([(set, demand)]), 2));
         assert_eq!(split(&s, 2), claims(0), "nothing was asked for yet");
         assert_eq!(after(8), claims(8), "one file");
         assert_eq!(after(8), None, "which it has now");
@@ -449,11 +499,11 @@ mod tests {
         assert_eq!(after(81), claims(90), "it grows by an eighth at least");
         assert_eq!(after(10), None, "it does not fall while the dataset is read");
         assert_eq!(after(5000), claims(1000), "it cannot use more");
-        s.note(sweep, root, bytes(1000), ReaderKind::SweepOver(set), HOUR);
+        s.note(ids(set), root, bytes(1000), ReaderKind::Sweep, HOUR);
         assert_eq!(split(&s, HOUR + 2), Some(vec![all(sweep, 1000)]), "idle for an hour");
-        s.note(set, root, bytes(1000), ReaderKind::Plain, HOUR + 3);
+        s.note(ids(set), root, bytes(1000), ReaderKind::Plain, HOUR + 3);
         assert_eq!(split(&s, HOUR + 4), claims(0), "it begins anew");
-        s.note(set, root, bytes(1000), ReaderKind::Warmup, HOUR + 5);
+        s.note(ids(set), root, bytes(1000), ReaderKind::Warmup, HOUR + 5);
         assert_eq!(split(&s, HOUR + 6), claims(1000), "a warm-up reads all of it");
     }
 
@@ -480,18 +530,18 @@ mod tests {
         let s = Shares::default();
         let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
         assert_eq!(split(&s, 0), Some(vec![]));
-        s.note(a, root(1), bytes(100), ReaderKind::Plain, 5);
+        s.note(ids(a), root(1), bytes(100), ReaderKind::Plain, 5);
         assert_eq!(split(&s, 6), Some(vec![claim(a, 0, 100)]));
-        s.note(a, root(1), bytes(100), ReaderKind::Ordered, 7);
+        s.note(ids(a), root(1), bytes(100), ReaderKind::Ordered, 7);
         assert_eq!(split(&s, 8), None, "nothing new");
         // Another version of it, and another dataset.
-        s.note(a, root(2), bytes(50), ReaderKind::Plain, 10);
-        s.note(b, root(3), bytes(7), ReaderKind::Ordered, HOUR);
+        s.note(ids(a), root(2), bytes(50), ReaderKind::Plain, 10);
+        s.note(ids(b), root(3), bytes(7), ReaderKind::Ordered, HOUR);
         assert_eq!(split(&s, HOUR), Some(vec![claim(a, 0, 150), all(b, 7)]));
         assert_eq!(split(&s, HOUR + 8), Some(vec![claim(a, 0, 50), all(b, 7)]), "one version is idle");
         assert_eq!(split(&s, HOUR + 10), Some(vec![all(b, 7)]));
         // A clock that steps back forgets nobody.
-        s.note(b, root(3), bytes(7), ReaderKind::Plain, 3);
+        s.note(ids(b), root(3), bytes(7), ReaderKind::Plain, 3);
         assert_eq!(split(&s, 1), None);
         s.forget_applied();
         assert_eq!(split(&s, 1), Some(vec![all(b, 7)]));
@@ -502,26 +552,43 @@ mod tests {
         let s = Shares::default();
         let (set, sweep, other) = (DatasetId(1), DatasetId(2), DatasetId(3));
         let root = Root(Hash::of(b"r"));
-        s.note(set, root, bytes(100), ReaderKind::Ordered, 1);
-        s.note(other, root, bytes(30), ReaderKind::Ordered, 1);
+        s.note(ids(set), root, bytes(100), ReaderKind::Ordered, 1);
+        s.note(ids(other), root, bytes(30), ReaderKind::Ordered, 1);
         assert_eq!(split(&s, 2), Some(vec![all(set, 100), all(other, 30)]), "alone they have shares");
-        s.note(sweep, root, bytes(100), ReaderKind::SweepOver(set), 3);
+        s.note(ids(set), root, bytes(100), ReaderKind::Sweep, 3);
         assert_eq!(split(&s, 4), Some(vec![all(sweep, 100), all(other, 30)]), "of another domain");
         // Somebody reads the mount: a floor for as long as that is not idle.
-        s.note(set, root, bytes(100), ReaderKind::Plain, 5);
+        s.note(ids(set), root, bytes(100), ReaderKind::Plain, 5);
         let each = vec![claim(set, 0, 100), all(sweep, 100), all(other, 30)];
         assert_eq!(split(&s, 6), Some(each));
-        for id in [set, sweep, other] {
-            let by = if id == sweep { ReaderKind::SweepOver(set) } else { ReaderKind::Ordered };
-            s.note(id, root, bytes(100), by, HOUR);
+        for (id, by) in [(set, ReaderKind::Ordered), (set, ReaderKind::Sweep), (other, ReaderKind::Ordered)] {
+            s.note(ids(id), root, bytes(100), by, HOUR);
         }
         assert_eq!(split(&s, HOUR + 6), Some(vec![all(sweep, 100), all(other, 30)]));
         // Nor does a sweep stand for another version of the dataset.
         let newer = Root(Hash::of(b"s"));
-        s.note(set, newer, bytes(40), ReaderKind::Ordered, HOUR);
+        s.note(ids(set), newer, bytes(40), ReaderKind::Ordered, HOUR);
         assert_eq!(split(&s, HOUR + 7), Some(vec![all(set, 40), all(sweep, 100), all(other, 30)]));
         // The sweep has ended.
-        s.note(set, root, bytes(100), ReaderKind::Ordered, 2 * HOUR);
+        s.note(ids(set), root, bytes(100), ReaderKind::Ordered, 2 * HOUR);
         assert_eq!(split(&s, 2 * HOUR + 1), Some(vec![all(set, 100)]));
+    }
+
+    /// I4: a dataset and its sweep claim no more together than the chunks of its versions need.
+    #[test]
+    fn a_sweep_and_its_plain_readers_are_one_pool() {
+        let (s, set, other) = (Shares::default(), DatasetId(1), DatasetId(9));
+        let root = |n: u8| Root(Hash::of(&[n]));
+        s.note(ids(set), root(1), bytes(100), ReaderKind::Warmup, 1);
+        s.note(ids(set), root(1), bytes(90), ReaderKind::Sweep, 1);
+        let unlike = VersionIds { plain: set, sweep: DatasetId(3) };
+        s.note(unlike, root(2), bytes(7), ReaderKind::Plain, 1);
+        s.note(VersionIds { plain: other, sweep: DatasetId(4) }, root(3), bytes(500), ReaderKind::Ordered, 1);
+        let split = s.changed_split(&HashMap::new(), 2).expect("a split");
+        let pools: Vec<_> = split.iter().map(|c| (c.dataset, c.pool.plain, c.pool.most)).collect();
+        let sweep = DatasetId(2);
+        assert_eq!(pools, [(set, set, Some(107)), (sweep, set, Some(107)), (other, other, Some(500))]);
+        let shares: BTreeMap<_, _> = split_by_claims(300, &split).into_iter().collect();
+        assert_eq!((shares[&set] + shares[&sweep], shares[&other]), (107, 193));
     }
 }

@@ -52,6 +52,9 @@ impl Store {
         fetch: Fetch,
     ) -> Result<Warmed, ReadError> {
         if self.is_kept(key, len) {
+            if let Some(disk) = self.disk() {
+                disk.use_chunk(key, dataset);
+            }
             return Ok(Warmed::Already);
         }
         let Some(disk) = self.disk() else {

@@ -143,12 +143,13 @@ fn waiting(seen: &DashboardJob) -> &'static str {
     }
 }
 
-/// Returns the shares of the disk: the most valuable byte first.
+/// Returns the shares of the disk, one line for a dataset: the most valuable byte first.
 #[must_use]
 pub fn shares(now: &Snapshot) -> TextTable {
     let mut table = TextTable::new(&[
         ("DATASET", Left),
         ("SHARE", Right),
+        ("SWEEP", Right),
         ("OF DISK", Right),
         ("FILLED", Right),
         ("CAN USE", Right),
@@ -163,10 +164,10 @@ pub fn shares(now: &Snapshot) -> TextTable {
             ShareBasis::Reads => "reads",
             ShareBasis::Idle => "what others leave",
         };
-        let name = if d.is_sweep { format!("{} (sweep)", d.dataset) } else { d.dataset.to_string() };
         table.push([
-            name,
+            d.dataset.to_string(),
             size(d.share_bytes),
+            if d.is_sweep { size(d.sweep_share_bytes) } else { "-".to_owned() },
             percent(d.share_bytes, now.allocation.capacity_bytes),
             percent(d.cached_bytes, d.share_bytes),
             size(d.size_bytes),

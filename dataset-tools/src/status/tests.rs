@@ -74,7 +74,7 @@ fn full(at_s: u64) -> Snapshot {
         r#"{"interval_s":30,"age_s":4.2,"reason":"gain","capacity_bytes":1024,"divided_bytes":1024,
             "moved_bytes":256,
             "datasets":[
-              {"domain":"default","dataset":"images","is_sweep":true,"size_bytes":4096,"share_bytes":768,
+              {"domain":"default","dataset":"images","is_sweep":true,"size_bytes":4096,"share_bytes":768,"sweep_share_bytes":512,
                "by_reads_bytes":512,"cached_bytes":576,"basis":"benefit","rank":1,"gain_per_gib":2.0,
                "jobs":2},
               {"domain":"default","dataset":"text","is_sweep":false,"size_bytes":512,"share_bytes":256,
@@ -155,9 +155,9 @@ jobs
   train-7  images   3 at 42.1 %  512.00 KiB/s  50.0 %  25.0 %  25.0 %   512.00 KiB  50.0 %   41 %  origin
 
 shares of the disk
-  DATASET         SHARE  OF DISK  FILLED   CAN USE  BY READS  JOBS  PLACE  BY
-  images (sweep)  768 B   75.0 %  75.0 %  4.00 KiB     512 B     2      1  worth to its jobs
-  text            256 B   25.0 %  25.0 %     512 B     512 B     0      -  reads
+  DATASET  SHARE  SWEEP  OF DISK  FILLED   CAN USE  BY READS  JOBS  PLACE  BY
+  images   768 B  512 B   75.0 %  75.0 %  4.00 KiB     512 B     2      1  worth to its jobs
+  text     256 B      -   25.0 %  25.0 %     512 B     512 B     0      -  reads
 
 mounts
   DIR     HOST   DATASET  JOB        RATE  WITHOUT WAITS        STATE

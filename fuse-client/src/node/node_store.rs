@@ -17,7 +17,7 @@ use bytes::Bytes;
 use fletch_api::node::{MountedVersion, NodeState};
 use fletch_client::{Client, ClientError};
 use fletch_core::{Domain, Hash, Kind, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
-use fletch_store::{Fetch, FetchError, Footprint, Hit, ReaderKind, Shares, Store, Tier};
+use fletch_store::{Fetch, FetchError, Footprint, Hit, ReaderKind, Shares, Store, Tier, VersionIds};
 use futures::future::FutureExt;
 use parking_lot::Mutex;
 use std::{
@@ -161,7 +161,10 @@ impl NodeStore {
         // A node store keeps all chunks, so their number does not matter.
         let footprint = Footprint { bytes: footprints.get(&root).copied().unwrap_or(u64::MAX), chunks: 1 };
         drop(footprints);
-        self.shares.note(dataset_id(root), root, footprint, ReaderKind::Plain, self.now_ns());
+        let plain = dataset_id(root);
+        // No sweep reads a node's store.
+        let ids = VersionIds { plain, sweep: plain };
+        self.shares.note(ids, root, footprint, ReaderKind::Plain, self.now_ns());
     }
 
     /// Returns the bytes that a client asks for.

@@ -9,3 +9,4 @@ mod memory;
 mod outage;
 mod restart;
 mod shares;
+mod uses;

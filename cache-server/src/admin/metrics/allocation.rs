@@ -24,29 +24,35 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         limited.clear();
     }
     let (by_reads, names) = (division.by_reads(&limited, capacity), server.share_names());
-    // By dataset: what it may occupy, and what it would by reads alone.
-    let mut datasets: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    // By dataset: what its sweeps and its plain readers may occupy, and what both would by reads alone.
+    let mut datasets: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     for claim in division.claims(&limited, capacity) {
-        let Some((_, dataset, _)) = names.get(&claim.dataset) else { continue };
-        let (share, reads) = datasets.entry(dataset.to_string()).or_default();
-        let disk = server.store.disk().and_then(|disk| disk.share_of(claim.dataset));
-        *share += disk.or(claim.want).unwrap_or(0);
+        let Some((_, dataset)) = names.get(&claim.pool.plain) else { continue };
+        let (sweeps, plain, reads) = datasets.entry(dataset.to_string()).or_default();
+        let disk = server.store.disk().and_then(|disk| disk.part_of(claim.dataset));
+        *if claim.dataset == claim.pool.plain { plain } else { sweeps } += disk.or(claim.want).unwrap_or(0);
         *reads += by_reads.get(&claim.dataset).copied().unwrap_or(0);
     }
     let mut rows: Vec<_> = datasets.iter().collect();
     // The largest come first, and are named even where there are too many datasets.
-    rows.sort_by_key(|(_, (share, _))| std::cmp::Reverse(*share));
+    rows.sort_by_key(|(_, (sweeps, plain, _))| std::cmp::Reverse(sweeps.saturating_add(*plain)));
     rows.truncate(DATASETS_MAX);
     let rows: Vec<_> = rows
         .into_iter()
-        .flat_map(|(dataset, &(share, reads))| {
+        .flat_map(|(dataset, &(sweeps, plain, reads))| {
             let name = |of| vec![dataset.as_str(), of];
-            [(name("share"), share), (name("by_reads"), reads)]
+            [
+                (name("share"), sweeps.saturating_add(plain)),
+                (name("sweep"), sweeps),
+                (name("plain"), plain),
+                (name("by_reads"), reads),
+            ]
         })
         .collect();
     page.gauge(
         "fletch_share_bytes",
-        "Bytes of disk that a dataset may occupy, and that it would have in a division by reads alone",
+        "Bytes of disk that a dataset may occupy: all, those of its sweeps and of its plain readers, and what \
+         it would have in a division by reads alone",
         &["dataset", "of"],
         &rows,
     )?;

@@ -7,6 +7,7 @@ use fletch_api::{
     dashboard::{DashboardDataset, DashboardJob, DashboardVersion, JobState},
 };
 use fletch_core::{DatasetName, Domain, Root, TagName};
+use fletch_store::DatasetId;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -58,10 +59,12 @@ pub(super) fn dataset_rows(
     times: &OriginTimes,
     jobs: &[DashboardJob],
 ) -> Vec<DashboardDataset> {
-    let mut shares: HashMap<Name, u64> = HashMap::new();
-    for (id, (domain, dataset, _)) in server.share_names() {
-        if let Some(share) = server.store.disk().and_then(|disk| disk.share_of(id)) {
-            *shares.entry((domain, dataset)).or_default() += share;
+    // By the dataset of plain readers: its share and those of its sweeps.
+    let mut shares: HashMap<DatasetId, u64> = HashMap::new();
+    let tier = server.store.disk().and_then(|disk| disk.engine()).map(|tier| tier.stats());
+    for usage in tier.iter().flat_map(|tier| &tier.datasets) {
+        if let Some(share) = usage.share {
+            *shares.entry(usage.plain).or_default() += share;
         }
     }
     let mut readers: HashMap<Name, u64> = HashMap::new();
@@ -77,7 +80,7 @@ pub(super) fn dataset_rows(
         let name = (usage.domain.clone(), usage.dataset.clone());
         DashboardDataset {
             uri: uris.get(&name).map(|uri| (*uri).to_owned()).unwrap_or_default(),
-            share_bytes: shares.get(&name).copied(),
+            share_bytes: shares.get(&DatasetId::of(&name.0, &name.1)).copied(),
             jobs: readers.get(&name).copied().unwrap_or(0),
             is_failing: times.is_failing(&name),
             avoided_origin_s: times.seconds_for(&name, usage.avoided_bytes),

@@ -105,7 +105,7 @@ pub fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
         Some(tier) if all => (tier.bytes, tier.chunks),
         Some(tier) => {
             let own = server.datasets_of(&principal.domain);
-            let own = tier.datasets.iter().filter(|d| own.contains(&d.dataset));
+            let own = tier.datasets.iter().filter(|d| own.contains(&d.plain));
             own.fold((0, 0), |(bytes, chunks), d| (bytes + d.bytes, chunks + d.chunks))
         }
     };

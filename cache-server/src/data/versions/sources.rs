@@ -3,7 +3,7 @@
 use super::{HomeOrigin, Source};
 use crate::tenancy::state::RegistrationHandle;
 use fletch_core::{DatasetName, Domain, Hash, Root, Tenant};
-use fletch_store::DatasetId;
+use fletch_store::{DatasetId, VersionIds};
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
@@ -32,9 +32,17 @@ pub struct Sources {
     owner: Arc<RegistrationHandle>,
     /// The id under which the disk tier keeps the chunks.
     dataset_id: DatasetId,
+    /// The ids under which it keeps those of plain readers, and those of the sweep over the source in use.
+    plain_id: DatasetId,
+    sweep_id: DatasetId,
     /// The tables of the named dataset, if its home did not answer and another source stands in for it.
     pub(super) stands_in_for: Option<HomeOrigin>,
     opened: Instant,
+}
+
+fn sweep_id(domain: &Domain, owner: &RegistrationHandle, source: &Source) -> DatasetId {
+    let version = &source.version;
+    DatasetId::sweep_of(domain, &owner.dataset.name, version.root(), version.layout())
 }
 
 impl Sources {
@@ -45,9 +53,11 @@ impl Sources {
         owner: Arc<RegistrationHandle>,
         stands_in_for: Option<HomeOrigin>,
     ) -> Self {
-        let dataset_id = DatasetId::of(domain, &owner.dataset.name);
+        let plain_id = DatasetId::of(domain, &owner.dataset.name);
+        let sweep_id = sweep_id(domain, &owner, &first);
         let (domain, opened) = (domain.clone(), Instant::now());
-        Sources { domain, root, first, owner, dataset_id, stands_in_for, opened }
+        let dataset_id = plain_id;
+        Sources { domain, root, first, owner, dataset_id, plain_id, sweep_id, stands_in_for, opened }
     }
 
     /// Returns the same version with `source` in use, whose chunks the disk tier keeps under `dataset_id`.
@@ -59,6 +69,8 @@ impl Sources {
             first: Arc::clone(source),
             owner: Arc::clone(&self.owner),
             dataset_id,
+            plain_id: self.plain_id,
+            sweep_id: sweep_id(&self.domain, &self.owner, source),
             stands_in_for: None,
             opened: self.opened,
         })
@@ -76,10 +88,22 @@ impl Sources {
         self.dataset_id
     }
 
+    /// Returns the ids of the plain readers and of the sweep that share the chunks of the source in use.
+    #[must_use]
+    pub fn version_ids(&self) -> VersionIds {
+        VersionIds { plain: self.plain_id, sweep: self.sweep_id }
+    }
+
+    /// As [`Sources::version_ids`], for `source` in place of the source in use.
+    #[must_use]
+    pub fn version_ids_in(&self, source: &Source) -> VersionIds {
+        VersionIds { plain: self.plain_id, sweep: sweep_id(&self.domain, &self.owner, source) }
+    }
+
     /// Returns whether the chunks belong to plain readers, and not to a sweep.
     #[must_use]
     pub fn are_plain(&self) -> bool {
-        self.dataset_id == DatasetId::of(&self.domain, self.dataset())
+        self.dataset_id == self.plain_id
     }
 
     /// Returns the root of the version.

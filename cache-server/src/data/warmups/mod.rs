@@ -341,11 +341,12 @@ impl Warmups {
         Some(record.view())
     }
 
-    /// Evicts a dataset's chunks from disk, after cancelling its warm-ups. Blocking.
+    /// Evicts a dataset's chunks from disk, after cancelling its warm-ups. The chunks of the sweeps `kept`,
+    /// which jobs use, stay. Blocking.
     ///
     /// Returns the number of chunks, or `None` without a disk tier.
     #[must_use]
-    pub fn evict(&self, domain: &Domain, dataset: &DatasetName) -> Option<u64> {
+    pub fn evict(&self, domain: &Domain, dataset: &DatasetName, kept: &[DatasetId]) -> Option<u64> {
         let records: Vec<_> =
             self.lock().iter().filter(|o| o.domain == *domain && o.dataset == *dataset).cloned().collect();
         for record in &records {
@@ -357,7 +358,7 @@ impl Warmups {
             }
         }
         self.peer_pins.forget_dataset(domain, dataset);
-        Some(self.context.store.disk()?.evict_dataset(DatasetId::of(domain, dataset)))
+        Some(self.context.store.disk()?.evict_dataset(DatasetId::of(domain, dataset), kept))
     }
 
     /// Cancels all warm-ups, because the server stops.

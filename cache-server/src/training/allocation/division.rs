@@ -71,6 +71,7 @@ pub(super) fn by_reads(
     let mut left = capacity;
     let mut first: BTreeMap<DatasetId, u64> = BTreeMap::new();
     let mut claims = limited.clone();
+    let mut pools: BTreeMap<DatasetId, u64> = BTreeMap::new();
     for claim in &mut claims {
         if idle.contains(&claim.dataset) {
             claim.want = Some(0);
@@ -81,6 +82,12 @@ pub(super) fn by_reads(
         first.insert(claim.dataset, bytes);
         claim.want = claim.want.map(|want| want.saturating_sub(bytes));
         claim.most = claim.most.map(|most| most - bytes);
+        let of_pool = pools.entry(claim.pool.plain).or_default();
+        *of_pool = of_pool.saturating_add(bytes);
+    }
+    for claim in &mut claims {
+        let bytes = pools.get(&claim.pool.plain).copied().unwrap_or(0);
+        claim.pool.most = claim.pool.most.map(|most| most.saturating_sub(bytes));
     }
     for (id, bytes) in split_by_claims(left, &claims) {
         *first.entry(id).or_default() += bytes;
@@ -109,7 +116,7 @@ impl Division {
                 Some(&share) => (share as f64 * scale) as u64,
                 None => of_reads(&c.dataset),
             };
-            Claim { dataset: c.dataset, want: Some(share), most: c.most }
+            Claim { want: Some(share), ..*c }
         };
         limited.iter().map(claim).collect()
     }

@@ -13,7 +13,7 @@ use std::{
 const MIB: u64 = 1 << 20;
 
 fn claim(dataset: u64, mib: u64) -> Claim {
-    Claim { dataset: DatasetId(dataset), want: Some(mib * MIB), most: Some(mib * MIB) }
+    Claim::alone(DatasetId(dataset), Some(mib * MIB), Some(mib * MIB))
 }
 
 fn tenant(name: &str) -> Tenant {

@@ -47,9 +47,8 @@ impl Delivery {
     #[must_use]
     pub fn new(setup: &Arc<JobSetup>, source: &Arc<Source>, epoch: &Epoch, now_ns: u64) -> Self {
         if setup.sweep.is_none() {
-            let (dataset, root, footprint) =
-                (setup.exact.dataset_id(), source.version.root(), source.footprint());
-            setup.context.sweep.shares.note(dataset, root, footprint, ReaderKind::Ordered, now_ns);
+            let (ids, root) = (setup.exact.version_ids_in(source), source.version.root());
+            setup.context.sweep.shares.note(ids, root, source.footprint(), ReaderKind::Ordered, now_ns);
         }
         Delivery { setup: Arc::clone(setup), source: Arc::clone(source), prefetcher: epoch.prefetcher() }
     }

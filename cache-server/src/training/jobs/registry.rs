@@ -388,7 +388,7 @@ impl Registry {
                 let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint();
                 self.context.sweep.shares.note(
-                    sources.dataset_id(),
+                    sources.version_ids_in(source),
                     root,
                     footprint,
                     ReaderKind::Ordered,

@@ -132,7 +132,11 @@ impl Sweep {
         };
         let stays = |unit: u32| {
             let mut chunks = self.samples.chunks(unit).iter();
-            chunks.all(|c| disk.has_or_queued(&self.key(c.hash), c.len))
+            let stays = chunks.all(|c| disk.has_or_queued(&self.key(c.hash), c.len));
+            if stays {
+                self.use_chunks(unit);
+            }
+            stays
         };
         let gone: Vec<_> = expected.into_iter().filter(|&(unit, _)| !stays(unit)).collect();
         let counts = tier.stats().counts;
@@ -163,8 +167,14 @@ impl Sweep {
         if capacity == inner.capacity && !regained {
             return;
         }
+        let grows = capacity > inner.capacity;
         (inner.capacity, inner.displaced_at) = (capacity, None);
         inner.policy.set_capacity(capacity, &mut inner.actions);
+        if grows {
+            // What plain readers cached fills the reserve without a fetch.
+            let now = inner.policy.progress();
+            self.adopt_resident(inner, now.reserve_bytes_max.saturating_sub(now.reserve_bytes));
+        }
         self.apply_actions(inner, u64::MAX);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! [`SweepPolicy`] decides which units should be cached and which sample a job gets (`docs/SWEEP.md`). This
 //! room carries out its decisions: it fetches and evicts units, and tells the policy which units did not
-//! arrive. The disk tier knows a sweep's chunks as a dataset of their own with a share of its own, so plain
-//! readers of the dataset keep their share.
+//! arrive. The disk tier counts a sweep's chunks as a dataset of their own with a share of its own, so plain
+//! readers of the dataset keep their share. Both are one pool: a chunk that plain readers cached becomes the
+//! sweep's without a fetch, and they keep what the sweep gives up, as far as their share has room (ADR 80).
 //!
 //! 1. Nothing waits for the policy, and the policy waits for nothing: each action becomes a task.
 //! 2. A unit that the policy believes resident and that is not costs a fetch (I5): every read goes through
@@ -139,8 +140,7 @@ impl Sweep {
         samples: Arc<Samples>,
     ) -> Arc<Self> {
         let version = &source.version;
-        let number =
-            DatasetId::sweep_of(&sources.domain, sources.dataset(), version.root(), version.layout());
+        let number = sources.version_ids_in(source).sweep;
         let kept_sources = sources.with_source(source, number);
         let uncached_sources = sources.with_source(source, DatasetId::UNCACHED);
         let units = samples.unit_map.units();
@@ -202,8 +202,7 @@ impl Sweep {
         let units = &self.samples.unit_map;
         let footprint = Footprint { bytes: units.total_bytes(), chunks: units.units() as u64 };
         let root = self.source.version.root();
-        let by = ReaderKind::SweepOver(DatasetId::of(&self.kept_sources.domain, self.kept_sources.dataset()));
-        self.context.shares.note(self.kept_sources.dataset_id(), root, footprint, by, now_ns);
+        self.context.shares.note(self.kept_sources.version_ids(), root, footprint, ReaderKind::Sweep, now_ns);
     }
 
     fn waits_for_share(&self) -> bool {
@@ -224,28 +223,58 @@ impl Sweep {
         if share >= all { all } else { share - (share / 100).min(self.context.fetch_bytes_max) }
     }
 
-    /// Tells the policy which units the cache holds already.
+    /// Tells the policy which units the cache holds already, whoever cached them (R14).
     fn adopt(self: &Arc<Self>) {
-        let units = self.samples.unit_map.units();
-        let mut bits = Bits::zeros(units as u64);
-        if self.context.store.disk().is_some() {
-            for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
-                let chunks = self.samples.chunks(unit);
-                if chunks.iter().all(|c| self.context.store.is_kept(&self.key(c.hash), c.len)) {
-                    bits.set(u64::from(unit));
-                }
-            }
-        }
         let capacity = self.capacity();
         let mut inner = self.lock();
         let inner = &mut *inner;
         inner.capacity = capacity;
         inner.policy.set_capacity(capacity, &mut inner.actions);
-        inner.policy.adopt(&Residency::new(1, bits.clone()), &mut inner.actions);
-        for u in bits.iter_in(0, bits.len()) {
-            inner.residence[usize::try_from(u).unwrap_or(usize::MAX)] = RESIDENT;
+        let units = self.samples.unit_map.units();
+        self.adopt_resident(inner, capacity);
+        if self.context.store.disk().is_some() {
+            // Chunks of earlier sweeps: nothing else would ever evict them.
+            for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
+                if !inner.policy.holds(unit) {
+                    self.evict_chunks(unit);
+                }
+            }
         }
         self.apply_actions(inner, u64::MAX);
+    }
+
+    /// Has the policy adopt units that are on disk and that it does not hold, of `room` bytes at most.
+    fn adopt_resident(&self, inner: &mut Inner, mut room: u64) {
+        let units = self.samples.unit_map.units();
+        let mut bits = Bits::zeros(units as u64);
+        for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
+            let bytes = self.samples.unit_map.bytes(unit);
+            if bytes <= room && !inner.policy.holds(unit) && self.is_on_disk(unit) {
+                bits.set(u64::from(unit));
+                room -= bytes;
+            }
+        }
+        inner.policy.adopt(&Residency::new(1, bits.clone()), &mut inner.actions);
+        for u in bits.iter_in(0, bits.len()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
+            if inner.policy.holds(u) {
+                inner.residence[u as usize] = RESIDENT;
+                self.use_chunks(u);
+            }
+        }
+    }
+
+    /// Returns whether the disk has all chunks of a unit.
+    fn is_on_disk(&self, unit: u32) -> bool {
+        let Some(disk) = self.context.store.disk() else { return false };
+        self.samples.chunks(unit).iter().all(|c| disk.has(&self.key(c.hash), c.len))
+    }
+
+    /// Has the chunks of a unit count for the sweep's share, as far as that has room.
+    fn use_chunks(&self, unit: u32) {
+        let Some(disk) = self.context.store.disk() else { return };
+        for c in self.samples.chunks(unit) {
+            disk.use_chunk(&self.key(c.hash), self.kept_sources.dataset_id());
+        }
     }
 
     /// Subscribes a job to the sweep.
@@ -382,10 +411,15 @@ impl Sweep {
                 }
                 CacheAction::Load(unit) => {
                     let u = unit as usize;
-                    inner.residence[u] = FETCHING;
                     inner.pending_reads.reset(unit);
                     inner.fetches[u] = inner.fetches[u].wrapping_add(1);
-                    inner.fetched_for[u] = owner;
+                    if self.is_on_disk(unit) {
+                        // No epoch made the server fetch it.
+                        (inner.residence[u], inner.fetched_for[u]) = (RESIDENT, u64::MAX);
+                        self.use_chunks(unit);
+                        continue;
+                    }
+                    (inner.residence[u], inner.fetched_for[u]) = (FETCHING, owner);
                     inner.fetching_bytes += self.samples.unit_map.bytes(unit);
                     let (sweep, number) = (Arc::clone(self), inner.fetches[u]);
                     let waits = self.context.watch.waits_in_background();

@@ -3,13 +3,15 @@
 //! | a chunk leaves because | the victim is |
 //! |---|---|
 //! | a newcomer needs space, policy `lru` | the least recently used record |
-//! | a newcomer needs space, policy `fletch` | random records of the dataset furthest over its allowance |
+//! | a newcomer needs space, policy `fletch` | random records of the pool furthest over its allowance |
 //! | a newcomer needs space, policy `pin` | none: the newcomer is refused |
-//! | the share of a dataset shrank | random records of that dataset |
+//! | the share of a dataset shrank | random records of its pool |
+//! | a sweep or a plain reader uses its share | random records of its pool's member that is over its share |
 //! | the caller names a chunk or a dataset | that chunk, or all chunks of that dataset |
 //! | the file system is below its floor, or `size_max` was lowered | all records of a random sealed slab |
 //!
-//! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. Random victims
+//! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. What a sweep gives
+//! up its plain readers keep, as far as their share has room. Random victims
 //! leave an unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
 //!
 //! Invariants:
@@ -17,8 +19,7 @@
 //! 2. a victim leaves the index only. The reaper gives its bytes back to the file system.
 
 use super::{
-    DiskEngine, Policy,
-    datasets::{Dataset, DatasetTable},
+    DiskEngine, Policy, Pools,
     index::{Index, NO_RECORD, SlabState},
     stats::add,
 };
@@ -37,9 +38,33 @@ impl DiskEngine {
         self.evict_if(key, |_| true)
     }
 
-    /// Evicts a chunk of `dataset`; `false` when it is absent, pinned, or was fetched for another dataset.
+    /// Gives a chunk of `dataset` up; `false` when it is absent, or is charged to another dataset.
+    ///
+    /// If the dataset is a sweep, its plain readers keep the chunk if their share has room for it or a
+    /// warm-up protects it. Otherwise the chunk is evicted, unless it is pinned.
     pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        self.evict_if(key, |index| index.dataset_of(key) == Some(dataset))
+        let mut index = self.write_index();
+        let Some(r) = index.lookup(key).filter(|_| index.dataset_of(key) == Some(dataset)) else {
+            return false;
+        };
+        if index.hand_over(r) {
+            return true;
+        }
+        if index.is_record_pinned(r) {
+            return false;
+        }
+        let size = index.remove_record(r);
+        drop(index);
+        self.count_evicted(1, size);
+        true
+    }
+
+    /// Notes that a dataset uses a chunk, which may be charged to a dataset with which it shares chunks.
+    pub fn use_chunk(&self, key: &StoreKey, dataset: DatasetId) {
+        let uses = |index: &Index| index.dataset_of(key).is_none_or(|owner| owner == dataset);
+        if self.config.policy == Policy::Fletch && !uses(&self.read_index()) {
+            self.write_index().use_record(key, dataset);
+        }
     }
 
     fn evict_if(&self, key: &StoreKey, wanted: impl FnOnce(&Index) -> bool) -> bool {
@@ -54,55 +79,97 @@ impl DiskEngine {
     }
 
     /// Evicts all chunks of a dataset that are not pinned, and returns how many there were.
-    pub fn evict_dataset(&self, dataset: DatasetId) -> u64 {
-        self.shrink_dataset(dataset, 0)
+    ///
+    /// Evicts those of the sweeps over it, too, unless the sweep is one of `kept`.
+    pub fn evict_dataset(&self, dataset: DatasetId, kept: &[DatasetId]) -> u64 {
+        let members: Vec<DatasetId> = {
+            let usage = self.read_index().datasets.usage();
+            usage.iter().filter(|u| u.plain == dataset).map(|u| u.dataset).collect()
+        };
+        let evicted = members.into_iter().filter(|member| !kept.contains(member));
+        evicted.map(|member| self.evict_all(member)).sum()
+    }
+
+    fn evict_all(&self, dataset: DatasetId) -> u64 {
+        self.evict_while(|index| {
+            let n = index.datasets.number(dataset);
+            (index.datasets.bytes(dataset) > 0).then_some((n, false))
+        })
     }
 
     /// Sets the shares of all datasets, in footprints, and returns how many chunks that evicted.
     ///
-    /// Evicts random chunks of each dataset that is over its share, and of each dataset without a share that
-    /// is over what the others leave. Only `Policy::Fletch` has shares.
+    /// Evicts random chunks of each pool that is over its allowance, of the members that are over their
+    /// shares. Only `Policy::Fletch` has shares.
     pub fn set_shares(&self, shares: &[(DatasetId, u64)]) -> u64 {
+        self.set_pooled_shares(shares, &Pools::default())
+    }
+
+    /// As [`DiskEngine::set_shares`], and says which datasets share chunks.
+    pub fn set_pooled_shares(&self, shares: &[(DatasetId, u64)], pools: &Pools) -> u64 {
         if self.config.policy != Policy::Fletch {
             return 0;
         }
-        self.write_index().datasets.set_shares(shares);
+        self.write_index().datasets.set_shares(shares, pools);
         let capacity = self.capacity();
-        let over: Vec<_> = {
-            let datasets = &self.read_index().datasets;
-            let all = datasets.iter().map(|(_, d)| d).filter(|d| !d.records.is_empty());
-            all.map(|d| (DatasetId(d.id), d.bytes, datasets.allowance(DatasetId(d.id), capacity)))
-                .filter(|&(_, bytes, allowance)| bytes > allowance)
-                .collect()
-        };
-        let evicted = over.into_iter().map(|(id, _, allowance)| self.shrink_dataset(id, allowance)).sum();
+        let over = self.read_index().datasets.pools_over(capacity);
+        let shrink =
+            |n: u32| self.evict_while(|index| Some((index.datasets.over_in_pool(n, 0, capacity)?.0, true)));
+        let evicted = over.into_iter().map(shrink).sum();
         self.sync_catalogue();
         evicted
     }
 
-    /// Evicts random chunks of a dataset until it has at most `bytes`, and returns how many.
-    fn shrink_dataset(&self, dataset: DatasetId, bytes: u64) -> u64 {
+    /// Evicts random chunks of the dataset that `victim` names until it names none, and returns how many.
+    ///
+    /// `victim` also says whether the plain readers of a sweep may keep what the sweep gives up.
+    fn evict_while(&self, victim: impl Fn(&mut Index) -> Option<(u32, bool)>) -> u64 {
         let mut evicted = 0;
         loop {
             let picks: Vec<u64> = (0..BATCH).map(|_| self.random()).collect();
             let mut index = self.write_index();
-            let (mut chunks, mut freed) = (0, 0);
+            let (mut chunks, mut freed, mut is_over) = (0, 0, false);
             for pick in &picks {
-                if index.datasets.bytes(dataset) <= bytes {
+                let Some((n, may_keep)) = victim(&mut index) else {
+                    is_over = true;
                     break;
+                };
+                match index.evict_random(n, *pick, may_keep) {
+                    Some(Freed::Bytes(size)) => {
+                        chunks += 1;
+                        freed += size;
+                    }
+                    Some(Freed::HandedOver) => {}
+                    None => {
+                        is_over = true;
+                        break;
+                    }
                 }
-                let n = index.datasets.number(dataset);
-                let Some(size) = index.evict_random(n, *pick) else { break };
-                chunks += 1;
-                freed += size;
             }
             drop(index);
             self.count_evicted(chunks, freed);
             evicted += chunks;
-            if chunks < picks.len() as u64 {
+            if is_over {
                 return evicted;
             }
         }
+    }
+
+    /// Makes room in the pool of a dataset for `need` bytes that the dataset may use: members that are over
+    /// their shares give chunks up.
+    pub(super) fn make_room_in_pool(&self, index: &mut Index, n: u32, need: u64, capacity: u64) {
+        let (mut chunks, mut freed) = (0, 0);
+        while let Some((victim, _)) = index.datasets.over_in_pool(n, need, capacity) {
+            match index.evict_random(victim, self.random(), true) {
+                Some(Freed::Bytes(size)) => {
+                    chunks += 1;
+                    freed += size;
+                }
+                Some(Freed::HandedOver) => {}
+                None => break,
+            }
+        }
+        self.count_evicted(chunks, freed);
     }
 
     /// Evicts records of about `bytes` for a newcomer, as the policy says, and returns their footprints.
@@ -132,14 +199,19 @@ impl DiskEngine {
     fn evict_over_allowance(&self, bytes: u64) -> u64 {
         let (mut chunks, mut freed) = (0, 0);
         let capacity = self.capacity();
-        let Some((n, over)) = furthest_over_allowance(&self.read_index().datasets, capacity) else {
+        let Some((n, over)) = self.read_index().datasets.furthest_over(capacity) else {
             return 0;
         };
         while freed < bytes.min(over) {
             let pick = self.random();
-            let Some(size) = self.write_index().evict_random(n, pick) else { break };
-            chunks += 1;
-            freed += size;
+            match self.write_index().evict_random(n, pick, true) {
+                Some(Freed::Bytes(size)) => {
+                    chunks += 1;
+                    freed += size;
+                }
+                Some(Freed::HandedOver) => {}
+                None => break,
+            }
         }
         self.count_evicted(chunks, freed);
         freed
@@ -218,28 +290,30 @@ impl Index {
         Some(self.remove_record(r))
     }
 
-    /// Evicts the record of dataset `n` that the random number `pick` points at, and returns its footprint.
+    /// Evicts the record of dataset `n` that the random number `pick` points at.
     ///
-    /// Passes over pinned records; `None` when all are pinned.
-    fn evict_random(&mut self, n: u32, pick: u64) -> Option<u64> {
+    /// If `may_keep`, the plain readers of a sweep keep the record if their share has room for it. Passes over
+    /// pinned records; `None` when all are pinned.
+    fn evict_random(&mut self, n: u32, pick: u64, may_keep: bool) -> Option<Freed> {
         let list = self.datasets.records(n);
         let start = pick.checked_rem(list.len() as u64)? as usize;
         let free = |&&r: &&u32| !self.is_record_pinned(r);
         let r = *list[start..].iter().chain(&list[..start]).find(free)?;
-        Some(self.remove_record(r))
+        Some(if may_keep && self.hand_over(r) {
+            Freed::HandedOver
+        } else {
+            Freed::Bytes(self.remove_record(r))
+        })
     }
 }
 
-/// Returns the dataset that is furthest over its allowance, and by how many bytes.
-fn furthest_over_allowance(datasets: &DatasetTable, capacity: u64) -> Option<(u32, u64)> {
-    if !datasets.any_share() {
-        return None;
-    }
-    let claimed = datasets.claimed();
-    let allowed = |d: &Dataset| d.share.unwrap_or(capacity.saturating_sub(claimed.saturating_sub(d.bytes)));
-    let over = |d: &Dataset| d.bytes.saturating_sub(allowed(d));
-    let all = datasets.iter().filter(|(_, d)| !d.records.is_empty());
-    all.map(|(n, d)| (n, over(d))).filter(|&(_, o)| o > 0).max_by_key(|&(_, o)| o)
+/// What became of a victim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freed {
+    /// It was evicted, and had this footprint.
+    Bytes(u64),
+    /// The plain readers of its sweep keep it.
+    HandedOver,
 }
 
 #[cfg(test)]

@@ -41,6 +41,8 @@ struct RecordEntry {
     dataset: u32,
     pos: u32,
     domain: u16,
+    /// Whether the plain readers of the sweep to which it is charged use it, too.
+    shared: bool,
 }
 
 /// Where a record lies.
@@ -310,6 +312,7 @@ impl Index {
             dataset,
             pos: 0,
             domain,
+            shared: false,
         };
         let r = match self.free.pop() {
             Some(r) => {
@@ -391,6 +394,9 @@ impl Index {
             s.live_bytes -= size;
             s.dirty = true;
         }
+        if rec.shared {
+            self.datasets.unshare_record(rec.dataset, size);
+        }
         if let Some(moved) = self.datasets.remove_record(rec.dataset, rec.pos, size) {
             self.recs[moved as usize].pos = rec.pos;
         }
@@ -401,6 +407,71 @@ impl Index {
         self.free.push(r);
         self.bytes -= size;
         size
+    }
+
+    // Records that several datasets use.
+
+    /// Charges a record to dataset `n` instead of the dataset to which it is charged.
+    fn charge_to(&mut self, r: u32, n: u32) {
+        let rec = self.recs[r as usize].clone();
+        let size = footprint(rec.len);
+        if let Some(moved) = self.datasets.remove_record(rec.dataset, rec.pos, size) {
+            self.recs[moved as usize].pos = rec.pos;
+        }
+        self.datasets.charge(n, size);
+        let pos = self.datasets.add_record(n, r);
+        let rec = &mut self.recs[r as usize];
+        (rec.dataset, rec.pos) = (n, pos);
+    }
+
+    fn set_shared(&mut self, r: u32, shared: bool) {
+        let rec = &mut self.recs[r as usize];
+        let (n, size) = (rec.dataset, footprint(rec.len));
+        match (std::mem::replace(&mut rec.shared, shared), shared) {
+            (false, true) => self.datasets.share_record(n, size),
+            (true, false) => self.datasets.unshare_record(n, size),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// Notes that `dataset` uses a record, if the record is charged to another dataset of the same pool.
+    ///
+    /// A sweep with room is charged for a record of its plain readers. They share it if their share has room
+    /// for it, and give it up if not. Plain readers share a record of a sweep if their share has room.
+    pub fn use_record(&mut self, key: &StoreKey, dataset: DatasetId) {
+        let Some(r) = self.lookup(key) else { return };
+        let (owner, size) = (self.recs[r as usize].dataset, footprint(self.recs[r as usize].len));
+        let n = self.datasets.number(dataset);
+        if owner == n {
+            return;
+        }
+        if self.datasets.plain_of(n) == Some(owner) && self.datasets.may_take(n, size) {
+            let stays_in_use = self.datasets.is_within_share(owner);
+            self.charge_to(r, n);
+            self.set_shared(r, stays_in_use);
+        } else if self.datasets.plain_of(owner) == Some(n)
+            && !self.recs[r as usize].shared
+            && self.datasets.has_share_for(n, size)
+        {
+            self.set_shared(r, true);
+        }
+    }
+
+    /// Charges a sweep's record to its plain readers if they may keep it; returns whether they do.
+    ///
+    /// They keep what they share, and what their share has room for. They keep a pinned record in any case:
+    /// a warm-up protects it.
+    pub(super) fn hand_over(&mut self, r: u32) -> bool {
+        let rec = &self.recs[r as usize];
+        let (n, size, shared) = (rec.dataset, footprint(rec.len), rec.shared);
+        let Some(plain) = self.datasets.plain_of(n) else { return false };
+        let keeps = self.datasets.may_keep(plain, if shared { 0 } else { size });
+        if !keeps && !self.is_record_pinned(r) {
+            return false;
+        }
+        self.set_shared(r, false);
+        self.charge_to(r, plain);
+        true
     }
 
     // Use and pins, for eviction.
@@ -472,7 +543,7 @@ impl Index {
         }
         assert_eq!(seen, self.len());
         assert_eq!(self.bytes, self.slabs().map(|(_, s)| s.live_bytes).sum::<u64>());
-        self.datasets.check(|r| self.recs[r as usize].len);
+        self.datasets.check(|r| self.recs[r as usize].len, |r| self.recs[r as usize].shared);
         if let Some(c) = &self.lru {
             assert_eq!(c.len(), self.len());
         }

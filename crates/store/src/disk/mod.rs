@@ -53,7 +53,10 @@ pub use fs_space::FsSpace;
 pub use health::Health;
 pub use mount_memory::MountMemory;
 pub use open::Recovery;
-pub use policy::{Admission, BadPolicy, Claim, Policy, Refusal, Stored, equal_split, split_by_claims};
+pub use policy::{
+    Admission, BadPolicy, Claim, Policy, Pool, Pools, Refusal, Stored, equal_split, split_by_claims,
+    sweeps_first,
+};
 pub use reaper::ReapReport;
 pub use scrub::ScrubReport;
 pub use stats::{Counts, DatasetUsage, DirectoryUsage, DiskStats};
@@ -226,9 +229,16 @@ impl DiskEngine {
         }
     }
 
-    /// Returns the share of a dataset, in footprints.
+    /// Returns the share of a dataset, in footprints: what it may use. Where a dataset has room for all of
+    /// its chunks, that is the room of its plain readers and its sweeps together.
     #[must_use]
     pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
+        self.read_index().datasets.usable(dataset)
+    }
+
+    /// Returns the part of the disk that a dataset has for itself, in footprints. Parts add up.
+    #[must_use]
+    pub fn part_of(&self, dataset: DatasetId) -> Option<u64> {
         self.read_index().datasets.share(dataset)
     }
 

@@ -181,6 +181,9 @@ impl DiskEngine {
         }
         let domain = index.domain(&key.domain).ok_or(Stored::Refused(Refusal::Domains))?;
         let dataset = index.datasets.number(dataset);
+        if fletch {
+            self.make_room_in_pool(&mut index, dataset, bytes, capacity);
+        }
         index.datasets.charge(dataset, bytes);
         Ok(ChargedSpace { domain, dataset, bytes })
     }

@@ -72,8 +72,12 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 pub struct DatasetUsage {
     /// The dataset.
     pub dataset: DatasetId,
+    /// The dataset of the plain readers with which it shares chunks: itself, unless it is a sweep.
+    pub plain: DatasetId,
     /// Footprints of its chunks, chunks that are being written included.
     pub bytes: u64,
+    /// Footprints of chunks that count as those of sweeps, and that plain readers use too.
+    pub shared_bytes: u64,
     /// Number of its chunks.
     pub chunks: u64,
     /// Its share, if it has one.

@@ -16,6 +16,7 @@ mod damage;
 mod groups;
 mod limits;
 mod model;
+mod pools;
 mod residency;
 
 const D1: DatasetId = DatasetId(1);

@@ -16,7 +16,8 @@ mod unmounted;
 
 const D1: DatasetId = DatasetId(1);
 const MIB: u64 = 1 << 20;
-const ALL: Claim = Claim { dataset: D1, want: None, most: None };
+const ALL: Claim =
+    Claim { dataset: D1, want: None, most: None, pool: crate::disk::Pool { plain: D1, most: None } };
 
 fn config(dir: &Path, policy: Policy) -> DiskConfig {
     let (size_max, dir) = (64 * MIB, dir.to_owned());
@@ -192,7 +193,7 @@ async fn i5_without_a_tier_and_with_a_closed_one_reads_pass_by() {
         DiskState::Open(Health::Off { why: OffReason::Closed, .. })
     ));
     assert_eq!(read(&s, 4, 1000, &origin).await.tier, Tier::Bypass);
-    assert!(!disk.has(&key_of(&content(3, 1000)), 1000) && disk.divide(&[ALL]) == Some(0));
+    assert!(!disk.has(&key_of(&content(3, 1000)), 1000) && disk.divide(&[ALL], &[]) == Some(0));
 }
 
 #[tokio::test]

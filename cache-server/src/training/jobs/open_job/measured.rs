@@ -10,7 +10,6 @@ use crate::{
 };
 use fletch_api::benefit::JobBenefit;
 use fletch_core::manifest::LayoutKind;
-use fletch_store::DatasetId;
 use std::sync::Arc;
 
 impl OpenJob {
@@ -75,8 +74,7 @@ impl OpenJob {
             disk_rate: e.disk_rate,
         });
         let sources = &self.sources;
-        let (root, layout) = (self.source.version.root(), self.source.version.layout());
-        let swept = DatasetId::sweep_of(&sources.domain, sources.dataset(), root, layout);
+        let swept = sources.version_ids_in(&self.source).sweep;
         let units = setup.samples.unit_map.units().max(1) as u64;
         let (link, _) = self.link();
         Reader {

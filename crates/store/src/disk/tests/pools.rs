@@ -1,0 +1,203 @@
+//! Datasets that share chunks: each byte counts once, and no member of a pool takes what another one claims.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+const LEN: usize = 60_000;
+const SWEEP: DatasetId = DatasetId(11);
+const OTHER: DatasetId = DatasetId(12);
+
+fn pools(most: u64) -> Pools {
+    Pools { sweeps: vec![(SWEEP, D1)], most: vec![(D1, most)] }
+}
+
+fn used(tier: &DiskEngine, dataset: DatasetId) -> DatasetUsage {
+    let none = DatasetUsage { dataset, plain: dataset, bytes: 0, shared_bytes: 0, chunks: 0, share: None };
+    tier.stats().datasets.into_iter().find(|d| d.dataset == dataset).unwrap_or(none)
+}
+
+fn put(tier: &DiskEngine, n: u64, dataset: DatasetId) -> Stored {
+    let c = chunk(n, LEN);
+    tier.put(&key(&c), dataset, &c).expect("no error")
+}
+
+fn one() -> u64 {
+    DiskEngine::footprint(LEN as u32)
+}
+
+#[derive(Debug, Clone)]
+enum Do {
+    Put(u8, DatasetId),
+    Use(u8, DatasetId),
+    GiveUp(u8),
+    Evict(u8),
+    Pin(u8),
+    /// Shares in sixteenths of the capacity, and whether all chunks of the pool fit.
+    Shares(Option<u8>, Option<u8>, u8, bool),
+    EvictDataset,
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Do>> {
+    let member = || prop_oneof![Just(D1), Just(SWEEP), Just(OTHER)];
+    let share = || prop::option::of(0u8..8);
+    let one = prop_oneof![
+        12 => (any::<u8>(), member()).prop_map(|(n, d)| Do::Put(n, d)),
+        8 => (any::<u8>(), member()).prop_map(|(n, d)| Do::Use(n, d)),
+        4 => any::<u8>().prop_map(Do::GiveUp),
+        2 => any::<u8>().prop_map(Do::Evict),
+        1 => any::<u8>().prop_map(Do::Pin),
+        2 => (share(), share(), 0u8..4, any::<bool>()).prop_map(|(a, b, c, w)| Do::Shares(a, b, c, w)),
+        1 => Just(Do::EvictDataset),
+        1 => Just(Do::Reopen),
+    ];
+    prop::collection::vec(one, 1..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// I4, I8.
+    #[test]
+    fn each_byte_counts_once_and_nobody_takes_what_another_claims(steps in steps()) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut tier = Arc::new(open(dir.path(), 16 << 20, Policy::Fletch).0);
+        for step in steps {
+            let before: HashMap<_, _> = [D1, SWEEP, OTHER].map(|d| (d, used(&tier, d))).into();
+            // A dataset within its share keeps what it uses, whatever another one does.
+            let within = |d: DatasetId| before[&d].share.is_some_and(|share| {
+                before[&d].bytes + before[&d].shared_bytes <= share
+            });
+            let in_use = |d: DatasetId| {
+                let now = used(&tier, d);
+                now.bytes + now.shared_bytes
+            };
+            let was_in_use = |d: DatasetId| before[&d].bytes + before[&d].shared_bytes;
+            match step {
+                Do::Put(n, dataset) => {
+                    let stored = put(&tier, u64::from(n), dataset);
+                    for d in [D1, SWEEP, OTHER].into_iter().filter(|&d| d != dataset && within(d)) {
+                        prop_assert!(in_use(d) >= was_in_use(d), "{d:?} lost to {dataset:?}");
+                    }
+                    prop_assert!(stored != Stored::Yes || tier.contains(&key(&chunk(u64::from(n), LEN))));
+                }
+                Do::Use(n, dataset) => {
+                    let key = key(&chunk(u64::from(n), LEN));
+                    let was = tier.contains(&key);
+                    tier.use_chunk(&key, dataset);
+                    prop_assert_eq!(tier.contains(&key), was);
+                    if within(D1) {
+                        prop_assert!(in_use(D1) >= was_in_use(D1), "the plain readers lost a chunk");
+                    }
+                }
+                Do::GiveUp(n) => {
+                    tier.evict_of(&key(&chunk(u64::from(n), LEN)), SWEEP);
+                    if within(D1) {
+                        prop_assert!(in_use(D1) >= was_in_use(D1), "the plain readers lost a chunk");
+                    }
+                }
+                Do::Evict(n) => drop(tier.evict(&key(&chunk(u64::from(n), LEN)))),
+                Do::Pin(n) => drop(tier.pin(&[key(&chunk(u64::from(n), LEN))])),
+                Do::Shares(plain, sweep, other, whole) => {
+                    let part = |n: u8| tier.capacity() / 16 * u64::from(n);
+                    let mut shares = vec![(OTHER, part(other))];
+                    shares.extend(plain.map(|n| (D1, part(n))));
+                    shares.extend(sweep.map(|n| (SWEEP, part(n))));
+                    let most = part(plain.unwrap_or(0)) + part(sweep.unwrap_or(0));
+                    tier.set_pooled_shares(&shares, &pools(if whole { most } else { most + 1 }));
+                    let over = tier.read_index().datasets.pools_over(tier.capacity());
+                    prop_assert!(over.is_empty() || tier.stats().pinned > 0, "{over:?} are over");
+                }
+                Do::EvictDataset => {
+                    tier.evict_dataset(D1, &[]);
+                    // The link to the sweep is not known before the first division.
+                    let linked = used(&tier, SWEEP).plain == D1;
+                    let left = used(&tier, D1).chunks + if linked { used(&tier, SWEEP).chunks } else { 0 };
+                    prop_assert!(left <= tier.stats().pinned);
+                }
+                Do::Reopen => {
+                    tier.close().expect("closed");
+                    drop(tier);
+                    tier = Arc::new(open(dir.path(), 16 << 20, Policy::Fletch).0);
+                }
+            }
+            tier.read_index().check();
+            let stats = tier.stats();
+            prop_assert_eq!(stats.datasets.iter().map(|d| d.bytes).sum::<u64>(), stats.bytes);
+            prop_assert_eq!(stats.datasets.iter().map(|d| d.chunks).sum::<u64>(), stats.chunks);
+        }
+    }
+}
+
+/// What plain readers cached stays when a sweep begins, and is the sweep's without a byte from the origin.
+#[test]
+fn a_sweep_takes_over_what_its_plain_readers_cached_and_they_get_it_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 16 << 20, Policy::Fletch);
+    let n = tier.capacity() * 9 / 10 / one();
+    let all = n * one();
+    tier.set_pooled_shares(&[(D1, all)], &pools(all));
+    (0..n).for_each(|n| assert_eq!(put(&tier, n, D1), Stored::Yes));
+    // The sweep comes: all of the dataset fits.
+    assert_eq!(tier.set_pooled_shares(&[(D1, 0), (SWEEP, all)], &pools(all)), 0);
+    assert_eq!((tier.share_of(D1), tier.share_of(SWEEP)), (Some(all), Some(all)));
+    (0..n).for_each(|n| tier.use_chunk(&key(&chunk(n, LEN)), SWEEP));
+    assert_eq!((used(&tier, D1).bytes, used(&tier, SWEEP).bytes), (0, all));
+    // It is idle, while another dataset wants room.
+    let (half, rest) = (n / 2 * one(), tier.capacity() - n / 2 * one());
+    assert!(tier.set_pooled_shares(&[(D1, half), (OTHER, rest)], &pools(all)) > 0);
+    assert!(used(&tier, D1).bytes <= half && used(&tier, D1).bytes + one() > half);
+    assert_eq!(used(&tier, SWEEP).bytes, 0);
+    assert_eq!(tier.stats().counts.evicted, n - n / 2);
+}
+
+/// What plain readers use and their share has room for, a sweep that passes over it leaves them.
+#[test]
+fn a_sweep_evicts_nothing_that_plain_readers_claim() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 16 << 20, Policy::Fletch);
+    let part = 20 * one();
+    tier.set_pooled_shares(&[(D1, part), (SWEEP, part)], &pools(1000 * one()));
+    (0..20).for_each(|n| assert_eq!(put(&tier, n, D1), Stored::Yes));
+    for n in 0..200 {
+        let key = key(&chunk(n, LEN));
+        if tier.contains(&key) {
+            tier.use_chunk(&key, SWEEP);
+        } else {
+            assert_eq!(put(&tier, n, SWEEP), Stored::Yes);
+        }
+        if n >= 10 {
+            tier.evict_of(&super::key(&chunk(n - 10, LEN)), SWEEP);
+        }
+    }
+    assert!((0..20).all(|n| tier.contains(&key(&chunk(n, LEN)))));
+    let plain = used(&tier, D1);
+    assert_eq!((plain.bytes, plain.shared_bytes, used(&tier, SWEEP).chunks), (part, 0, 10));
+    // A warm-up protects a chunk that the sweep gives up, although the share is full.
+    assert_eq!(tier.pin(&[key(&chunk(195, LEN))]), 1);
+    assert!(tier.evict_of(&key(&chunk(195, LEN)), SWEEP) && tier.contains(&key(&chunk(195, LEN))));
+    assert_eq!((used(&tier, D1).chunks, used(&tier, SWEEP).chunks), (21, 9));
+}
+
+/// Plain readers that filled the disk keep what a sweep does not need yet, and lose no more than that.
+#[test]
+fn what_is_over_a_share_stays_until_the_pool_needs_the_room() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 16 << 20, Policy::Fletch);
+    let n = tier.capacity() / one();
+    let part = n / 2 * one();
+    tier.set_pooled_shares(&[(D1, n * one())], &pools(3 * n * one()));
+    (0..n).for_each(|n| assert_eq!(put(&tier, n, D1), Stored::Yes));
+    assert_eq!(tier.set_pooled_shares(&[(D1, part), (SWEEP, part)], &pools(3 * n * one())), n % 2);
+    (0..n / 4).for_each(|n| tier.use_chunk(&key(&chunk(n, LEN)), SWEEP));
+    let evicted = tier.stats().counts.evicted;
+    // The plain readers get nothing new; the sweep gets its whole share.
+    assert_eq!(put(&tier, 5000, D1), Stored::Refused(Refusal::Share));
+    for more in 1000..1000 + n / 8 {
+        assert_eq!(put(&tier, more, SWEEP), Stored::Yes, "{:?}", tier.stats());
+        tier.reap(u64::MAX).expect("reaped");
+    }
+    assert_eq!(tier.stats().counts.evicted - evicted, n / 8);
+    assert!(used(&tier, D1).bytes >= part, "{:?}", used(&tier, D1));
+}

@@ -1,0 +1,207 @@
+//! I4, I8: a dataset that fits the disk is read from its origin once, whoever reads it first, and each of its
+//! bytes counts once.
+
+use crate::common::{appended, fetched, series, settle, whole};
+use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_client::epochs::Next;
+use fletch_client::{Client, ClientConfig, ClientError};
+use fletch_core::plan::Tail;
+use fletch_tests::bins::command;
+use fletch_tests::fixture::Site;
+use fletch_tests::readers::{Data, Readers};
+use fletch_tests::require::{Need, have};
+use fletch_tests::watch::until;
+use std::fs;
+use std::time::Duration;
+
+const LEN: u64 = 110_000;
+const FLAGS: [&str; 6] = ["--memory", "64MiB", "--cache-size", "128MiB", "--cache-free-floor", "0"];
+
+/// Who reads a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// Programs that read its files from the server.
+    Plain,
+    /// A program that reads its files through a mount.
+    Mount,
+    Warmup,
+    Strict,
+    Substitute,
+}
+
+/// Reads epochs of a job.
+fn epochs(site: &Site, name: &str, order: OrderKind, epochs: u64) {
+    let ask = StartJob {
+        name: name.parse().expect("name"),
+        dataset: Some("one".parse().expect("name")),
+        version: None,
+        root: None,
+        layout: None,
+        seed: None,
+        order,
+        buckets: None,
+        replay: None,
+        plan: PlanSpec::default(),
+        world: WorldSpec { ranks: 1, batch: 32, tail: Tail::Keep },
+        visitation: Visitation::ExactlyOnce,
+    };
+    let work = async {
+        let client = Client::new(ClientConfig::new(site.url.parse().expect("url"), "loader"))?;
+        let job = client.declare(&ask).await?;
+        for epoch in 0..epochs {
+            let mut reader = job.reader(epoch, 0, 0);
+            loop {
+                match reader.next(32).await? {
+                    Next::Batch(b) => drop(job.ack(epoch, 0, &[b.token.ack(Default::default())]).await?),
+                    Next::Done => break,
+                    Next::Full | Next::Last => {}
+                }
+            }
+        }
+        Ok::<_, ClientError>(())
+    };
+    tokio::runtime::Runtime::new().expect("runtime").block_on(work).expect("epochs");
+    appended(site);
+}
+
+impl Reads {
+    /// Reads all of the dataset. `nth` tells jobs and mounts apart.
+    fn read(self, site: &Site, root: &str, data: &Data, nth: usize) {
+        match self {
+            Reads::Plain => {
+                assert_eq!(settle(site, &Readers::new(), root, &data.files, 8), whole(data));
+            }
+            Reads::Mount => {
+                let mounted = site.mount("one", &format!("mount-{nth}"), &["--memory", "32MiB"]);
+                for (path, _) in &data.files {
+                    let read = fs::read(mounted.dir.join(path)).expect("a file").len();
+                    assert_eq!(read as u64, LEN);
+                }
+                mounted.stop();
+                appended(site);
+            }
+            Reads::Warmup => {
+                let mut c = command("fletch");
+                let told = c.args(["warmup", "one", "--wait", "--pin", "0s", "--server", &site.url]);
+                let told = told.output().expect("runs");
+                assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+            }
+            Reads::Strict => epochs(site, &format!("strict-{nth}"), OrderKind::Strict, 1),
+            Reads::Substitute => epochs(site, &format!("sweep-{nth}"), OrderKind::Substitute, 2),
+        }
+    }
+}
+
+/// A dataset of `percent` % of the disk.
+fn dataset(site: &Site, seed: u64, percent: u64) -> Data {
+    let footprint = 256 + LEN.next_multiple_of(64);
+    Data::new(seed, series(site, "fletch_disk_capacity_bytes") * percent / 100 / footprint, LEN)
+}
+
+/// Checks the line of the dataset: there is one, its parts add up, and each byte counts once.
+fn check_line(site: &Site) {
+    let allocation = site.json("/v1/allocation");
+    let lines = allocation["datasets"].as_array().expect("datasets");
+    let of = |name: &str| lines.first().and_then(|line| line[name].as_u64()).unwrap_or_default();
+    assert_eq!(lines.len(), 1, "{allocation:#}");
+    assert!(of("share_bytes") <= of("size_bytes"), "{allocation:#}");
+    assert!(of("sweep_share_bytes") <= of("share_bytes"), "{allocation:#}");
+    assert!(of("sweep_cached_bytes") <= of("cached_bytes"), "{allocation:#}");
+    assert_eq!(of("cached_bytes"), series(site, "fletch_disk_chunk_bytes"), "{allocation:#}");
+    let part = |of: &str| series(site, &format!("fletch_share_bytes{{dataset=\"one\",of=\"{of}\"}}"));
+    assert_eq!(part("share"), part("sweep") + part("plain"));
+    assert_eq!(part("share"), of("share_bytes"));
+}
+
+fn once(orders: &[&[Reads]], seed: u64) {
+    for order in orders {
+        let site = Site::start(&FLAGS);
+        let data = dataset(&site, seed, 90);
+        let root = site.publish("one", &data.dir);
+        for (nth, reads) in order.iter().enumerate() {
+            let before = fetched(&site);
+            reads.read(&site, &root, &data, nth);
+            let more = fetched(&site) - before;
+            println!("{order:?}: {reads:?} read {more} bytes of {} from the origin", data.bytes());
+            assert_eq!(more, if nth == 0 { data.bytes() } else { 0 }, "{order:?}: {reads:?}");
+            check_line(&site);
+        }
+        assert_eq!(series(&site, "fletch_disk_evicted_chunks_total"), 0);
+    }
+}
+
+#[test]
+fn a_dataset_that_plain_readers_cached_costs_a_job_nothing() {
+    once(&[&[Reads::Plain, Reads::Substitute, Reads::Plain]], 71);
+    if have(&[Need::Fuse]) {
+        once(&[&[Reads::Mount, Reads::Substitute, Reads::Mount]], 71);
+    }
+}
+
+#[test]
+fn a_dataset_that_a_warm_up_or_a_job_cached_costs_a_job_nothing() {
+    once(
+        &[
+            &[Reads::Warmup, Reads::Substitute, Reads::Warmup],
+            &[Reads::Strict, Reads::Substitute, Reads::Strict],
+        ],
+        72,
+    );
+}
+
+#[test]
+fn a_dataset_that_a_sweep_cached_costs_nobody_anything() {
+    let others = [Reads::Substitute, Reads::Strict, Reads::Plain, Reads::Warmup, Reads::Substitute];
+    let order: Vec<Reads> = [Reads::Substitute].into_iter().chain(others).collect();
+    once(&[&order], 73);
+    if have(&[Need::Fuse]) {
+        once(&[&[Reads::Substitute, Reads::Mount, Reads::Strict]], 73);
+    }
+}
+
+/// What a sweep took over is there after `kill -9`, for a sweep and for plain readers.
+#[test]
+fn what_a_sweep_took_over_is_there_after_kill_9() {
+    let mut site = Site::start(&FLAGS);
+    let data = dataset(&site, 74, 90);
+    let root = site.publish("one", &data.dir);
+    Reads::Plain.read(&site, &root, &data, 0);
+    Reads::Substitute.read(&site, &root, &data, 1);
+    assert_eq!(fetched(&site), data.bytes());
+    for (nth, reads) in [(2, Reads::Plain), (3, Reads::Substitute)] {
+        site.kill();
+        site.restart();
+        until("the disk is on", Duration::from_secs(20), || {
+            series(&site, "fletch_disk_state{state=\"on\"}") == 1
+        });
+        reads.read(&site, &root, &data, nth);
+        assert_eq!(fetched(&site), 0, "{reads:?}");
+        check_line(&site);
+    }
+}
+
+/// Plain readers that filled the disk: a job begins with what is there, and both keep their parts.
+#[test]
+fn a_dataset_three_times_the_disk_keeps_what_its_readers_claim() {
+    let site = Site::start(&FLAGS);
+    let data = dataset(&site, 75, 300);
+    let root = site.publish("one", &data.dir);
+    // Plain readers fill the disk. A job takes half of it, and begins with what is there.
+    Reads::Plain.read(&site, &root, &data, 0);
+    let (capacity, before) = (series(&site, "fletch_disk_capacity_bytes"), fetched(&site));
+    assert!(series(&site, "fletch_disk_chunk_bytes") * 100 >= capacity * 97);
+    epochs(&site, "sweep", OrderKind::Substitute, 1);
+    let cost = (fetched(&site) - before) as f64 / data.bytes() as f64;
+    println!("the first epoch costs {cost:.3} of the dataset");
+    // Half of a disk that holds a third of the dataset is kept for the sweep; the plain readers' half is
+    // found in passing.
+    assert!(cost < 0.84, "the first epoch costs {cost} of the dataset");
+    let full = series(&site, "fletch_disk_chunk_bytes") as f64 / capacity as f64;
+    println!("the disk is {full:.3} full");
+    assert!(full > 0.85, "the disk is {full} full");
+    check_line(&site);
+    let line = &site.json("/v1/allocation")["datasets"][0];
+    let plain = line["cached_bytes"].as_u64().unwrap_or_default()
+        - line["sweep_cached_bytes"].as_u64().unwrap_or_default();
+    println!("plain readers have {:.3} of the disk", plain as f64 / capacity as f64);
+}

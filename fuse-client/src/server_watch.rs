@@ -55,8 +55,8 @@ impl ServerWatch {
 
     /// Runs a call to the server, or refuses it at once while the server is gone.
     ///
-    /// A server of the user's own that was started again may lack the credentials for a moment. Then the call
-    /// waits until it has been given them, and is made once more.
+    /// A server of the user's own that was started again may lack the credentials for a moment, or has some
+    /// that expired. Then the call waits until it has been given those of the terminal, and is made again.
     ///
     /// # Errors
     /// The error of the call. [`ClientError::Unreachable`] if the call was refused.
@@ -68,7 +68,7 @@ impl ServerWatch {
         let (Some(restart), Err(ClientError::Problem { problem, .. })) = (&self.restart, &outcome) else {
             return outcome;
         };
-        if problem.code != Code::UriNotAllowed {
+        if !matches!(problem.code, Code::OriginDenied | Code::UriNotAllowed) {
             return outcome;
         }
         restart.lock().await.run().await;

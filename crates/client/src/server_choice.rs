@@ -124,7 +124,10 @@ pub async fn listener_of(socket: &Path) -> io::Result<Option<SocketPeer>> {
         Ok(stream) => stream,
         Err(e) => {
             return match e.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
+                // Reset: the process was killed a moment ago.
+                io::ErrorKind::NotFound
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset => Ok(None),
                 _ => Err(e),
             };
         }

@@ -18,6 +18,8 @@ use tokio::time::sleep;
 
 /// How long a server may take until it answers, and until it ends.
 const WITHIN: Duration = Duration::from_secs(20);
+/// How long a server that runs may take to answer.
+const PROBE_WITHIN: Duration = Duration::from_secs(3);
 /// The time between two looks at a server that starts or ends.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long the server stays without work.
@@ -59,13 +61,23 @@ pub async fn ensure(paths: &OwnPaths) -> Result<bool, Failure> {
     let lock = lock.map_err(cannot)?;
     // Another command that starts the server holds the lock until the server answers.
     lock.lock().map_err(cannot)?;
-    if running(paths).await?.is_some() {
+    if running(paths).await?.is_some() && is_answering(paths).await? {
         return Ok(false);
     }
     remove_stale(&paths.socket)?;
     let mut child = spawn(paths)?;
     wait_until_it_answers(paths, &mut child).await?;
     Ok(true)
+}
+
+/// Whether the own server has not ended. The socket of a process that was killed a moment ago still takes
+/// connections. One that hangs counts as running.
+async fn is_answering(paths: &OwnPaths) -> Result<bool, Failure> {
+    let client = Client::new(ClientConfig::new(Endpoint::Unix(paths.socket.clone()), "cli"))?;
+    match client.within(PROBE_WITHIN).fail_fast().info().await {
+        Ok(_) => Ok(true),
+        Err(_) => Ok(running(paths).await?.is_some()),
+    }
 }
 
 /// Removes a socket file on which no process listens.

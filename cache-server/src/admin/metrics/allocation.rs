@@ -51,8 +51,8 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         .collect();
     page.gauge(
         "fletch_share_bytes",
-        "Bytes of disk that a dataset may occupy: all, those of its sweeps and of its plain readers, and what \
-         it would have in a division by reads alone",
+        "Bytes of disk that a dataset may occupy: all, those of its sweeps and of its plain readers, and \
+         what it would have in a division by reads alone",
         &["dataset", "of"],
         &rows,
     )?;

@@ -10,9 +10,9 @@
 //! | the caller names a chunk or a dataset | that chunk, or all chunks of that dataset |
 //! | the file system is below its floor, or `size_max` was lowered | all records of a random sealed slab |
 //!
-//! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. What a sweep gives
-//! up its plain readers keep, as far as their share has room. Random victims
-//! leave an unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
+//! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. The plain readers
+//! of its dataset keep what the sweep gives up, as far as their share has room. Random victims leave an
+//! unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
 //!
 //! Invariants:
 //! 1. a pinned record is no victim, and neither is a slab that holds one when its records leave;
@@ -292,8 +292,8 @@ impl Index {
 
     /// Evicts the record of dataset `n` that the random number `pick` points at.
     ///
-    /// If `may_keep`, the plain readers of a sweep keep the record if their share has room for it. Passes over
-    /// pinned records; `None` when all are pinned.
+    /// If `may_keep`, the plain readers of a sweep keep the record if their share has room for it. Passes
+    /// over pinned records; `None` when all are pinned.
     fn evict_random(&mut self, n: u32, pick: u64, may_keep: bool) -> Option<Freed> {
         let list = self.datasets.records(n);
         let start = pick.checked_rem(list.len() as u64)? as usize;

@@ -75,7 +75,8 @@ fn full(at_s: u64) -> Snapshot {
             "moved_bytes":256,
             "datasets":[
               {"domain":"default","dataset":"images","is_sweep":true,"size_bytes":4096,"share_bytes":768,
-               "sweep_share_bytes":512,"by_reads_bytes":512,"cached_bytes":576,"basis":"benefit","rank":1,"gain_per_gib":2.0,
+               "sweep_share_bytes":512,"by_reads_bytes":512,"cached_bytes":576,"basis":"benefit",
+               "rank":1,"gain_per_gib":2.0,
                "jobs":2},
               {"domain":"default","dataset":"text","is_sweep":false,"size_bytes":512,"share_bytes":256,
                "by_reads_bytes":512,"cached_bytes":64,"basis":"reads","jobs":0}],

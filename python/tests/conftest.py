@@ -24,6 +24,8 @@ import fletch
 
 BIN = Path(os.environ["FLETCH_BIN"])
 WITHIN = 60.0
+# A shell lets what it runs in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def until(what: str, holds: Callable[[], bool], within: float = WITHIN) -> None:

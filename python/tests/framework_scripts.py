@@ -22,7 +22,9 @@ SAMPLES = 1000
 WHOLE = {"least": 1, "most": 1, "total": SAMPLES}
 TWICE = {"least": 2, "most": 2, "total": 2 * SAMPLES}
 #: Torch 1.13 on Python 3.11 cannot read the defaults of the last two, which redirect nothing.
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--redirects=2", "--tee=2"]
+#: With a port of its own: `--standalone` of that torch has the same for everybody on the machine.
+RENDEZVOUS = ["--nnodes=1", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+LAUNCHER = ["-m", "torch.distributed.run", *RENDEZVOUS, "--redirects=2", "--tee=2"]
 
 
 def publish_numbered(server: Server) -> None:

@@ -15,15 +15,14 @@ from typing import Any, Iterator
 import pytest
 from PIL import Image
 
+import framework_scripts
 from conftest import BIN, Server, end_with_children, serving, until
 from framework_scripts import TWICE, Script, publish_numbered
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Frameworks with the same calls, for an interpreter that lacks them.
 STAND_INS = Path(__file__).parent / "stand_ins"
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-# Torch 1.13 on Python 3.11 cannot read the defaults of these two, which redirect nothing.
-LAUNCHER += ["--redirects=2", "--tee=2"]
+LAUNCHER = [*framework_scripts.LAUNCHER, "--nproc_per_node=2"]
 PAGES = {
     "validation.md": "evaluate.py",
     "lightning.md": "train_lightning.py",

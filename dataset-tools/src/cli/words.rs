@@ -9,7 +9,7 @@ use std::ffi::OsString;
 /// Words that people try, and what to run instead.
 const WORDS: &[(&[&str], &str)] = &[
     (
-        &["serve", "server", "daemon", "up", "start"],
+        &["serve", "server", "daemon", "start"],
         "`fletch mount` starts a server of your own; for a shared one see `fletch-server --help`",
     ),
     (&["stop", "shutdown", "quit"], "`fletch down` unmounts what you mounted and stops your server"),

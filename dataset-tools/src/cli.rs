@@ -138,12 +138,15 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
         allow_loss: Option<Share>,
     },
     /// Start your server again, with the credentials of this terminal. Mounts that wait go on.
-    #[command(hide = true, after_help = "Example:
+    #[command(
+        hide = true,
+        after_help = "Example:
   fletch up
 
 `fletch mount` starts your server, and mounts start it again when it is gone. This does it by hand,
 and replaces credentials that expired. Exits with 3 if some credentials cannot be read.
---json prints {started, socket, log, datasets}.")]
+--json prints {started, socket, log, datasets}."
+    )]
     Up,
     /// Unmount what you mounted, and stop your server. `fletch up` starts it again.
     #[command(after_help = "Example:

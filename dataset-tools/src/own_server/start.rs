@@ -74,9 +74,20 @@ pub async fn ensure(paths: &OwnPaths) -> Result<bool, Failure> {
 /// connections. One that hangs counts as running.
 async fn is_answering(paths: &OwnPaths) -> Result<bool, Failure> {
     let client = Client::new(ClientConfig::new(Endpoint::Unix(paths.socket.clone()), "cli"))?;
-    match client.within(PROBE_WITHIN).fail_fast().info().await {
-        Ok(_) => Ok(true),
-        Err(_) => Ok(running(paths).await?.is_some()),
+    let until = Instant::now() + PROBE_WITHIN;
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).max(LOOK_EVERY);
+        let answer = client.within(left).fail_fast().info().await;
+        if !answer.is_err_and(|e| e.is_unreachable()) {
+            return Ok(true);
+        }
+        if running(paths).await?.is_none() {
+            return Ok(false);
+        }
+        if Instant::now() >= until {
+            return Ok(true);
+        }
+        sleep(LOOK_EVERY).await;
     }
 }
 

@@ -3,15 +3,16 @@
 //! The command (`fletch up`) has the environment of the terminal that made the mount, so it also gives the
 //! server the credentials of that terminal. Reads wait meanwhile, as for any server that restarts.
 
-use std::{
-    path::PathBuf,
-    process::{Command, Stdio},
-    time::Duration,
+use std::{path::PathBuf, process::Stdio, time::Duration};
+use tokio::{
+    process::Command,
+    time::{Instant, timeout},
 };
-use tokio::{task::spawn_blocking, time::Instant};
 
 /// The shortest time between two attempts.
 const EVERY: Duration = Duration::from_secs(5);
+/// The longest time for the command. It may ask a program of the user for credentials, which may hang.
+const WITHIN: Duration = Duration::from_secs(25);
 
 /// Starts a server again.
 #[derive(Debug)]
@@ -33,20 +34,25 @@ impl Restart {
             return;
         }
         let mut command = Command::new(&self.program);
-        command.arg("up").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let done = spawn_blocking(move || command.output()).await;
+        command
+            .arg("up")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let done = timeout(WITHIN, command.output()).await;
         self.tried = Some(Instant::now());
         let command = format!("{} up", self.program.display());
         match done {
             Ok(Ok(done)) if done.status.success() => {
-                tracing::warn!(command, "the server was gone, or lacked credentials, and was started again");
+                tracing::warn!(command, "the server runs again, with the credentials of the terminal");
             }
             Ok(Ok(done)) => {
                 let error = String::from_utf8_lossy(&done.stderr);
-                tracing::error!(command, error = error.trim(), "the server is gone, and does not start");
+                tracing::error!(command, error = error.trim(), "the server could not be mended");
             }
-            Ok(Err(error)) => tracing::error!(command, %error, "the server is gone, and cannot be started"),
-            Err(error) => tracing::error!(command, %error, "the server is gone; starting it broke off"),
+            Ok(Err(error)) => tracing::error!(command, %error, "the server could not be mended"),
+            Err(_) => tracing::error!(command, "the server could not be mended within {WITHIN:?}"),
         }
     }
 }

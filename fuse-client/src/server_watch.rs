@@ -2,8 +2,8 @@
 //! while it is gone.
 //!
 //! [`ServerBreaker`] decides, and this module waits. A server of the user's own that does not run is started
-//! again ([`Restart`]). A mount with `--origin-fallback` has no use for it: such
-//! a mount reads the origin as soon as the server is silent.
+//! again ([`Restart`]). A mount with `--origin-fallback` has no use for this module: it reads the origin as
+//! soon as the server is silent.
 
 use crate::restart::Restart;
 use crate::server_breaker::{Change, Outcome, ServerBreaker};

@@ -106,6 +106,17 @@ impl User {
         User { dir, machine: machine.to_owned(), more: BTreeMap::new() }
     }
 
+    /// Lets the terminal have keys for a store of S3's kind.
+    pub fn has_keys_of(&mut self, endpoint: String) {
+        let keys = [
+            ("AWS_ACCESS_KEY_ID", "AKIATESTTEST".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "hunter2secret".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ENDPOINT_URL", endpoint),
+        ];
+        self.more.extend(keys);
+    }
+
     /// Returns a path below the home.
     pub fn path(&self, rel: &str) -> PathBuf {
         self.dir.path().join(rel)

@@ -214,6 +214,12 @@ async fn a_sweep_follows_its_share_and_what_is_damaged_is_fetched_again() {
     assert!(flips > 200, "{flips}");
     whole(1).await;
     assert!(node.metric("fletch_disk_quarantined_total").await > 0);
+    let failed = async || node.metric("fletch_sweep_failed_units_total").await;
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while failed().await == 0 {
+        assert!(std::time::Instant::now() < until, "the sweep believes in what is gone");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
     // A strict epoch takes nothing from the sweep; a plain reader gets the room of what it reads.
     let strict = client(&node).declare(&ask("s", OrderKind::Strict, world(1, 8, Tail::Keep))).await;
     let strict = strict.expect("declared");

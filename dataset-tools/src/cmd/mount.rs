@@ -127,7 +127,11 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     let made =
         MadeMount { dir: dir.clone(), dataset: dataset.name.to_string(), is_own: connected.own.is_some() };
     let remembered = match &places {
-        Ok(own) => records::remember(own, &made).map_err(|e| e.to_string()),
+        // Below `/tmp` another user may have made the directory first.
+        Ok(own) => own
+            .create_dir()
+            .map_err(|e| e.to_string())
+            .and_then(|()| records::remember(own, &made).map_err(|e| e.to_string())),
         Err(e) => Err(e.to_string()),
     };
     if let Err(why) = remembered {

@@ -80,8 +80,9 @@ pub struct Missing {
 /// The server does not start or answer, or the own one is older than this program.
 pub fn connect(ctx: &Context) -> Result<Connected, Failure> {
     let (server, started) = match ctx.chosen()? {
-        Some(server) => (server, false),
-        None => {
+        Some(server) if !server.is_own() => (server, false),
+        // Also if it seemed to run: the socket of one that was killed a moment ago still takes connections.
+        Some(_) | None => {
             let paths = OwnPaths::of_process()?;
             let started = ctx.rt.block_on(start::ensure(&paths))?;
             let server = ServerChoice::Own(Endpoint::Unix(paths.socket.clone()).into());

@@ -135,12 +135,20 @@ impl OwnPaths {
         self.state.join("tables")
     }
 
-    /// Creates the directories, and checks that nobody else can use the one of the socket.
+    /// Creates the directory of the socket and of the records, and checks that nobody else can use it.
     ///
     /// # Errors
-    /// A directory cannot be created, or the one of the socket is a link or another user's.
+    /// It cannot be created, or it is a link or another user's.
+    pub fn create_dir(&self) -> Result<(), Failure> {
+        private(&self.dir, self.uid)
+    }
+
+    /// Creates all directories.
+    ///
+    /// # Errors
+    /// As [`OwnPaths::create_dir`], or another directory cannot be created.
     pub fn create(&self) -> Result<(), Failure> {
-        private(&self.dir, self.uid)?;
+        self.create_dir()?;
         if let Some(dir) = self.cache.ancestors().find(|dir| is_below_shared(dir)) {
             private(dir, self.uid)?;
         }

@@ -35,14 +35,7 @@ fn a_bucket_of_s3_with_folders_of_its_console() {
         s3.put(&format!("/bucket/{folder}"), b"");
     }
     let mut user = User::new("one");
-    for (name, value) in [
-        ("AWS_ACCESS_KEY_ID", "AKIATESTTEST".to_owned()),
-        ("AWS_SECRET_ACCESS_KEY", "hunter2secret".to_owned()),
-        ("AWS_REGION", "us-east-1".to_owned()),
-        ("AWS_ENDPOINT_URL", s3.endpoint()),
-    ] {
-        user.more.insert(name, value);
-    }
+    user.has_keys_of(s3.endpoint());
     mounts(&user, "s3://bucket/set", &shown());
 }
 

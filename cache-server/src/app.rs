@@ -228,6 +228,8 @@ async fn run(
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
+                accepting.spawn_blocking(move || server.versions.learned().write_log());
+                let server = Arc::clone(&app.server);
                 // Do not wait: the files may lie on a disk that does not reply.
                 accepting.spawn_blocking(move || server.reload_files());
             }
@@ -257,9 +259,12 @@ async fn run(
         tracing::warn!("the server did not leave its cluster in time");
     }
     let server = Arc::clone(&app.server);
-    let traces = tokio::task::spawn_blocking(move || server.registry.end_traces());
-    if tokio::time::timeout(ABORT_TIMEOUT, traces).await.is_err() {
-        tracing::warn!("the last records of some traces were not written");
+    let last_writes = tokio::task::spawn_blocking(move || {
+        server.versions.learned().write_log();
+        server.registry.end_traces();
+    });
+    if tokio::time::timeout(ABORT_TIMEOUT, last_writes).await.is_err() {
+        tracing::warn!("the last records of some logs and traces were not written");
     }
     stop_maintenance.cancel();
     maintenance_tasks.close();

@@ -137,6 +137,23 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
         #[arg(long, value_name = "SHARE")]
         allow_loss: Option<Share>,
     },
+    /// Make a version of a draft: read what nobody has read of it, and know every file by its hash.
+    #[command(after_help = "Example:
+  fletch seal photos
+
+A draft is what `fletch mount --draft` shows. Files that were read through the server are not read again.
+Mounts that exist show what they showed; new ones show the version. Ctrl-C stops it, and the same
+command goes on. --json prints what `fletch index --json` prints.")]
+    Seal {
+        /// The name that `fletch mount` printed, or the source.
+        source: DatasetArg,
+        /// Leave out what cannot be read, list it, and exit with 3.
+        #[arg(long)]
+        skip_failed: bool,
+        /// Go on if up to this share of the files is missing, such as 5% [default: 1%].
+        #[arg(long, value_name = "SHARE")]
+        allow_loss: Option<Share>,
+    },
     /// Start your server again, with the credentials of this terminal. Mounts that wait go on.
     #[command(
         hide = true,
@@ -203,7 +220,7 @@ To resume a stopped run, give the same command again. docs/PACK.md has the rules
   fletch show /data/imagenet@2026-11 train/n01440764/n01440764_10026.JPEG
 
 --json prints {base, root, layout, entries, samples, bytes, created, tool, sample_rule, parts, chunks,
-layout_kind: index|pack, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}. For an entry it prints
+layout_kind: index|pack|draft, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}. For an entry it prints
 {root, path, ordinal, kind, size, blake3, target, sample: {kind, key},
 slices: [{chunk, chunk_offset, length}]}.")]
     Show {
@@ -416,7 +433,7 @@ impl Command {
     pub fn notes(&self) -> Vec<&str> {
         let notes: Vec<&Option<String>> = match self {
             Command::Mount(args) => vec![&args.source.note],
-            Command::Refresh { source, .. } => vec![&source.note],
+            Command::Refresh { source, .. } | Command::Seal { source, .. } => vec![&source.note],
             Command::Index(args) => vec![&args.uri.note],
             Command::Pack(args) => vec![&args.index.uri.note],
             Command::Ls { target, .. } | Command::Show { target, .. } | Command::Verify { target, .. } => {
@@ -499,6 +516,9 @@ pub struct MountArgs {
     /// First read what is new or changed.
     #[arg(long)]
     pub refresh: bool,
+    /// Show the files after listing them. Each is read when a program first reads it.
+    #[arg(long, conflicts_with = "pack")]
+    pub draft: bool,
     /// Copy small files into large pieces, at URI, and read those.
     #[arg(long, value_name = "URI", num_args = 0..=1)]
     pub pack: Option<Option<String>>,
@@ -553,6 +573,9 @@ pub struct IndexArgs {
     /// Names of the objects, one on each line, instead of a store's listing.
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
+    /// List the files and read none: a server hashes them when they are first read.
+    #[arg(long, conflicts_with = "parent")]
+    pub draft: bool,
     /// Skip files that are unchanged since a ROOT, a TAG, or `auto`.
     #[arg(long, value_name = "VERSION")]
     pub parent: Option<String>,

@@ -1,24 +1,39 @@
 //! The chunk sources of a mount: the server, and the origin while the server is gone.
 
+use crate::draft_places::DraftPlaces;
 use crate::fs::read::{ChunkSource, FetchRequest};
 use crate::hit_connections;
 use crate::server_watch::ServerWatch;
 use bytes::Bytes;
 use fletch_client::fallback::{Fallback, OriginLocation};
 use fletch_client::{Client, ClientError};
-use fletch_core::Root;
-use fletch_store::{Brought, FetchError};
+use fletch_core::{Hash, Root};
+use fletch_store::{Brought, FetchError, Names};
+use fletch_tables::Version;
 use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
 
 /// Fetches the chunks of one version from the server.
 pub struct ServerChunks {
-    /// The client of the server.
-    pub client: Client,
+    client: Client,
     /// Refuses fetches while the server is gone.
-    pub watch: Arc<ServerWatch>,
-    /// The version.
-    pub root: Root,
+    watch: Arc<ServerWatch>,
+    root: Root,
+    /// The places that were read, if the version is a draft.
+    places: Option<Arc<DraftPlaces>>,
+}
+
+impl ServerChunks {
+    /// Returns the source of the chunks of `version`.
+    #[must_use]
+    pub fn new(client: &Client, watch: &Arc<ServerWatch>, version: &Version) -> Self {
+        ServerChunks {
+            client: client.clone(),
+            watch: Arc::clone(watch),
+            root: version.root(),
+            places: version.is_draft().then(Arc::default),
+        }
+    }
 }
 
 impl ChunkSource for ServerChunks {
@@ -29,16 +44,26 @@ impl ChunkSource for ServerChunks {
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let client = self.client.after_wrong_bytes(attempt);
-        let (watch, root) = (Arc::clone(&self.watch), self.root);
+        let (watch, root, places) = (Arc::clone(&self.watch), self.root, self.places.clone());
         async move {
-            let fetched = watch.call(|| fetch_from_server(client.clone(), root, &request)).await;
+            let fetched = match (&places, &request) {
+                (Some(places), FetchRequest::Chunk { hash, len }) => {
+                    watch.call(|| fetch_place(client.clone(), root, places, *hash, *len)).await
+                }
+                _ => watch.call(|| fetch_from_server(client.clone(), root, &request)).await,
+            };
             fetched.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()
     }
 
+    fn names(&self) -> Option<Arc<dyn Names>> {
+        Some(Arc::clone(self.places.as_ref()?) as _)
+    }
+
+    // A hit connection does not say what the bytes of a place hash to.
     fn has_hits(&self) -> bool {
-        hit_connections::may_ask(&self.client) && !self.watch.is_gone()
+        self.places.is_none() && hit_connections::may_ask(&self.client) && !self.watch.is_gone()
     }
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
@@ -52,6 +77,19 @@ impl ChunkSource for ServerChunks {
     fn bring_all(&self, wanted: &[FetchRequest]) -> Vec<Option<Bytes>> {
         hit_connections::ask_all_in_window(&self.client, self.root, wanted)
     }
+}
+
+/// Fetches bytes of a draft by the name of their place, and notes what the server says of them.
+async fn fetch_place(
+    client: Client,
+    root: Root,
+    places: &DraftPlaces,
+    name: Hash,
+    len: u32,
+) -> Result<Bytes, ClientError> {
+    let (bytes, content) = client.named_place(root, name, len).await?;
+    places.note_said(name, content);
+    Ok(bytes)
 }
 
 /// Fetches bytes from the server, unchecked: the store hashes them, once.

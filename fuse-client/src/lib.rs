@@ -20,6 +20,7 @@ pub mod chunk_sources;
 pub mod cli;
 pub mod daemon;
 pub mod datasets;
+pub mod draft_places;
 pub mod error_cache;
 pub mod faults;
 pub mod fs;

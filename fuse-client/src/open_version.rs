@@ -85,20 +85,26 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
     };
     let restart = settings.restart.clone().map(Restart::with);
     let watch = client.clone().filter(|_| fallback.is_none()).map(|client| ServerWatch::new(client, restart));
-    let (tables, chunks): (_, Arc<dyn ChunkSource>) = match (&fallback, &client, &watch) {
-        (Some(fallback), ..) => {
-            (fallback.tables(root, layout), Arc::new(FallbackChunks { fallback: fallback.clone(), root }))
-        }
-        (None, Some(client), Some(watch)) => {
-            let chunks = ServerChunks { client: client.clone(), watch: Arc::clone(watch), root };
-            (watch.tables(client.tables(root, layout)), Arc::new(chunks))
-        }
-        (None, ..) => {
-            return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
-        }
+    let neither = || anyhow!("neither a server nor tables were given: give --server or --tables");
+    let tables = match (&fallback, &client, &watch) {
+        (Some(fallback), ..) => fallback.tables(root, layout),
+        (None, Some(client), Some(watch)) => watch.tables(client.tables(root, layout)),
+        (None, ..) => return Err(neither()),
     };
     let version = Version::open(tables, root, layout, PartCache::new(settings.process.tables_bytes));
     let version = version.await.with_context(|| format!("opening version {root}"))?;
+    let chunks: Arc<dyn ChunkSource> = match (&fallback, &client, &watch) {
+        (Some(_), ..) if version.is_draft() => {
+            return Err(anyhow!(
+                "{} is a draft, of which only a server knows what was read: run `fletch seal {0}` first, or \
+                 leave out --origin-fallback",
+                settings.target.dataset
+            ));
+        }
+        (Some(fallback), ..) => Arc::new(FallbackChunks { fallback: fallback.clone(), root }),
+        (None, Some(client), Some(watch)) => Arc::new(ServerChunks::new(client, watch, &version)),
+        (None, ..) => return Err(neither()),
+    };
     Ok(OpenVersion { client, fallback, watch, version, chunks })
 }
 
@@ -117,7 +123,7 @@ pub async fn open_shared(
     let tables = watch.tables(client.tables(root, layout));
     let version = Version::open(tables, root, layout, parts.clone());
     let version = version.await.with_context(|| format!("opening version {root}"))?;
-    let chunks = Arc::new(ServerChunks { client: client.clone(), watch: Arc::clone(watch), root });
+    let chunks = Arc::new(ServerChunks::new(&client, watch, &version));
     Ok(OpenVersion { client: Some(client), fallback: None, watch: Some(Arc::clone(watch)), version, chunks })
 }
 

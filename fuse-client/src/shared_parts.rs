@@ -108,7 +108,8 @@ impl SharedParts {
     ) -> Arc<RequestContext> {
         let (version, root) = (&opened.version, opened.version.root());
         let (access, counters) = (Arc::<Access>::default(), Arc::<ReadCounters>::default());
-        let source: Arc<dyn ChunkSource> = match &self.node {
+        // The owner of a node store knows chunks by their hashes, and those of a draft are not known.
+        let source: Arc<dyn ChunkSource> = match self.node.as_ref().filter(|_| !version.is_draft()) {
             Some(node) => {
                 node.add_version(OwnVersion {
                     mounted: MountedVersion { root, footprint: footprint_max(version) },

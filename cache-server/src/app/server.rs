@@ -21,6 +21,7 @@ use crate::{
     },
     data::{
         chunk_reads::{ChunkReads, READ_ATTEMPTS},
+        learned::LearnedNames,
         read_ahead::ReadAhead,
         reads::Reads,
         versions::{Allowlist, VersionLimits, Versions},
@@ -222,6 +223,7 @@ impl Server {
                 call_timeout: limits.homes_timeout(),
             },
             Arc::clone(&accounts),
+            LearnedNames::open(state.path())?,
             tasks.clone(),
         );
         let read_watch = ReadWatch::new(config.slow_read);

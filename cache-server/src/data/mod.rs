@@ -8,10 +8,12 @@
 //! - `reads` reads chunks and entries for requests and leases, checks their access and counts them.
 //! - `chunk_reads` decides whom a read asks: this server's store, other servers, the origin.
 //! - `versions` opens versions, locates their chunks and fetches them from origins.
+//! - `learned` knows the content of what a draft names by its place.
 //! - `warmups` fetches versions before jobs read them, and protects them.
 //! - `read_ahead` is the memory for what is read ahead of being sent.
 
 pub mod chunk_reads;
+pub mod learned;
 pub mod read_ahead;
 pub mod reads;
 pub mod versions;

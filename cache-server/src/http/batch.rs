@@ -83,6 +83,7 @@ pub async fn post(
     let Path(root) = path?;
     let root: Root = parse_param(&root)?;
     let (mut admitted, sources) = asked.access(&server, root).await?;
+    sources.check_sealed()?;
     let request: BatchRequest = read_json(&server, &admitted.principal.tenant, body).await?;
     if request.items.is_empty() || request.items.len() > BATCH_ITEMS_MAX {
         let detail = format!("the batch has {} items; send 1 to {BATCH_ITEMS_MAX}", request.items.len());

@@ -21,7 +21,8 @@ const FOREVER: &str = "private, max-age=31536000, immutable";
 
 /// Reads a chunk of a version.
 ///
-/// The server reads and hashes the whole chunk, also for a range. `HEAD` reads nothing from the origin.
+/// The server reads and hashes the whole chunk, also for a range. `HEAD` reads nothing from the origin. In a
+/// draft, `hash` is the name of a place, and `Fletch-Content` is the hash of the whole chunk there.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/chunks/{hash}", tag = "bytes",
     params(
@@ -96,6 +97,10 @@ pub async fn get(
         // The chunk was cached with the length that another layout gives.
         let detail = format!("two layouts disagree about the length of chunk {hash}");
         return Err(ApiError::new(Code::TablesCorrupt, detail, "index the dataset again"));
+    };
+    let head = match sources.is_draft() {
+        true => head.header(headers::CONTENT, hit.chunk.hash().to_string()),
+        false => head,
     };
     let charge = admitted.charges(&server, &sources, root)(cost_of(hit.tier));
     let (n, bytes) = (bytes.len() as u64, bind_memory(bytes, held));

@@ -249,6 +249,8 @@ impl HitSession {
         }
         let (root, dataset) = (request.root, request.dataset.clone());
         let sources = at_once(access(server, &principal, root, dataset.as_ref()))?.ok()?;
+        // The client checks what it gets against a hash, which it does not know.
+        sources.check_sealed().ok()?;
         let anonymous = || JobName::new(headers::JOB_ANONYMOUS).ok();
         let name = request.job.clone().or_else(anonymous)?;
         let job = server.live_job(&principal.tenant, &name).ok()?;

@@ -35,6 +35,7 @@ async fn sources_of(
     dataset: Option<&DatasetName>,
 ) -> ApiResult<(Arc<Sources>, Arc<Source>)> {
     let sources = access(server, principal, root, dataset).await?;
+    sources.check_sealed()?;
     let source = match layout {
         Some(layout) => server.versions.in_layout(&sources, layout).await?,
         None => Arc::clone(&sources.first),

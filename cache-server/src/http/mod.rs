@@ -14,6 +14,7 @@ mod context;
 pub(crate) mod credentials;
 mod dashboard;
 mod datasets;
+mod drafts;
 mod epochs;
 mod error;
 mod files;
@@ -84,6 +85,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(datasets::version))
         .routes(documented!(datasets::tags))
         .routes(documented!(datasets::renewed_pins))
+        .routes(documented!(drafts::learned))
         .routes(documented!(warmups::list, warmups::start))
         .routes(documented!(warmups::get, warmups::cancel))
         .routes(documented!(warmups::evict))

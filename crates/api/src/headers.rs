@@ -22,6 +22,8 @@ pub const PIN: &str = "fletch-pin";
 /// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL. In the
 /// answer of a server that does not have the job: the id of the member that has it.
 pub const OWNER: &str = "fletch-owner";
+/// The hash of the bytes of a reply, if they were requested by the name of their place: those of a draft.
+pub const CONTENT: &str = "fletch-content";
 /// How the cache handled the request (RFC 9211).
 pub const CACHE_STATUS: &str = "cache-status";
 /// The root of the version that a tag named at the time of the answer.

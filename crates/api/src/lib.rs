@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod credentials;
 pub mod dashboard;
 pub mod datasets;
+pub mod drafts;
 pub mod epochs;
 pub mod frames;
 pub mod headers;
@@ -37,6 +38,7 @@ pub use datasets::{
     Dataset, Datasets, ObjectPin, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
     ResolvedVersion, Tags, Unconfirmed,
 };
+pub use drafts::{LearnedFile, LearnedFiles};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,

@@ -75,6 +75,8 @@ codes! {
     CertificateRequired = "certificate_required", Invalid, Some(403), "a client certificate is required";
     /// The request would exceed the tenant's quota.
     QuotaExceeded = "quota_exceeded", Invalid, Some(403), "the tenant's quota is exceeded";
+    /// The version is a draft: its content is not known yet, and the request needs it.
+    NotSealed = "not_sealed", Invalid, Some(409), "the version is a draft";
     /// The header `Fletch-Job` is not a valid job name.
     BadJob = "bad_job", Invalid, None, "the job name is not valid";
     /// The plan, the order or the world of the job is not valid.

@@ -34,6 +34,8 @@ pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
 pub const DATASET_TAGS: &str = "/v1/datasets/{name}/tags";
 /// GET: the objects of a dataset that have the indexed bytes under other entity tags.
 pub const RENEWED_PINS: &str = "/v1/datasets/{name}/renewed-pins";
+/// GET: the files of a draft that the server has read whole.
+pub const LEARNED: &str = "/v1/versions/{root}/learned";
 /// DELETE: evicts a dataset's chunks from disk.
 pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
 /// GET: which dataset has how much of the disk, and why.
@@ -216,6 +218,12 @@ pub fn renewed_pins(name: &DatasetName, after: Option<&str>) -> String {
     }
 }
 
+/// Returns the path of a page of what a server learned of a draft, from the entry with the ordinal `after` on.
+#[must_use]
+pub fn learned(root: Root, after: u64) -> String {
+    format!("/v1/versions/{root}/learned?after={after}")
+}
+
 /// Returns the path of a dataset's chunks on disk.
 #[must_use]
 pub fn dataset_chunks(name: &DatasetName) -> String {
@@ -314,6 +322,7 @@ mod tests {
         assert_eq!(batch(root), fill(BATCH));
         assert_eq!(dataset(&name), fill(DATASET));
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
+        assert_eq!(learned(root, 7), fill(LEARNED) + "?after=7");
         assert_eq!(renewed_pins(&name, None), fill(RENEWED_PINS));
         assert_eq!(renewed_pins(&name, Some("a/é&")), fill(RENEWED_PINS) + "?after=a%2F%C3%A9%26");
         assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));

@@ -7,10 +7,10 @@ use crate::{Client, ClientError};
 use fletch_api::dashboard::{Dashboard, ROWS_MAX};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
-    GivenCredentials, Mount, Mounts, OriginList, OriginView, RegisterDataset, RegisteredDataset, RenewedPins,
-    StartWarmup, Tags, Unconfirmed, Warmup, routes,
+    GivenCredentials, LearnedFiles, Mount, Mounts, OriginList, OriginView, RegisterDataset,
+    RegisteredDataset, RenewedPins, StartWarmup, Tags, Unconfirmed, Warmup, routes,
 };
-use fletch_core::{DatasetName, MemberId, MountId, TagName};
+use fletch_core::{DatasetName, MemberId, MountId, Root, TagName};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
@@ -51,6 +51,14 @@ impl Client {
         after: Option<&str>,
     ) -> Result<RenewedPins, ClientError> {
         self.get_json(&routes::renewed_pins(name, after)).await
+    }
+
+    /// Returns a page of the files of a draft that the server has read whole.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` if the version is no draft, or the caller may not see it.
+    pub async fn learned_files(&self, root: Root, after: u64) -> Result<LearnedFiles, ClientError> {
+        self.get_json(&routes::learned(root, after)).await
     }
 
     /// Registers a dataset. Registering the same dataset again changes nothing.

@@ -24,7 +24,7 @@ use fletch_core::{DatasetName, Hash, JobName, Root};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use parking_lot::Mutex;
 use reqwest::{RequestBuilder, Response};
-use retries::Answer;
+use retries::{Answer, WholeAnswer};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
@@ -440,7 +440,7 @@ impl Client {
     ) -> Result<(Arc<Server>, Response), ClientError> {
         match self.ask(call, &[StatusCode::OK], None, until).await? {
             (server, Answer::Open(response)) => Ok((server, response)),
-            (server, Answer::Whole(_) | Answer::Elsewhere(_)) => {
+            (server, Answer::Whole(..) | Answer::Elsewhere(_)) => {
                 Err(responder(&server).protocol("the answer has no stream"))
             }
         }
@@ -463,9 +463,20 @@ impl Client {
         want: &[StatusCode],
         length: BodyLength,
     ) -> Result<(Arc<Server>, Bytes), ClientError> {
+        let (server, whole) = self.call_whole(call, want, length).await?;
+        Ok((server, whole.bytes))
+    }
+
+    /// As [`Client::call_at`], with what the answer says about its body.
+    pub(crate) async fn call_whole(
+        &self,
+        call: &Call,
+        want: &[StatusCode],
+        length: BodyLength,
+    ) -> Result<(Arc<Server>, WholeAnswer), ClientError> {
         let until = Instant::now() + self.io_timeout;
         match self.ask(call, want, Some(length), until).await? {
-            (server, Answer::Whole(bytes)) => Ok((server, bytes)),
+            (server, Answer::Whole(whole)) => Ok((server, whole)),
             (server, Answer::Open(_) | Answer::Elsewhere(_)) => {
                 Err(responder(&server).protocol("the answer has no body"))
             }

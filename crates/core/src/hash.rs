@@ -25,6 +25,10 @@ pub mod context {
     pub const ORDER: &str = "fletch 2026 order 1";
     /// The hash of a plan together with the buckets that it is divided into.
     pub const BUCKETS: &str = "fletch 2026 buckets 1";
+    /// The name of bytes at a place of an origin, in a draft.
+    pub const LOCATION: &str = "fletch 2026 location 1";
+    /// The short form of a location name in a domain.
+    pub const LEARNED: &str = "fletch 2026 learned 1";
     /// One delivered sample in a receipt.
     pub const RECEIPT: &str = "fletch 2026 receipt 1";
 }

@@ -23,7 +23,9 @@
 //!    and with [`ReadError::Deadline`] while it waits for its fetch. A flight ends within `deadline` of its
 //!    own start, so a flight that a reader began late in its time may outlive the reader. A reader that
 //!    joined a flight gives up soon after its deadline, whatever holds the flight;
-//! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
+//! 5. (I1) bytes that are read by another name than their hash ([`Store::learn`]) are hashed, and kept under
+//!    their hash;
+//! 6. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
 
 pub mod allocator;
 mod buffer_pool;
@@ -48,7 +50,7 @@ pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;
 pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
-pub use read::{AtOnce, Brought, Fetch, Store, StoreLimits};
+pub use read::{AtOnce, Brought, Fetch, Names, Store, StoreLimits};
 pub use shares::{Footprint, Part, ReaderKind, Shares, Split, TenantQuota, VersionIds, apply_quotas};
 pub use stats::StoreStats;
 pub use warm::{ChunkCheck, Warmed};

@@ -6,7 +6,7 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk_tier::DiskTier,
-    flight::{FlightRole, Flights, LeaderGuard},
+    flight::{FlightRole, Flights, LeaderGuard, SharedOutcome},
     memory::{Memory, bind_permit},
     outcome::{FetchError, Hit, ReadError, Tier},
     pins::Pinned,
@@ -22,8 +22,10 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, info_span};
 
 mod at_once;
+mod learn;
 
 pub use at_once::{AtOnce, Brought};
+pub use learn::Names;
 
 /// Largest chunk that is hashed on the async thread (0.03 ms). Larger chunks are hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
@@ -208,14 +210,7 @@ impl Store {
                 Counters::add(&self.counters.hits_memory, 1);
                 (Ok(Hit { chunk, tier: Tier::Memory }), false)
             }
-            FlightRole::Follower(outcome) => {
-                Counters::add(&self.counters.hits_flight, 1);
-                // A leader that reads on its own thread may hang in a disk, beyond the flight's deadline.
-                let late = Err(ReadError::Deadline(self.limits.deadline));
-                let outcome = pass_gate(Gate::SharedFetch, timeout_at(until + JOINED_GRACE, outcome)).await;
-                let outcome = outcome.map_or(late, |o| o.unwrap_or(Err(ReadError::Lost)));
-                (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
-            }
+            FlightRole::Follower(outcome) => (self.joined(outcome, until).await, true),
             FlightRole::Leader(guard, outcome) => {
                 if let Some(hit) = at_once.and_then(|a| self.at_once(key, len, dataset, a)) {
                     guard.finish(Ok(hit.clone()));
@@ -228,6 +223,18 @@ impl Store {
                 (outcome.await.unwrap_or(Err(ReadError::Lost)), false)
             }
         }
+    }
+
+    /// Waits for the outcome of another reader's flight.
+    async fn joined(&self, outcome: SharedOutcome, until: Instant) -> Result<Hit, ReadError> {
+        Counters::add(&self.counters.hits_flight, 1);
+        // A leader that reads on its own thread may hang in a disk, beyond the flight's deadline.
+        let outcome = pass_gate(Gate::SharedFetch, timeout_at(until + JOINED_GRACE, outcome)).await;
+        let hit = match outcome {
+            Ok(outcome) => outcome.unwrap_or(Err(ReadError::Lost))?,
+            Err(_) => return Err(ReadError::Deadline(self.limits.deadline)),
+        };
+        Ok(Hit { tier: Tier::Flight, ..hit })
     }
 
     /// Returns the bytes `at` of a chunk of `len` bytes, from disk or from memory under their own key.

@@ -76,7 +76,7 @@ pub(crate) fn check(row: &NewRow, kind: LayoutKind) -> Result<(), TableError> {
     {
         return bad("a slice is empty or reaches past the largest chunk");
     }
-    if let ([s], LayoutKind::Index, EntryKind::File) = (row.slices.as_slice(), kind, e.kind)
+    if let ([s], true, EntryKind::File) = (row.slices.as_slice(), kind.keeps_files_apart(), e.kind)
         && (Some(s.chunk) != e.hash || s.chunk_offset != 0)
     {
         return bad("the hash of its only chunk is not the hash of the file");

@@ -10,6 +10,7 @@ use crate::footer::Footer;
 use crate::schema::{self, CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
 use crate::untrusted::blocking;
 use crate::{LayoutDoc, LoadedPart, Manifest, Table, TableError, TableRange, TableSource, decode};
+use fletch_core::manifest::LayoutKind;
 use fletch_core::manifest::locate::{DirId, PartIndex, prefix};
 use fletch_core::manifest::{EntryKind, EntryRef, PART_ENTRIES_MAX, Slice};
 use fletch_core::{LayoutId, Root};
@@ -154,6 +155,12 @@ impl Version {
     #[must_use]
     pub fn layout_doc(&self) -> &LayoutDoc {
         &self.0.doc
+    }
+
+    /// Whether the version is a draft: location names stand in the place of hashes.
+    #[must_use]
+    pub fn is_draft(&self) -> bool {
+        self.0.doc.params.kind == LayoutKind::Draft
     }
 
     /// The index of the parts by path and by ordinal.

@@ -118,6 +118,8 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
             .hint("Fletch only reads from plain HTTP servers; name another location with --tables URI"));
     }
     let shard_dirs = match args.sample_rule {
+        // The shards of a draft are files: nobody has read their members.
+        _ if args.draft => BTreeSet::new(),
         Some(RuleArg::File) => BTreeSet::new(),
         _ => shard_directories(ctx.rt.handle(), &ctx.origins(), &uri, list.as_ref())?,
     };
@@ -147,12 +149,15 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
         return Err(Failure::usage("--threads is at least 1, not 0"));
     }
     let state_dir = args.state_dir.map_or_else(state::default_dir, Ok)?;
+    let at_server = ctx.at_server(&uri)?;
     Ok(RunOptions {
         uri,
         to,
         list,
         parent,
         renewed: RenewedPins::default(),
+        learned: None,
+        draft: if args.draft { Some(at_server) } else { None },
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
         shard_dirs,

@@ -165,6 +165,7 @@ fn show_version(ctx: &Context, opened: &OpenVersion) -> Result<(), Failure> {
         writeln!(w, "root      {}", v.root)?;
         let kind = match (v.layout_kind, v.group_bytes) {
             (LayoutKind::Pack, Some(n)) => format!("pack, groups of at most {}", bytes(n.into())),
+            (LayoutKind::Draft, _) => "draft: only listed, `fletch seal` reads it".to_owned(),
             _ => "index".to_owned(),
         };
         writeln!(w, "layout    {} ({kind})", v.layout)?;

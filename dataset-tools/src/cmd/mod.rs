@@ -14,6 +14,7 @@ mod mount_point;
 mod prepare;
 mod receipt;
 mod refresh;
+mod seal;
 mod server;
 mod simulate;
 mod source;
@@ -178,6 +179,9 @@ pub fn run(cli: Cli) -> Exit {
             server::register(&ctx, name, &uri.text, tables, replace).map(|()| Exit::Ok)
         }
         Command::Mount(args) => mount::run(&ctx, &args),
+        Command::Seal { source, skip_failed, allow_loss } => {
+            seal::run(&ctx, &source.text, Missing { skip_failed, allow_loss })
+        }
         Command::Refresh { source, skip_failed, allow_loss } => {
             refresh::run(&ctx, &source.text, Missing { skip_failed, allow_loss })
         }

@@ -257,8 +257,10 @@ fn dataset(
     if before.is_none() || args.refresh || is_other_folder || (pack && !is_packed) {
         if before.is_none() || is_other_folder || (pack && !is_packed) {
             let names = args.list.as_deref().map(|file| NameList::read(file, &uri)).transpose()?;
-            let cost = Cost::of(ctx, &uri, names.as_ref())?;
-            ctx.out.note(cost.text(&place_for_people(connected, &place), pack));
+            if !args.draft {
+                let cost = Cost::of(ctx, &uri, names.as_ref())?;
+                ctx.out.note(cost.text(&place_for_people(connected, &place), pack));
+            }
         }
         // A version that the server alone can read is not indexed again from here.
         if known.is_none() || before.is_some() || packed_at.is_some() {
@@ -266,7 +268,10 @@ fn dataset(
             let renewed = known.as_ref().map(|known| prepare::renewed_pins(ctx, &connected.client, known));
             let (earlier, renewed) = (before.as_ref(), renewed.unwrap_or_default());
             let missing = Missing { skip_failed: args.skip_failed, allow_loss: args.allow_loss };
-            let wanted = Wanted { uri: &uri, to: &place, list, pack, earlier, missing, renewed };
+            let is_draft = before.as_ref().is_some_and(|b| b.params.kind == LayoutKind::Draft);
+            let draft = !pack && (args.draft || is_draft);
+            let wanted =
+                Wanted { uri: &uri, to: &place, list, pack, earlier, missing, renewed, draft, learned: None };
             let report = prepare::prepare(ctx, &wanted)?;
             // The mount works, so that this is no failure of the command.
             note_left_out(ctx, &report);

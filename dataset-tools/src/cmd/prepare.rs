@@ -8,6 +8,7 @@ use crate::failure::{Exit, Failure};
 use crate::out::count;
 use crate::own_server::{OwnPaths, ends_with_the_session, start};
 use crate::run::RunContext;
+use crate::run::learned::LearnedDraft;
 use crate::run::loss::Share;
 use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::run::renewed::RenewedPins;
@@ -63,6 +64,10 @@ pub struct Wanted<'a> {
     pub missing: Missing,
     /// The objects that a server read under new entity tags.
     pub renewed: RenewedPins,
+    /// Whether the files are only listed.
+    pub draft: bool,
+    /// What a server learned of a draft of the dataset.
+    pub learned: Option<LearnedDraft>,
 }
 
 /// What a version may lack, by the options of `mount` and `refresh`.
@@ -229,7 +234,9 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         uri: DatasetArg { text: wanted.uri.to_string(), note: None },
         tables: Some(wanted.to.to_string()),
         list: wanted.list.clone(),
-        parent: wanted.earlier.map(|_| "auto".to_owned()),
+        draft: wanted.draft,
+        // The version before a draft is no parent of it, and a draft is none of a version.
+        parent: wanted.earlier.filter(|_| !wanted.draft).map(|_| "auto".to_owned()),
         tag: TagName::latest(),
         no_tag: false,
         samples: Vec::new(),
@@ -273,6 +280,7 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
     let mut options = index::run_options(ctx, args)?;
     as_before(&mut options);
     options.renewed = wanted.renewed.clone();
+    options.learned = wanted.learned.clone();
     crate::index::run(&options, run).map_err(again)
 }
 

@@ -27,9 +27,11 @@ pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure>
             .hint(format!("run `fletch index {uri}` as the user that indexed it"))
     })?;
     let pack = before.params.kind == LayoutKind::Pack;
+    let draft = before.params.kind == LayoutKind::Draft;
     let renewed = renewed_pins(ctx, &connected.client, &dataset);
     let earlier = Some(&before);
-    let wanted = Wanted { uri: &uri, to: &tables, list: None, pack, earlier, missing, renewed };
+    let wanted =
+        Wanted { uri: &uri, to: &tables, list: None, pack, earlier, missing, renewed, draft, learned: None };
     let report = prepare(ctx, &wanted)?;
     // The server learns of the new version, and forgets which objects differed from the old one.
     let latest = TagName::latest();

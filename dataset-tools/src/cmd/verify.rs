@@ -76,6 +76,10 @@ pub fn run(
 ) -> Result<Exit, Failure> {
     let opened = ctx.open(target)?;
     let version = &opened.version;
+    if version.is_draft() {
+        return Err(Failure::new("this is a draft: the hashes of its files are not known")
+            .hint("run `fletch seal NAME`, then verify the version"));
+    }
     // The objects are where the layout says, or beside the tables.
     let origin = match (&version.layout_doc().origin, &opened.location) {
         (Some(uri), _) => {

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::source::content::{self, ReadFault, SliceHash};
+use crate::source::draft::places;
 use crate::source::outage::directory_outage;
 use crate::source::pin::pin_of;
 use crate::source::walk::Step;
@@ -98,9 +99,20 @@ struct State {
     stopped: bool,
 }
 
+/// The tree to read, and how.
+pub struct TreeReads<'a> {
+    /// Its top.
+    pub base: &'a Path,
+    /// The number of readers.
+    pub threads: usize,
+    /// The URI of the dataset at the server, to make a draft: no file is read.
+    pub draft: Option<&'a str>,
+}
+
 struct Pool<'a> {
     base: &'a Path,
     threads: usize,
+    draft: Option<&'a str>,
     counters: &'a Counters,
     state: Mutex<State>,
     work: Condvar,
@@ -108,22 +120,22 @@ struct Pool<'a> {
     space: Condvar,
 }
 
-/// Reads every step that `feed` returns, with `threads` readers, and passes every outcome, in order, to
+/// Reads every step that `feed` returns, with several readers, and passes every outcome, in order, to
 /// `take`.
 ///
 /// # Errors
 /// The failure of `feed` or `take`, or that `stop` was set.
 pub fn run(
-    base: &Path,
-    threads: usize,
+    tree: TreeReads<'_>,
     counters: &Counters,
     stop: &AtomicBool,
     mut feed: impl FnMut() -> Result<Option<Fed>, Failure> + Send,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let pool = Pool {
-        base,
-        threads: threads.max(1),
+        base: tree.base,
+        threads: tree.threads.max(1),
+        draft: tree.draft,
         counters,
         state: Mutex::default(),
         work: Condvar::new(),
@@ -373,6 +385,18 @@ impl Pool<'_> {
         buf: &mut Vec<u8>,
     ) -> Option<Outcome> {
         let full = self.base.join(&path);
+        if let Some(uri) = self.draft {
+            let meta = if follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
+            return Some(match meta {
+                Ok(meta) if meta.is_file() => {
+                    let pin = pin_of(&meta);
+                    let content = places(uri, &path, &pin);
+                    Outcome::File { path, pin, content, reused: false, plain: None }
+                }
+                Ok(_) => self.fault(path, &ReadFault::Kind),
+                Err(e) => self.fault(path, &ReadFault::Io(e)),
+            });
+        }
         if let Some(known) = known {
             let meta = if follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
             if meta.is_ok_and(|m| m.is_file() && pin_of(&m) == known.pin) {

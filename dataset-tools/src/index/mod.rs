@@ -16,6 +16,7 @@ use crate::run::faults::Faults;
 use crate::run::file_record::{FileRecord, Lookup};
 use crate::run::journal::files::FileJournalWriter;
 use crate::run::journal::write_failed;
+use crate::run::learned::LearnedRecords;
 use crate::run::options::{OnFault, RunFailure, RunOptions, RunReport};
 use crate::run::parent::{self, IndexParent};
 use crate::run::renewed::RenewedParent;
@@ -29,7 +30,7 @@ use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
-use fletch_core::manifest::{BadEntry, Entry, EntryKind, LayoutKind, LayoutParams};
+use fletch_core::manifest::{BadEntry, Entry, EntryKind, LayoutParams};
 use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
 use std::path::Path;
 use std::sync::Arc;
@@ -171,8 +172,12 @@ impl EntryWriter<'_> {
 /// [`RunFailure`]. The journal keeps the files that were read, for the next run.
 pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFailure> {
     let run = Run::open(options, ctx)?;
-    let key = format!("{}\n{:?}\n{}", options.uri, options.rule, options.symlinks.as_str());
-    let state = RunState::lock(&options.state_dir, &key, "indexing")?;
+    let mut key = format!("{}\n{:?}\n{}", options.uri, options.rule, options.symlinks.as_str());
+    if let Some(uri) = &options.draft {
+        // The journal of a draft has names of places, which must never pass for hashes.
+        key.push_str(&format!("\ndraft of {uri}"));
+    }
+    let state = RunState::lock(&options.state_dir, &key, verb(options))?;
     let done = match index(&run, &state, KeyOrder::Listed) {
         Ok(Indexed::Unsorted) => {
             run.note_unsorted();
@@ -186,6 +191,11 @@ pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFa
         Err(e) => Err(e),
     };
     state.end(done, "the journal keeps the files that were read")
+}
+
+/// Returns the word for what a run does.
+fn verb(options: &RunOptions) -> &'static str {
+    if options.draft.is_some() { "listing" } else { "indexing" }
 }
 
 fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
@@ -223,6 +233,11 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     }
     let mut lookups = vec![Lookup::new(Box::new(earlier))];
     lookups.extend(open_parent(run)?);
+    if let Some(draft) = options.learned.clone() {
+        let records = LearnedRecords::new(run.ctx.rt, draft, run.is_local());
+        lookups.push(Lookup::new(Box::new(records)));
+    }
+    let params = if options.draft.is_some() { LayoutParams::DRAFT } else { LayoutParams::INDEX };
     let known = move |path: &str| -> Result<Option<FileRecord>, Failure> {
         // Every lookup must see every path, so that it stays in step with the walk.
         let mut best = None;
@@ -234,8 +249,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     };
     let scratch = state.fresh_scratch()?;
     let mut writer = EntryWriter {
-        tables: TablesWriter::create(&scratch, options.rule.clone(), LayoutParams::INDEX)
-            .map_err(Failure::from)?,
+        tables: TablesWriter::create(&scratch, options.rule.clone(), params).map_err(Failure::from)?,
         journal: FileJournalWriter::create(state.file_journal(), run.started_ns)
             .map_err(|e| write_failed(&e))?,
         sampler,
@@ -269,7 +283,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     run.ctx.rt.block_on(async {
         run.check_loss(&written, lost).await?;
         publish::publish(&run.tables, &written, run.ctx.stop).await?;
-        run.move_tag(&written, LayoutKind::Index).await
+        run.move_tag(&written, params.kind).await
     })?;
     Ok(Indexed::Version(Box::new(run.report(&written, faults))))
 }
@@ -289,6 +303,7 @@ fn read_all(
             origin: &run.source,
             names: options.list.as_ref(),
             exclude: run.excluded_prefixes(),
+            draft: options.draft.as_deref(),
             sorting: KeySorting { order, scratch, out: Some(run.ctx.out) },
         };
         return run.ctx.rt.block_on(remote::run(
@@ -319,7 +334,8 @@ fn read_all(
         };
         Ok(Some((step, record)))
     };
-    local::run(base, options.threads, counters, stop, feed, |outcome| writer.write(outcome))?;
+    let tree = local::TreeReads { base, threads: options.threads, draft: options.draft.as_deref() };
+    local::run(tree, counters, stop, feed, |outcome| writer.write(outcome))?;
     Ok(writer.base.map_or(Ok(()), BaseDir::check)?)
 }
 
@@ -332,5 +348,5 @@ fn show(run: &Run<'_>, tree: Option<&WalkOptions>) -> Progress {
             Box::new(move |ended| count::count(&tree, &total, ended));
         (COUNT_AFTER, count)
     });
-    run.progress("indexing", total, late)
+    run.progress(verb(run.options), total, late)
 }

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use crate::source::draft::places;
 use crate::source::listing::{KeySorting, Listed, ListingError, Objects};
 use crate::source::name_list::NameList;
 use crate::source::outage::OutageJudge;
@@ -44,6 +45,8 @@ pub struct Listing<'a> {
     pub exclude: BTreeSet<String>,
     /// How keys are put into order.
     pub sorting: KeySorting<'a>,
+    /// The URI of the dataset at the server, to make a draft: no object is read.
+    pub draft: Option<&'a str>,
 }
 
 struct Reader<'a> {
@@ -51,6 +54,7 @@ struct Reader<'a> {
     counters: &'a Counters,
     memory: Semaphore,
     judge: OutageJudge<'a>,
+    draft: Option<&'a str>,
 }
 
 /// Lists and reads the dataset, and passes every outcome, in order, to `take`.
@@ -65,9 +69,9 @@ pub async fn run(
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure>,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
 ) -> Result<(), ListingError> {
-    let Listing { origin, names, exclude, sorting } = listing;
+    let Listing { origin, names, exclude, sorting, draft } = listing;
     let judge = OutageJudge::new(origin, None);
-    let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize), judge };
+    let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize), judge, draft };
     let reader = &reader;
     let objects = Objects::new(origin, names, exclude, sorting);
     let objects = stream::try_unfold(objects, |mut objects| async move {
@@ -105,6 +109,10 @@ impl Reader<'_> {
     async fn object(&self, object: ObjectMeta, known: Option<FileRecord>) -> Result<Outcome, Failure> {
         let pin = pin_row(object.pin());
         let path = object.path;
+        if let Some(uri) = self.draft {
+            let content = places(uri, &path, &pin);
+            return Ok(Outcome::File { path, pin, content, reused: false, plain: None });
+        }
         if let Some(known) = known.filter(|k| k.proves(&pin)) {
             self.counters.reuse(1, pin.size);
             self.judge.unchanged(&path, pin.size);

@@ -9,6 +9,7 @@
 pub mod faults;
 pub mod file_record;
 pub mod journal;
+pub mod learned;
 pub mod loss;
 pub mod options;
 pub mod parent;
@@ -204,7 +205,11 @@ impl<'a> Run<'a> {
     #[must_use]
     pub fn progress(&self, verb: &'static str, total: Arc<Total>, late: Option<Late>) -> Progress {
         let c = Arc::clone(&self.counters);
+        let is_draft = self.options.draft.is_some();
         let done = Arc::new(move || {
+            if is_draft {
+                return (c.entries.load(Relaxed), 0);
+            }
             let files = c.files_read.load(Relaxed) + c.files_reused.load(Relaxed);
             (files, c.bytes_read.load(Relaxed) + c.bytes_reused.load(Relaxed))
         });

@@ -1,5 +1,6 @@
 //! The options of a run, its report, and its failure.
 
+use super::learned::LearnedDraft;
 use super::loss::Share;
 use super::renewed::RenewedPins;
 use crate::failure::Failure;
@@ -48,6 +49,10 @@ pub struct RunOptions {
     pub parent: Option<ParentChoice>,
     /// Pins that a server renewed, beside those of the parent.
     pub renewed: RenewedPins,
+    /// What a server learned of a draft of the dataset.
+    pub learned: Option<LearnedDraft>,
+    /// The URI of the dataset at the server, to make a draft: nothing is read. `None` to read every file.
+    pub draft: Option<String>,
     /// The tag to move; `None` to move none.
     pub tag: Option<TagName>,
     /// How entries form samples.

@@ -2,13 +2,13 @@
 //!
 //! Every byte is read once, into a small buffer that stays in the CPU's cache. A slice of a large file has
 //! two hashes, both computed from this buffer: its own hash as a chunk, and its value in the tree of the
-//! whole file. BLAKE3 is a tree hash, and a slice of 4 MiB is a complete subtree. So several threads can hash
-//! the slices of one file, and the file's hash is folded from their values ([`blake3::hazmat`], "subtrees").
+//! whole file. So several threads can hash the slices of one file ([`fletch_core::manifest::slice_hash`]).
 
 use super::outage::{directory_outage, is_outage};
 use crate::failure::Failure;
-use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use fletch_core::Hash;
+use fletch_core::manifest::slice_hash::file_hash;
+pub use fletch_core::manifest::slice_hash::{SliceHash, SliceHasher, slice_at, slice_count};
 use fletch_core::manifest::tar::BadTar;
 use fletch_core::manifest::tar::shard::{ShardMember, Sharded, Sharder};
 use fletch_core::manifest::{SLICE_BYTES_DEFAULT, Slice};
@@ -242,44 +242,6 @@ impl From<Sharded> for Content {
     }
 }
 
-/// The two hashes of one slice of a large file.
-#[derive(Debug, Clone, Copy)]
-pub struct SliceHash {
-    /// BLAKE3 of the slice alone.
-    pub chunk: Hash,
-    /// The value of its subtree in the tree of the whole file.
-    pub subtree: ChainingValue,
-}
-
-/// Computes both hashes of a slice.
-#[derive(Debug)]
-pub struct SliceHasher {
-    chunk: blake3::Hasher,
-    subtree: blake3::Hasher,
-}
-
-impl SliceHasher {
-    /// Starts the slice at `offset` of the file, in bytes, a multiple of 4 MiB.
-    #[must_use]
-    pub fn new(offset: u64) -> Self {
-        let mut subtree = blake3::Hasher::new();
-        subtree.set_input_offset(offset);
-        SliceHasher { chunk: blake3::Hasher::new(), subtree }
-    }
-
-    /// Hashes the next bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.chunk.update(bytes);
-        self.subtree.update(bytes);
-    }
-
-    /// Returns both hashes.
-    #[must_use]
-    pub fn finish(&self) -> SliceHash {
-        SliceHash { chunk: self.chunk.finalize().into(), subtree: self.subtree.finalize_non_root() }
-    }
-}
-
 /// Reads and hashes one slice. Returns `None` when the file ended early.
 ///
 /// # Errors
@@ -287,20 +249,6 @@ impl SliceHasher {
 pub fn read_slice(file: &File, offset: u64, len: u32, buf: &mut Vec<u8>) -> io::Result<Option<SliceHash>> {
     let mut hasher = SliceHasher::new(offset);
     Ok(read_range(file, offset, u64::from(len), buf, |b| hasher.update(b))?.then(|| hasher.finish()))
-}
-
-/// Returns the number of slices of a large file of `size` bytes.
-#[must_use]
-pub fn slice_count(size: u64) -> u64 {
-    size.div_ceil(u64::from(SLICE_BYTES_DEFAULT))
-}
-
-/// Returns offset and length of slice `i` of a file of `size` bytes.
-#[must_use]
-pub fn slice_at(size: u64, i: u64) -> (u64, u32) {
-    let step = u64::from(SLICE_BYTES_DEFAULT);
-    let offset = i * step;
-    (offset, u32::try_from((size - offset).min(step)).unwrap_or(SLICE_BYTES_DEFAULT))
 }
 
 /// Folds the slices of a large file, at least two, into its content.
@@ -311,18 +259,7 @@ pub fn fold(size: u64, slices: &[SliceHash]) -> Content {
         chunk_offset: 0,
         len: slice_at(size, i as u64).1,
     });
-    // The left subtree holds the largest power of two of slices that leaves something.
-    let cut = slices.len().next_power_of_two() / 2;
-    let hash = merge_subtrees_root(&subtree(&slices[..cut]), &subtree(&slices[cut..]), Mode::Hash);
-    Content { hash: hash.into(), slices: rows.collect(), members: Vec::new() }
-}
-
-fn subtree(slices: &[SliceHash]) -> ChainingValue {
-    if let [one] = slices {
-        return one.subtree;
-    }
-    let cut = slices.len().next_power_of_two() / 2;
-    merge_subtrees_non_root(&subtree(&slices[..cut]), &subtree(&slices[cut..]), Mode::Hash)
+    Content { hash: file_hash(slices), slices: rows.collect(), members: Vec::new() }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 pub mod content;
 pub mod count;
 pub mod dir_names;
+pub mod draft;
 pub mod listing;
 pub mod name_list;
 pub mod outage;

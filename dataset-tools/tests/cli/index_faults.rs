@@ -263,7 +263,7 @@ fn an_empty_dataset_and_names_of_all_sorts() {
 #[test]
 fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
     use fletch::index::Outcome;
-    use fletch::index::local::run;
+    use fletch::index::local::{TreeReads, run};
     use fletch::run::Counters;
     use fletch::source::walk::Step;
     let w = Fixture::new();
@@ -272,8 +272,7 @@ fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
     let mut steps = vec![file("a"), file("gone"), Step::Link { path: "gone-too".into() }].into_iter();
     let mut got = Vec::new();
     run(
-        &w.data(),
-        2,
+        TreeReads { base: &w.data(), threads: 2, draft: None },
         &Counters::default(),
         &false.into(),
         || Ok(steps.next().map(|s| (s, None))),

@@ -15,7 +15,7 @@ use fletch_client::fallback::OriginLocation;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, Root, StoreKey, Verified};
-use fletch_store::{AtOnce, Brought, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
+use fletch_store::{AtOnce, Brought, DatasetId, Fetch, FetchError, Hit, Names, ReadError, Store, Tier};
 use fletch_tables::paths;
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, FutureExt as _, try_join_all};
@@ -99,6 +99,11 @@ pub trait ChunkSource: Send + Sync {
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
 
+    /// Returns what the names of the chunks stand for, if they are the names of places, as in a draft.
+    fn names(&self) -> Option<Arc<dyn Names>> {
+        None
+    }
+
     /// Returns whether [`ChunkSource::hit`] may find bytes, on this thread and now.
     fn has_hits(&self) -> bool {
         false
@@ -179,13 +184,41 @@ struct StoreRequest {
     fetch: Fetch,
 }
 
+/// Reads chunks of one version through the store.
+#[derive(Clone)]
+struct StoreReads {
+    store: Arc<Store>,
+    dataset: DatasetId,
+    /// What the names of the chunks stand for, if the version is a draft.
+    names: Option<Arc<dyn Names>>,
+}
+
+impl StoreReads {
+    /// Returns the key under which the store keeps a chunk.
+    fn key(&self, name: &StoreKey) -> StoreKey {
+        match self.names.as_ref().and_then(|names| names.content(name)) {
+            Some(hash) => StoreKey { hash, ..name.clone() },
+            None => name.clone(),
+        }
+    }
+
+    async fn read(&self, name: StoreKey, len: u32, fetch: Fetch) -> Result<Hit, ReadError> {
+        let key = self.key(&name);
+        match &self.names {
+            Some(names) if key == name => {
+                self.store.learn(name, len, self.dataset, fetch, Arc::clone(names)).await
+            }
+            _ => self.store.read(key, len, self.dataset, fetch).await,
+        }
+    }
+}
+
 /// Reads files of one version.
 pub struct Reader {
     tree: Tree,
-    store: Arc<Store>,
+    reads: StoreReads,
     source: Arc<dyn ChunkSource>,
     domain: Domain,
-    dataset: DatasetId,
     sequential: SequentialReads,
     prefetch_permits: Arc<Semaphore>,
     tasks: TaskTracker,
@@ -196,10 +229,10 @@ impl Reader {
     /// Returns a reader of the files of `tree` through `store`. Prefetch runs on `tasks`.
     #[must_use]
     pub fn new(tree: Tree, store: Arc<Store>, source: Arc<dyn ChunkSource>, tasks: TaskTracker) -> Self {
+        let (dataset, names) = (dataset_id(tree.version().root()), source.names());
         Reader {
-            dataset: dataset_id(tree.version().root()),
+            reads: StoreReads { store, dataset, names },
             tree,
-            store,
             source,
             domain: Domain::default_domain(),
             sequential: SequentialReads::default(),
@@ -318,7 +351,7 @@ impl Reader {
     ) -> Result<Hit, ReadError> {
         let StoreRequest { key, len, wanted, fetch } = self.store_request(found, of, shared);
         if !self.source.has_hits() {
-            return self.store.read(key, len, self.dataset, fetch).await;
+            return self.reads.read(key, len, fetch).await;
         }
         // Nobody reads bytes again of which the kernel keeps all pages.
         let is_whole = of.range.start == 0 && u32::try_from(of.range.end).is_ok_and(|end| end == len);
@@ -326,7 +359,7 @@ impl Reader {
         let mut bring = || self.source.bring(&wanted);
         let mut fill = |buffer: &mut [u8]| self.source.hit(&wanted, buffer);
         let at_once = AtOnce { bring: Some(&mut bring), fill: &mut fill, keep };
-        self.store.read_with(key, len, self.dataset, fetch, Some(at_once)).await
+        self.reads.store.read_with(key, len, self.reads.dataset, fetch, Some(at_once)).await
     }
 
     fn cut(&self, hit: &Hit, range: &ChunkRange) -> Result<Bytes, ReadError> {
@@ -377,14 +410,14 @@ impl Reader {
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
             let StoreRequest { key, len, fetch, .. } = self.store_request(found, &next, None);
-            if self.store.cached(&key).is_some() {
+            if self.reads.store.cached(&self.reads.key(&key)).is_some() {
                 continue;
             }
             let Ok(permit) = Arc::clone(&self.prefetch_permits).try_acquire_owned() else { return };
-            let (store, dataset) = (Arc::clone(&self.store), self.dataset);
+            let reads = self.reads.clone();
             self.counters.prefetched.fetch_add(1, Relaxed);
             self.tasks.spawn(async move {
-                if let Err(error) = store.read(key, len, dataset, fetch).await {
+                if let Err(error) = reads.read(key, len, fetch).await {
                     // The reader meets the same error itself and reports it.
                     tracing::debug!(%error, "prefetch failed");
                 }

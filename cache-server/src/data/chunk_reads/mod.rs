@@ -12,7 +12,9 @@
 //! I2. Reads that wait for another server hold a bounded part of the memory: those of clients one part, those
 //!     of other servers another one. So servers whose readers wait for each other all go on (ADR 65).
 //! I3. A server that is alone reads as if this room did not exist.
-//! I4. The chunks of a sweep are kept by its own server, and have no owner. The owners for plain readers may
+//! I4. A chunk of a draft is read by its content, once that is known. Its first read asks the origin alone:
+//!     each server learns for itself, and drafts have no owners.
+//! I5. The chunks of a sweep are kept by its own server, and have no owner. The owners for plain readers may
 //!     have the same bytes: they are asked for what they have, and fetch nothing for a sweep.
 
 mod pass_on;
@@ -29,7 +31,7 @@ use crate::{
 };
 use fletch_api::routes;
 use fletch_bounds::{Gate, Waits, in_waits, pass_gate};
-use fletch_core::{Hash, Kind, StoreKey, Tenant};
+use fletch_core::{Domain, Hash, Kind, StoreKey, Tenant};
 use fletch_store::{
     AtOnce, AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed,
 };
@@ -213,7 +215,8 @@ impl ChunkReads {
 
     /// Returns the other members, if a read may ask owners.
     fn peers(&self, asker: Asker, sources: &Sources) -> Option<&Peers> {
-        self.cluster.peers().filter(|_| asker == Asker::Client && sources.are_plain())
+        let may_ask = asker == Asker::Client && sources.are_plain() && !sources.is_draft();
+        self.cluster.peers().filter(|_| may_ask)
     }
 
     /// Returns the members to ask for a chunk, best first. Empty: this server is the first that may serve it.
@@ -239,9 +242,8 @@ impl ChunkReads {
     }
 
     fn route(&self, read: &ChunkRead<'_>) -> Route {
-        let Some(peers) = self.cluster.peers().filter(|_| read.sources.are_plain()) else {
-            return Route::Own;
-        };
+        let has_owner = read.sources.are_plain() && !read.sources.is_draft();
+        let Some(peers) = self.cluster.peers().filter(|_| has_owner) else { return Route::Own };
         let (view, key) = (self.cluster.view(), read.placed());
         if read.asker == Asker::Client {
             let owners = self.owners(peers, &view, &key);
@@ -254,7 +256,9 @@ impl ChunkReads {
 
     /// Returns the members that may have a chunk that this server keeps and does not have.
     fn holders(&self, read: &ChunkRead<'_>) -> Vec<PeerAddress> {
-        let Some(peers) = self.cluster.peers() else { return Vec::new() };
+        let Some(peers) = self.cluster.peers().filter(|_| !read.sources.is_draft()) else {
+            return Vec::new();
+        };
         let view = self.cluster.view();
         if !read.sources.are_plain() {
             return self.owners(peers, &view, &read.placed());
@@ -275,7 +279,50 @@ impl ChunkReads {
     pub async fn read(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Hit, ReadError> {
         let running =
             WatchedRead { read, watch: &self.watch, began: Instant::now(), waits: Waits::of_part() };
-        in_waits(Arc::clone(&running.waits), self.read_with(read, None)).await
+        let reading = async {
+            match self.by_content(read) {
+                Some(read) => self.read_with(&read, None).await,
+                None => self.learn(read).await,
+            }
+        };
+        in_waits(Arc::clone(&running.waits), reading).await
+    }
+
+    /// Returns the key under which the store keeps a chunk of a version. A name of a draft that was never
+    /// read has nothing there.
+    #[must_use]
+    pub fn key(&self, domain: &Domain, name: Hash) -> StoreKey {
+        let key = StoreKey { domain: domain.clone(), hash: name };
+        match self.versions.learned().content(&key) {
+            Some(hash) => StoreKey { hash, ..key },
+            None => key,
+        }
+    }
+
+    /// Returns the read under the hash of its bytes. `None` for a name of a draft that was never read.
+    fn by_content<'a>(&self, read: &ChunkRead<'a>) -> Option<ChunkRead<'a>> {
+        if !read.sources.is_draft() {
+            return Some(*read);
+        }
+        let hash = self.versions.learned().content(&read.key())?;
+        Some(ChunkRead { hash, ..*read })
+    }
+
+    /// Reads bytes that a draft names by their place, for the first time.
+    async fn learn(&self, read: &ChunkRead<'_>) -> Result<Hit, ReadError> {
+        let key = read.key();
+        let fetch = ChunkFetch::of_name(&self.versions, read.costs, read.located);
+        let fetch = self.permitted(read, &key, fetch).await?;
+        let names = self.versions.learned().record(read.located.slice_offset());
+        self.store.learn(key, read.located.len, read.dataset, fetch, names).await
+    }
+
+    /// Returns the read under the hash of its bytes, which are read first if their hash is not known.
+    async fn learned<'a>(&self, read: &ChunkRead<'a>) -> Result<ChunkRead<'a>, ReadError> {
+        match self.by_content(read) {
+            Some(read) => Ok(read),
+            None => Ok(ChunkRead { hash: self.learn(read).await?.chunk.hash(), ..*read }),
+        }
     }
 
     /// Reads a short chunk from a disk of this machine, on this thread. `None` if that cannot be done at
@@ -284,6 +331,7 @@ impl ChunkReads {
     /// Only on a server that is alone. The read takes the permits of any other, or is not made.
     #[must_use]
     pub fn read_near(self: &Arc<Self>, read: &ChunkRead<'_>) -> Option<Hit> {
+        let read = &self.by_content(read)?;
         let key = read.key();
         // Whoever joins a flight waits.
         if self.cluster.peers().is_some()
@@ -343,6 +391,7 @@ impl ChunkReads {
         read: &ChunkRead<'_>,
         pin: Option<&PinOrder>,
     ) -> Result<Kept, ReadError> {
+        let read = &self.learned(read).await?;
         if let Route::Owners(owners) = self.route(read) {
             let kept = self.at_owners(read, owners).have_kept(pin).await?;
             let at = kept.ok_or_else(|| FetchError::new(Kind::Unavailable, OwnersSilent))?;
@@ -362,6 +411,7 @@ impl ChunkReads {
     /// # Errors
     /// [`ReadError`].
     pub async fn keep_here(self: &Arc<Self>, read: &ChunkRead<'_>) -> Result<Warmed, ReadError> {
+        let read = &self.learned(read).await?;
         let (key, len) = (read.key(), read.located.len);
         let Prepared { fetch, asked, .. } = self.prepare(read, &key).await?;
         let warmed = self.store.warm(&key, len, read.dataset, fetch).await?;
@@ -373,6 +423,7 @@ impl ChunkReads {
 
     /// Reads and hashes a chunk where it is kept. Fetches nothing.
     pub async fn check(self: &Arc<Self>, read: &ChunkRead<'_>) -> ChunkCheck {
+        let Some(read) = &self.by_content(read) else { return ChunkCheck::Missing };
         if let Route::Owners(owners) = self.route(read) {
             return match self.at_owners(read, owners).have_checked().await {
                 Ok(Some(_)) => ChunkCheck::Whole,

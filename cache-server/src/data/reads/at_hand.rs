@@ -17,7 +17,7 @@ impl Reads {
         hash: Hash,
     ) -> Option<SpanBytes> {
         let located = self.versions.locate(sources, hash).now_or_never()?.ok()?;
-        let kept = || self.store.read_no_wait(&Self::key(sources, hash), located.len);
+        let kept = || self.store.read_no_wait(&self.key(sources, hash), located.len);
         let near = || self.chunks.read_near(&payer().read_of(sources, hash, &located));
         let hit = self.counted(sources, kept).or_else(|| self.counted(sources, near))?;
         Some(SpanBytes { bytes: hit.chunk.bytes().clone(), tier: hit.tier })
@@ -45,13 +45,13 @@ impl Reads {
         }
         let hit = match &span {
             Span::Chunk(range) => {
-                let (key, len) = (Self::key(sources, range.slice.chunk), range.slice.len);
+                let (key, len) = (self.key(sources, range.slice.chunk), range.slice.len);
                 self.counted(sources, || self.store.read_no_wait(&key, len))?
             }
             Span::PackedFile(file) => {
                 let chunk = file.chunk().chunk;
                 let len = self.versions.locate(sources, chunk).now_or_never()?.ok()?.len;
-                let key = Self::key(sources, chunk);
+                let key = self.key(sources, chunk);
                 self.counted(sources, || self.store.part_no_wait(&key, len, file.place(), hash))?
             }
         };

@@ -80,8 +80,15 @@ pub struct Reads {
 }
 
 impl Reads {
-    fn key(sources: &Sources, hash: Hash) -> StoreKey {
-        StoreKey { domain: sources.domain.clone(), hash }
+    /// Returns the key of a chunk in the store. A name of a draft that was never read has nothing there.
+    fn key(&self, sources: &Sources, hash: Hash) -> StoreKey {
+        let key = StoreKey { domain: sources.domain.clone(), hash };
+        if sources.is_draft()
+            && let Some(hash) = self.versions.learned().content(&key)
+        {
+            return StoreKey { hash, ..key };
+        }
+        key
     }
 
     /// Counts a read that does not wait. It is not made if the access has ended.
@@ -102,13 +109,13 @@ impl Reads {
     /// Returns a chunk from memory, or `None` if it is not there or the access has ended.
     #[must_use]
     pub fn in_memory(&self, sources: &Sources, hash: Hash) -> Option<Hit> {
-        self.counted(sources, || self.store.cached(&Self::key(sources, hash)))
+        self.counted(sources, || self.store.cached(&self.key(sources, hash)))
     }
 
     /// Returns whether a chunk of `len` bytes is in memory or on disk. Reads nothing.
     #[must_use]
     pub fn has(&self, sources: &Sources, hash: Hash, len: u32) -> bool {
-        sources.is_registered() && self.store.has(&Self::key(sources, hash), len)
+        sources.is_registered() && self.store.has(&self.key(sources, hash), len)
     }
 
     /// Reads a whole chunk, which it locates first unless the chunk is in memory.
@@ -176,7 +183,7 @@ impl Reads {
     pub async fn kept(&self, sources: &Sources, hash: Hash, len: u32) -> Result<Hit, ContentError> {
         let absent =
             Arc::new(|_| async { Err(FetchError::new(Kind::NotFound, "the chunk is not cached")) }.boxed());
-        let read = self.store.read(Self::key(sources, hash), len, DatasetId::UNCACHED, absent).await;
+        let read = self.store.read(self.key(sources, hash), len, DatasetId::UNCACHED, absent).await;
         read.map_err(|_| VersionError::NotFound.into())
     }
 
@@ -193,7 +200,7 @@ impl Reads {
     ) -> Result<Option<Hit>, ContentError> {
         Self::check_registered(sources)?;
         let began = Instant::now();
-        let hit = self.store.part(&Self::key(sources, chunk), located.len, range, part).await?;
+        let hit = self.store.part(&self.key(sources, chunk), located.len, range, part).await?;
         if let Some(hit) = &hit {
             self.metrics.count_read(hit.tier, began.elapsed());
         }

@@ -319,16 +319,16 @@ impl Reads {
             }
             let size = u32::try_from(at.len()).unwrap_or(u32::MAX);
             let is_elsewhere = || {
-                self.store.needs_fetch(&Self::key(sources, chunk_hash), located.len)
+                self.store.needs_fetch(&self.key(sources, chunk_hash), located.len)
                     && self.chunks.is_elsewhere(payer.asker, sources, chunk_hash)
             };
             let would_keep = || {
                 let (dataset, all) = (sources.dataset_id(), located.layout_bytes());
-                self.store.would_keep(&Self::key(sources, chunk_hash), dataset, (size, located.len), all)
+                self.store.would_keep(&self.key(sources, chunk_hash), dataset, (size, located.len), all)
             };
             // If another server owns the chunk, that one decides whether it fetches the whole of it.
             let is_alone =
-                self.store.has(&Self::key(sources, file.hash), size) || is_elsewhere() || !would_keep();
+                self.store.has(&self.key(sources, file.hash), size) || is_elsewhere() || !would_keep();
             if is_alone && let Some(bytes) = located.slice(at) {
                 let part = PackedPart { chunk: chunk_hash, ordinal: file.ordinal };
                 let hit = self.file_alone(payer, sources, file.hash, part, &bytes).await?;

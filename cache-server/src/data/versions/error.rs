@@ -2,7 +2,7 @@
 
 use super::{UriNotAllowed, home::Home};
 use fletch_api::Code;
-use fletch_core::Kind;
+use fletch_core::{DatasetName, Kind};
 use fletch_origin::OriginError;
 use fletch_tables::TableError;
 use std::sync::Arc;
@@ -29,6 +29,9 @@ pub enum VersionError {
     /// An object that seems unchanged has other bytes.
     #[error("{0} has other bytes than were indexed, although its size and its etag (or time) are the same")]
     Corrupt(String),
+    /// The version is a draft, and the request needs the hashes of its content.
+    #[error("{0} is a draft: not all of its content was read yet")]
+    Draft(DatasetName),
     /// The settings no longer allow the dataset's URI.
     #[error(transparent)]
     UriNotAllowed(UriNotAllowed),
@@ -58,6 +61,7 @@ impl VersionError {
             VersionError::Changed { .. } => Code::OriginChanged,
             VersionError::Missing(_) => Code::OriginMissing,
             VersionError::Corrupt(_) => Code::OriginCorrupt,
+            VersionError::Draft(_) => Code::NotSealed,
             VersionError::Lost => Code::Internal,
             VersionError::Homes(_) => Code::OriginUnavailable,
             VersionError::TooManyLookups => Code::Overloaded,
@@ -157,6 +161,7 @@ impl VersionError {
         }
         match self.code() {
             Code::NotFound => "check the root, hash, path or tag, and that its dataset is registered here",
+            Code::NotSealed => "run `fletch seal NAME`, which reads what is missing; then try again",
             Code::OriginChanged => {
                 "run `fletch refresh NAME`, and read the new version; or restore the object"
             }

@@ -120,6 +120,31 @@ impl ChunkFetch {
         })
     }
 
+    /// Returns the first fetch of bytes that a draft names by their place, for [`fletch_store::Store::learn`].
+    ///
+    /// It asks one place once, because nothing could tell which of two answers is right.
+    #[must_use]
+    pub fn of_name(versions: &Arc<Versions>, costs: &JobCosts, located: &LocatedChunk) -> Fetch {
+        let (versions, meter, located) = (Arc::clone(versions), costs.content_meter(), located.clone());
+        Arc::new(move |_| {
+            let (versions, meter, located) = (Arc::clone(&versions), meter.clone(), located.clone());
+            Box::pin(async move {
+                let read = async {
+                    located.check_name().await?;
+                    let location = ChunkLocation::of(&located.source, &located.row).await?;
+                    location.read_as_listed(&meter).await
+                };
+                read.await.map_err(|e| {
+                    versions.count_corruption(&e);
+                    if !e.is_outage() {
+                        tracing::warn!(name = %located.row.row.chunk, error = %e, "cannot read an object");
+                    }
+                    FetchError::new(e.kind(), e)
+                })
+            })
+        })
+    }
+
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         f(&mut self.state.lock())
     }
@@ -168,7 +193,7 @@ impl ChunkFetch {
     }
 
     fn failed(&self, home: Arc<Home>, e: VersionError) {
-        self.count(&e);
+        self.versions.count_corruption(&e);
         if e.is_outage() {
             // The home's health logs the outage once, for all chunks.
             tracing::debug!(chunk = %self.hash, error = %e, "cannot read a chunk from its home");
@@ -189,7 +214,7 @@ impl ChunkFetch {
         });
         let first = || wrong.pieces.first().map(|p| p.object.name()).unwrap_or_default();
         let e = changed.unwrap_or_else(|| VersionError::Corrupt(first()));
-        self.count(&e);
+        self.versions.count_corruption(&e);
         tracing::warn!(chunk = %self.hash, error = %e, "the origin returned wrong bytes");
         self.with(|s| {
             if matches!(e, VersionError::Corrupt(_)) && !s.repeated {
@@ -198,17 +223,6 @@ impl ChunkFetch {
             }
             s.damage = Some(e);
         });
-    }
-
-    fn count(&self, e: &VersionError) {
-        let corruption = &self.versions.corruption;
-        let counter = match e {
-            VersionError::Changed { .. } => &corruption.changed,
-            VersionError::Corrupt(_) => &corruption.corrupt,
-            VersionError::Missing(_) => &corruption.missing,
-            _ => return,
-        };
-        counter.fetch_add(1, Relaxed);
     }
 
     /// Returns the locations in sources that were not seen before.
@@ -282,6 +296,19 @@ impl ChunkFetch {
             found.push(location);
         }
         Ok(found)
+    }
+}
+
+impl Versions {
+    /// Counts bytes that are not those of the tables.
+    fn count_corruption(&self, e: &VersionError) {
+        let counter = match e {
+            VersionError::Changed { .. } => &self.corruption.changed,
+            VersionError::Corrupt(_) => &self.corruption.corrupt,
+            VersionError::Missing(_) => &self.corruption.missing,
+            _ => return,
+        };
+        counter.fetch_add(1, Relaxed);
     }
 }
 

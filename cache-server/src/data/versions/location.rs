@@ -8,10 +8,10 @@ use super::{
 };
 use crate::tenancy::{state::RegistrationHandle, tenants::ColdChunk};
 use bytes::{Bytes, BytesMut};
-use fletch_core::{Root, StoreKey};
+use fletch_core::{Root, StoreKey, manifest::ObjectState};
 use fletch_origin::{Meter, ObjectMeta, OriginError};
 use fletch_store::Store;
-use fletch_tables::{ChunkRow, ObjectRef};
+use fletch_tables::{ChunkRow, ObjectRef, TableError};
 use futures::FutureExt as _;
 use std::{ops::Range, sync::Arc};
 
@@ -66,6 +66,36 @@ impl LocatedChunk {
             ObjectRef::Key(_) => &self.source.tables,
             ObjectRef::Entry { .. } => &self.source.data,
         }
+    }
+
+    /// Checks that the chunk's name, in a draft, is that of the bytes where its row says that they are. So a
+    /// table that somebody made up teaches nothing.
+    ///
+    /// # Errors
+    /// A damaged table; those of reading the tables.
+    pub async fn check_name(&self) -> Result<(), VersionError> {
+        let (source, row) = (&self.source, &self.row.row);
+        let object = source.object_of(&self.row).await?;
+        let uri = object.origin.uri().to_string();
+        let state = ObjectState {
+            uri: &uri,
+            path: &object.path,
+            size: object.pin.size,
+            mtime_ns: object.pin.mtime_ns,
+            etag: object.pin.etag.as_deref(),
+        };
+        if state.location_name(row.offset, u64::from(row.len)) == row.chunk {
+            return Ok(());
+        }
+        let why = format!("the name of bytes of {} is not that of their place", object.name());
+        Err(TableError::Damaged { table: "chunks.parquet", why }.into())
+    }
+
+    /// Returns the offset of the chunk in its file, if it is not all of the file.
+    #[must_use]
+    pub fn slice_offset(&self) -> Option<u64> {
+        let row = &self.row.row;
+        (u64::from(row.len) != row.pin.size).then_some(row.offset)
     }
 
     /// Fills `buffer`, which is as long as the chunk, with the bytes of a chunk that is near. Returns
@@ -151,6 +181,25 @@ impl ChunkLocation {
         let Some(p) = self.pieces.first() else { return };
         let range = p.offset..p.offset + p.len.min(PROBE_BYTES);
         p.object.origin.probe_get(&p.object.path, range, &p.object.pin).await;
+    }
+
+    /// Reads the pieces while their objects are exactly as the listing of a draft showed them: nothing else
+    /// says whether the bytes are right.
+    ///
+    /// # Errors
+    /// [`VersionError::Changed`], counted; those of the origin.
+    pub async fn read_as_listed(&self, meter: &Meter) -> Result<Bytes, VersionError> {
+        let [p] = &self.pieces[..] else { return Err(VersionError::NotFound) };
+        let got = p.object.origin.get_content(meter, &p.object.path, p.range(), &p.object.pin).await;
+        if let Err(OriginError::Changed { .. }) = &got {
+            self.note_changed(p);
+        }
+        let got = got?;
+        if let Some(why) = p.object.pin.difference(&got.meta.pin()) {
+            self.note_changed(p);
+            return Err(VersionError::Changed { what: p.object.name(), why });
+        }
+        Ok(got.bytes)
     }
 
     /// Reads the pieces from their origin. The bytes are not verified.

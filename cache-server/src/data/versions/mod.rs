@@ -20,6 +20,7 @@ mod condition;
 mod error;
 mod fetch;
 mod home;
+mod learned_files;
 mod locate;
 mod location;
 mod lookups;
@@ -49,6 +50,7 @@ pub use samples::{Samples, SamplesError};
 pub use source::Source;
 pub use sources::{Reader, Sources};
 
+use crate::data::learned::LearnedNames;
 use crate::tenancy::accounting::Accounts;
 use crate::tenancy::state::{Registration, RegistrationHandle, Registrations};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
@@ -139,6 +141,7 @@ pub struct Versions {
     searches: Cache<(Domain, Root), Arc<Searches>>,
     lookups: RootLookups,
     homes: Homes,
+    learned: Arc<LearnedNames>,
     call_timeout: Duration,
     tasks: TaskTracker,
     /// CorruptionCounts bytes so far.
@@ -153,6 +156,7 @@ impl Versions {
         registrations: Arc<Registrations>,
         limits: VersionLimits,
         accounts: Arc<Accounts>,
+        learned: Arc<LearnedNames>,
         tasks: TaskTracker,
     ) -> Arc<Self> {
         Arc::new(Versions {
@@ -166,6 +170,7 @@ impl Versions {
             searches: Cache::new(SEARCHES_MAX),
             lookups: RootLookups::new(limits.root_lookups),
             homes: Homes::new(limits.call_timeout, accounts),
+            learned,
             call_timeout: limits.call_timeout,
             tasks,
             corruption: CorruptionCounts::default(),
@@ -182,6 +187,12 @@ impl Versions {
     #[must_use]
     pub fn allowed(&self) -> &Allowlist {
         &self.allowed
+    }
+
+    /// Returns what the names of drafts stand for.
+    #[must_use]
+    pub fn learned(&self) -> &Arc<LearnedNames> {
+        &self.learned
     }
 
     /// Returns what the homes of all datasets count.

@@ -73,6 +73,12 @@ impl Source {
         self.registered.is_registered()
     }
 
+    /// Returns whether the version is a draft.
+    #[must_use]
+    pub fn is_draft(&self) -> bool {
+        self.version.is_draft()
+    }
+
     /// Returns what its chunks occupy on disk at most. Equal chunks are kept once.
     #[must_use]
     pub fn footprint(&self) -> Footprint {

@@ -1,6 +1,6 @@
 //! The sources of one root in one domain, as a reader sees them.
 
-use super::{HomeOrigin, Source};
+use super::{HomeOrigin, Source, VersionError};
 use crate::tenancy::state::RegistrationHandle;
 use fletch_core::{DatasetName, Domain, Hash, Root, Tenant};
 use fletch_store::{DatasetId, VersionIds};
@@ -104,6 +104,20 @@ impl Sources {
     #[must_use]
     pub fn are_plain(&self) -> bool {
         self.dataset_id == self.plain_id
+    }
+
+    /// Returns whether the version is a draft, whose chunks have location names.
+    #[must_use]
+    pub fn is_draft(&self) -> bool {
+        self.first.is_draft()
+    }
+
+    /// Checks that the hashes of the version's content are known.
+    ///
+    /// # Errors
+    /// [`VersionError::Draft`].
+    pub fn check_sealed(&self) -> Result<(), VersionError> {
+        if self.is_draft() { Err(VersionError::Draft(self.dataset().clone())) } else { Ok(()) }
     }
 
     /// Returns the root of the version.

@@ -384,6 +384,7 @@ impl Warmups {
 /// The chunks that a warm-up pinned. Dropping it unpins them.
 struct Pins {
     store: Arc<Store>,
+    reads: Arc<ChunkReads>,
     all: Arc<AtomicU64>,
     domain: Domain,
     hashes: Vec<fletch_core::Hash>,
@@ -393,6 +394,7 @@ impl Pins {
     fn new(warmups: &Warmups, domain: &Domain) -> Self {
         Pins {
             store: Arc::clone(&warmups.context.store),
+            reads: Arc::clone(&warmups.context.reads),
             all: Arc::clone(&warmups.pinned),
             domain: domain.clone(),
             hashes: Vec::new(),
@@ -400,7 +402,7 @@ impl Pins {
     }
 
     fn key(&self, hash: fletch_core::Hash) -> StoreKey {
-        StoreKey { domain: self.domain.clone(), hash }
+        self.reads.key(&self.domain, hash)
     }
 
     /// Pins a chunk. Returns `false` if it is not on disk, or the limit of pins is reached.

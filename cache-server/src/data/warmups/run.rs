@@ -14,7 +14,6 @@ use crate::data::versions::{LocatedChunk, VersionError};
 use crate::tenancy::accounting::WARMUP;
 use crate::tenancy::tenants::NoOriginPermit;
 use fletch_api::{Amount, Code, WarmupState, routes};
-use fletch_core::StoreKey;
 use fletch_settings::ByteSize;
 use fletch_store::{ChunkCheck, DiskState, ReadError, Warmed};
 use fletch_tables::ChunkRow;
@@ -342,7 +341,7 @@ impl Warmups {
         for part in 0..Self::parts(request) {
             let rows = self.rows(record, request, part).await?;
             for row in rows.iter() {
-                let key = StoreKey { domain: record.domain.clone(), hash: row.chunk };
+                let key = self.context.reads.key(&record.domain, row.chunk);
                 if self.context.reads.is_elsewhere(Asker::Client, &request.sources, row.chunk) {
                     continue;
                 }

@@ -1,6 +1,6 @@
 //! Reads of bytes: chunks and files from a server or from the store of the node, and tables.
 
-use super::Client;
+use super::{Client, responder};
 use crate::ClientError;
 use crate::body::BodyLength;
 use crate::call::Call;
@@ -40,6 +40,20 @@ impl Client {
     /// [`ClientError`].
     pub async fn chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
         Ok(self.chunk_at(root, hash, len).await?.1)
+    }
+
+    /// Returns `len` bytes of a draft by the name of their place, **not verified**, and what the server says
+    /// that they hash to. The caller hashes them and compares.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Protocol`] from a server that does not say it.
+    pub async fn named_place(&self, root: Root, name: Hash, len: u32) -> Result<(Bytes, Hash), ClientError> {
+        check_chunk_len(len)?;
+        let call = Call::get(routes::chunk(root, name)).about(Some(name), self.skip);
+        let want = BodyLength::Exactly(u64::from(len));
+        let (server, answer) = self.call_whole(&call, &[StatusCode::OK], want).await?;
+        let silent = || responder(&server).protocol("the reply does not say what the bytes hash to");
+        Ok((answer.bytes, answer.content.ok_or_else(silent)?))
     }
 
     async fn chunk_at(&self, root: Root, hash: Hash, len: u32) -> Result<(Arc<Server>, Bytes), ClientError> {

@@ -16,7 +16,7 @@ use crate::route::Subject;
 use crate::server::Server;
 use bytes::Bytes;
 use fletch_api::{Code, headers, routes};
-use fletch_core::Kind;
+use fletch_core::{Hash, Kind};
 use http::{HeaderValue, StatusCode, header};
 use reqwest::{RequestBuilder, Response};
 use std::{
@@ -39,11 +39,19 @@ const FAIL_FAST_RETRY_WITHIN: Duration = Duration::from_secs(1);
 /// An answer with an expected status.
 pub(super) enum Answer {
     /// The whole body.
-    Whole(Bytes),
+    Whole(WholeAnswer),
     /// An answer whose body is not read yet.
     Open(Response),
     /// Another server has the job: the URL of the call there.
     Elsewhere(String),
+}
+
+/// The whole body of an answer.
+pub(crate) struct WholeAnswer {
+    /// The body.
+    pub bytes: Bytes,
+    /// What the server says that the body hashes to, if the request named the body's place.
+    pub content: Option<Hash>,
 }
 
 /// How a round ended without an answer.
@@ -337,10 +345,11 @@ impl Client {
             server.answered(from);
             return Ok(Received { answer: Answer::Open(response), view });
         };
+        let content = response.headers().get(headers::CONTENT).and_then(|v| v.to_str().ok()?.parse().ok());
         let bytes = server_says.body(response, length).await?;
         server.answered(from);
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
-        Ok(Received { answer: Answer::Whole(bytes), view })
+        Ok(Received { answer: Answer::Whole(WholeAnswer { bytes, content }), view })
     }
 }
 

@@ -15,6 +15,19 @@ pub enum LayoutKind {
     Index = 1,
     /// Small files are grouped into chunks, which are written as objects of their own.
     Pack = 2,
+    /// As an index, but nothing was read: location names stand in the place of the hashes of content.
+    Draft = 3,
+}
+
+impl LayoutKind {
+    /// Whether a file of one slice is a chunk of its own, under the same name.
+    #[must_use]
+    pub fn keeps_files_apart(self) -> bool {
+        match self {
+            LayoutKind::Index | LayoutKind::Draft => true,
+            LayoutKind::Pack => false,
+        }
+    }
 }
 
 /// The parameters that decide a layout's chunks. Layouts with different parameters share no chunks.
@@ -34,6 +47,9 @@ impl LayoutParams {
     pub const INDEX: LayoutParams =
         LayoutParams { kind: LayoutKind::Index, slice_bytes: SLICE_BYTES_DEFAULT, pack: None };
 
+    /// The parameters of a draft.
+    pub const DRAFT: LayoutParams = LayoutParams { kind: LayoutKind::Draft, ..LayoutParams::INDEX };
+
     /// The default parameters of a pack.
     pub const PACK: LayoutParams = LayoutParams {
         kind: LayoutKind::Pack,
@@ -52,6 +68,9 @@ impl LayoutParams {
         match (self.kind, self.pack) {
             (LayoutKind::Index, None) => Ok(()),
             (LayoutKind::Pack, Some(pack)) => pack.check(),
+            // The hash of a file is folded from those of its slices, which are subtrees of it.
+            (LayoutKind::Draft, None) if self.slice_bytes.is_power_of_two() => Ok(()),
+            (LayoutKind::Draft, None) => Err("slice_bytes of a draft is not a power of two"),
             _ => Err("group_bytes and align belong to a pack, and every pack has them"),
         }
     }
@@ -195,7 +214,7 @@ impl Placed {
             }) {
                 return bad("a slice is empty or reaches past the largest chunk");
             }
-            if let ([s], LayoutKind::Index, EntryKind::File) = (slices, kind, e.kind)
+            if let ([s], true, EntryKind::File) = (slices, kind.keeps_files_apart(), e.kind)
                 && (Some(s.chunk) != e.hash || s.chunk_offset != 0)
             {
                 return bad("its chunk has another hash than the file");

@@ -4,14 +4,17 @@
 pub mod entries;
 pub mod layout;
 pub mod locate;
+pub mod location_name;
 pub mod pack;
 pub mod part;
 pub mod parts;
 pub mod sample;
+pub mod slice_hash;
 pub mod tar;
 
 pub use entries::{BadEntry, Entry, EntryKind, EntryRef, Sample, SampleRef};
 pub use layout::{LayoutKind, LayoutParams, Placed, Slice};
+pub use location_name::ObjectState;
 pub use pack::PackParams;
 pub use part::{Part, PartBuilder};
 pub use parts::{PartCutter, PartSummary, root};

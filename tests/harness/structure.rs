@@ -110,7 +110,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["reads"],
     &["chunk_reads"],
     &["versions"],
-    &["tenants", "credentials", "catalog"],
+    &["tenants", "credentials", "catalog", "learned"],
     &["config"],
     &["accounting", "state", "auth", "connections", "cluster", "tls"],
     &["limits", "telemetry", "read_ahead", "request_metrics", "idle", "benefit", "allocation", "dashboard"],
@@ -122,7 +122,7 @@ pub const SERVER_FOLDERS: &[(&str, &[&str])] = &[
     ("app", &["config", "idle", "limits", "request_metrics", "server", "telemetry", "tls"]),
     ("admin", &["dashboard", "metrics", "overview"]),
     ("training", &["allocation", "benefit", "epochs", "jobs", "prefetch", "sweep"]),
-    ("data", &["chunk_reads", "read_ahead", "reads", "versions", "warmups"]),
+    ("data", &["chunk_reads", "learned", "read_ahead", "reads", "versions", "warmups"]),
     ("cluster", &["catalog", "groups"]),
     ("tenancy", &["accounting", "auth", "connections", "credentials", "mounts", "state", "tenants"]),
 ];

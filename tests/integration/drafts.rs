@@ -1,0 +1,340 @@
+//! Drafts: a dataset is usable after its listing, and the first pass over it is its index.
+
+use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use fletch_tests::bins::{command, run, stdout};
+use fletch_tests::fixture::{Site, files, index};
+use fletch_tests::require::{Need, have};
+use fletch_tests::user::{User, shows};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);
+    out
+}
+
+/// Small files, one of three slices, one with the bytes of another, and an empty one.
+fn content() -> BTreeMap<String, Vec<u8>> {
+    let mut all: BTreeMap<String, Vec<u8>> = (0..12)
+        .map(|i| (format!("c{}/f{i:02}", i % 3), bytes(i, 3_000 + 700 * usize::try_from(i).expect("small"))))
+        .collect();
+    all.insert("large".into(), bytes(100, 9_000_000));
+    all.insert("twin".into(), all["c0/f00"].clone());
+    all.insert("empty".into(), Vec::new());
+    all
+}
+
+/// The bytes of all files, each content once.
+fn distinct(all: &BTreeMap<String, Vec<u8>>) -> u64 {
+    let contents: std::collections::BTreeSet<&Vec<u8>> = all.values().collect();
+    contents.into_iter().map(|bytes| bytes.len() as u64).sum()
+}
+
+/// A bucket whose draft a server has registered as `set`.
+struct Bucket {
+    site: Site,
+    emulator: OriginEmulator,
+    config: String,
+    all: BTreeMap<String, Vec<u8>>,
+    root: String,
+    states: AtomicUsize,
+}
+
+impl Bucket {
+    fn new(all: BTreeMap<String, Vec<u8>>) -> Self {
+        let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+        for (path, bytes) in &all {
+            emulator.insert(&format!("set/{path}"), bytes.clone());
+        }
+        let config = tempfile::NamedTempFile::new().expect("file").keep().expect("kept").1;
+        let text = format!(
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
+             credentials = \"anonymous\"\n",
+            emulator.uri(),
+            emulator.endpoint()
+        );
+        fs::write(&config, text).expect("config");
+        let config = config.display().to_string();
+        let site = Site::start(&["--config", &config]);
+        let states = AtomicUsize::new(0);
+        let mut bucket = Bucket { site, emulator, config, all, root: String::new(), states };
+        bucket.list();
+        let tables = bucket.tables().display().to_string();
+        bucket.site.register("set", &bucket.uri(), &tables);
+        bucket
+    }
+
+    fn uri(&self) -> String {
+        format!("{}/set", self.emulator.uri())
+    }
+
+    fn tables(&self) -> PathBuf {
+        self.site.place("tables")
+    }
+
+    /// Runs a command of `fletch` with the settings of the bucket and an empty state directory.
+    fn fletch(&self, words: &[&str]) -> std::process::Output {
+        let state = self.site.place(&format!("state-{}", self.states.fetch_add(1, Relaxed)));
+        let mut fletch = command("fletch");
+        fletch.args(words).args(["--config", &self.config, "--server", &self.site.url]);
+        fletch.env("FLETCH_STATE_DIR", state).output().expect("fletch runs")
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        let out = self.fletch(words);
+        assert!(out.status.success(), "{words:?}: {out:?}");
+        String::from_utf8_lossy(&out.stdout).trim().to_owned()
+    }
+
+    /// Lists the bucket anew.
+    fn list(&mut self) {
+        let tables = self.tables().display().to_string();
+        self.root = self.ok(&["index", "--draft", &self.uri(), "--tables", &tables]);
+    }
+
+    /// Returns the root that a full index of the bucket has.
+    fn indexed(&self) -> String {
+        let to = self.site.place("indexed").display().to_string();
+        self.ok(&["index", &self.uri(), "--tables", &to])
+    }
+
+    fn seal(&self) -> Value {
+        serde_json::from_str(&self.ok(&["seal", "set", "--json"])).expect("JSON")
+    }
+
+    /// Fetches a file with curl. Returns the status and the body.
+    fn get(&self, path: &str) -> (u32, Vec<u8>) {
+        let out = Command::new("curl")
+            .args(["-sS", "--max-time", "30", "-o", "-", "-w", "%{stderr}%{http_code}"])
+            .arg(format!("{}/v1/versions/{}/files/{path}", self.site.url, self.root))
+            .output()
+            .expect("curl runs");
+        let text = String::from_utf8_lossy(&out.stderr);
+        let status = text.trim().rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|s| s.parse().ok());
+        (status.unwrap_or(0), out.stdout)
+    }
+
+    #[track_caller]
+    fn is_right(&self, path: &str) {
+        let (status, body) = self.get(path);
+        assert!(status == 200 && body == self.all[path], "{path}: {status}, {} bytes", body.len());
+    }
+
+    /// Asserts that a file is an error with this code. The body of a long file may end early instead.
+    #[track_caller]
+    fn is_refused(&self, path: &str, code: &str) {
+        let (status, body) = self.get(path);
+        if status == 200 {
+            let right = &self.all[path];
+            assert!(body.len() < right.len() && right.starts_with(&body), "{path}: {} bytes", body.len());
+            return;
+        }
+        let text = String::from_utf8_lossy(&body);
+        assert!(status >= 500 && text.contains(code) && text.contains(path), "{path}: {status} {text}");
+        assert!(text.contains("fletch refresh"), "the remedy is named: {text}");
+    }
+}
+
+#[test]
+fn one_pass_over_a_draft_is_its_index() {
+    let bucket = Bucket::new(content());
+    assert_eq!(bucket.emulator.counts().get, 0, "nothing was read for the draft");
+    let all = bucket.all.clone();
+    for path in all.keys().filter(|path| !path.starts_with("c2/")) {
+        bucket.is_right(path);
+    }
+    // A seal reads what nobody has read.
+    let before = bucket.emulator.counts();
+    let report = bucket.seal();
+    let unread = all.iter().filter(|(path, _)| path.starts_with("c2/"));
+    let unread_bytes: usize = unread.clone().map(|(_, bytes)| bytes.len()).sum();
+    assert_eq!(report["bytes_read"], unread_bytes, "{report}");
+    assert_eq!(bucket.emulator.counts().get - before.get, unread.count() as u64);
+    let total: usize = all.values().map(Vec::len).sum();
+    assert_eq!(bucket.emulator.counts().bytes_sent, total as u64, "every byte came once");
+    assert_eq!(report["root"], bucket.indexed());
+
+    // The draft stays readable, and the version finds in the cache what the draft brought.
+    bucket.emulator.reset_counts();
+    let draft = bucket.root.clone();
+    let mut bucket = bucket;
+    bucket.root = report["root"].as_str().expect("a root").to_owned();
+    for path in all.keys().filter(|path| !path.starts_with("c2/")) {
+        bucket.is_right(path);
+    }
+    bucket.root = draft;
+    bucket.is_right("large");
+    assert_eq!(bucket.emulator.counts().get, 0);
+    assert_eq!(bucket.ok(&["seal", "set"]), "", "a sealed dataset needs no seal");
+}
+
+#[test]
+fn equal_bytes_are_kept_once_and_a_second_draft_reads_nothing() {
+    let mut bucket = Bucket::new(content());
+    let all = bucket.all.clone();
+    all.keys().for_each(|path| bucket.is_right(path));
+    let cached = bucket.site.metric("fletch_disk_used_bytes");
+    assert!(cached < 1.05 * distinct(&all) as f64, "{cached} of {}", distinct(&all));
+    bucket.emulator.insert("set/c0/new", bytes(7, 5_000));
+    bucket.all.insert("c0/new".into(), bytes(7, 5_000));
+    bucket.emulator.reset_counts();
+    bucket.list();
+    all.keys().for_each(|path| bucket.is_right(path));
+    assert_eq!(bucket.emulator.counts().get, 0, "names of unchanged objects are known");
+    bucket.is_right("c0/new");
+    assert_eq!(bucket.emulator.counts().get, 1);
+}
+
+#[test]
+fn an_object_that_changed_is_an_error_that_names_the_remedy() {
+    let mut bucket = Bucket::new(content());
+    bucket.is_right("c0/f03");
+    let (new, short) = (bytes(55, bucket.all["c0/f00"].len()), bytes(56, 10));
+    bucket.emulator.insert("set/c0/f00", new.clone());
+    bucket.emulator.insert("set/c1/f01", short.clone());
+    for path in ["c0/f00", "c1/f01"] {
+        bucket.is_refused(path, "origin_changed");
+    }
+    assert!(bucket.site.metrics()["fletch_corrupt_total{source=\"changed\"}"] >= 2.0);
+    bucket.is_right("c0/f03");
+    // The first slice of a long file is read, then the file is replaced by one of the same length.
+    let large = bucket.all["large"].clone();
+    let first = format!("{}/v1/versions/{}/files/large", bucket.site.url, bucket.root);
+    let got = run(Command::new("curl").args(["-sS", "--fail", "-r", "0-99", &first])).stdout;
+    assert_eq!(got, large[..100]);
+    bucket.emulator.insert("set/large", bytes(101, large.len()));
+    bucket.is_refused("large", "origin_changed");
+    // A refresh lists again. Nothing that was known is read again.
+    bucket.all.insert("c0/f00".into(), new);
+    bucket.all.insert("c1/f01".into(), short);
+    bucket.all.insert("large".into(), bytes(101, large.len()));
+    bucket.ok(&["refresh", "set"]);
+    bucket.root = bucket.site.json("/v1/datasets/set/versions/latest")["root"].as_str().expect("root").into();
+    bucket.emulator.reset_counts();
+    bucket.is_right("c0/f03");
+    assert_eq!(bucket.emulator.counts().get, 0);
+    for path in ["c0/f00", "c1/f01", "large"] {
+        bucket.is_right(path);
+    }
+    assert_eq!(bucket.seal()["root"], bucket.indexed());
+}
+
+#[test]
+fn i1_other_bytes_under_the_same_tag_are_never_data() {
+    let bucket = Bucket::new(content());
+    bucket.is_right("c0/f00");
+    bucket.is_right("large");
+    bucket.ok(&["evict", "set"]);
+    let mut site = bucket.site;
+    // Only the disk kept the chunks beyond this restart, and it has none.
+    site.end();
+    site.restart();
+    let bucket = Bucket { site, ..bucket };
+    bucket.emulator.set_fault("set/", Fault::FlipBit { byte: 77 }, None);
+    let (status, body) = bucket.get("c0/f00");
+    let text = String::from_utf8_lossy(&body);
+    assert!(status == 502 && text.contains("origin_corrupt"), "{status} {text}");
+    let (_, body) = bucket.get("large");
+    assert!(!bucket.all["large"].starts_with(&body) || body.len() < bucket.all["large"].len());
+    assert!(bucket.site.metrics()["fletch_corrupt_total{source=\"hash\"}"] >= 1.0);
+    bucket.emulator.clear_faults();
+    bucket.is_right("c0/f00");
+    bucket.is_right("large");
+}
+
+#[test]
+fn a_killed_server_forgets_at_most_the_last_second() {
+    let bucket = Bucket::new(content());
+    let all = bucket.all.clone();
+    let (early, late): (Vec<_>, Vec<_>) = all.keys().partition(|path| path.starts_with("c0/"));
+    early.iter().for_each(|path| bucket.is_right(path));
+    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    late.iter().for_each(|path| bucket.is_right(path));
+    let mut site = bucket.site;
+    site.kill();
+    site.restart();
+    let bucket = Bucket { site, ..bucket };
+    let report = bucket.seal();
+    let lost: u64 = late.iter().map(|path| all[*path].len() as u64).sum();
+    let read = report["bytes_read"].as_u64().expect("a number");
+    assert!(read <= lost, "{report}");
+    assert_eq!(report["root"], bucket.indexed());
+    all.keys().for_each(|path| bucket.is_right(path));
+}
+
+#[test]
+fn a_table_that_somebody_made_up_teaches_nothing() {
+    let site = Site::start(&[]);
+    let (one, two) = (site.place("one"), site.place("two"));
+    fs::write(one.join("f"), "the bytes of one").expect("write");
+    fs::write(two.join("f"), "the bytes of two").expect("write");
+    let state = site.place("state-cli").display().to_string();
+    let tables = site.place("tables").display().to_string();
+    // The draft of one dataset, registered as that of another one, so that its names are of other places.
+    let mut draft = command("fletch");
+    draft.args(["index", "--draft"]).arg(&one).args(["--tables", &tables, "--state-dir", &state]);
+    let root = stdout(&run(draft.args(["--server", &site.url])));
+    site.register("set", &two.display().to_string(), &tables);
+    let url = format!("{}/v1/versions/{}/files/f", site.url, root.trim());
+    let out = run(Command::new("curl").args(["-sS", &url])).stdout;
+    let problem: Value = serde_json::from_slice(&out).expect("a problem");
+    assert_eq!(problem["code"], "tables_corrupt", "{problem}");
+    let learned = site.json(&format!("/v1/versions/{}/learned", root.trim()));
+    assert_eq!(learned["files"], json!([]), "{learned}");
+}
+
+#[test]
+fn what_needs_hashes_is_refused_with_the_next_command() {
+    let bucket = Bucket::new(content());
+    let layout = bucket.site.json("/v1/datasets/set/versions/latest")["layout"].clone();
+    let ask = json!({"name": "j", "root": bucket.root, "layout": layout, "dataset": "set",
+        "world": {"ranks": 1, "global_batch": 4}});
+    let out = run(Command::new("curl")
+        .args(["-sS", "-H", "Content-Type: application/json", "-d", &ask.to_string()])
+        .arg(format!("{}/v1/jobs", bucket.site.url)));
+    let problem: Value = serde_json::from_slice(&out.stdout).expect("a problem");
+    assert_eq!(problem["code"], "not_sealed", "{problem}");
+    assert!(problem["hint"].as_str().expect("a hint").contains("fletch seal"), "{problem}");
+    let verify = bucket.fletch(&["verify", "set"]);
+    let said = String::from_utf8_lossy(&verify.stderr);
+    assert!(!verify.status.success() && said.contains("fletch seal"), "{said}");
+    assert!(bucket.ok(&["show", "set"]).contains("draft: only listed"));
+    // A warm-up reads a draft, so that a seal reads nothing.
+    bucket.ok(&["warmup", "set", "--wait"]);
+    assert_eq!(bucket.seal()["bytes_read"], 0);
+}
+
+#[test]
+fn a_mount_of_a_draft_shows_files_at_once_and_a_second_one_what_was_sealed() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let user = User::new("one");
+    let all = user.dataset("photos", 40);
+    let first = user.say(&["mount", "--draft", "photos", "mnt"]).ok().in_plain_words();
+    assert!(!first.stderr.contains("reads "), "{first:?}");
+    let show = |user: &User| -> Value {
+        serde_json::from_str(&user.say(&["show", "photos", "--json"]).ok().stdout).expect("JSON")
+    };
+    assert_eq!(show(&user)["layout_kind"], "draft");
+    shows(&user.path("mnt"), &all);
+    let sealed = user.say(&["seal", "photos", "--json"]).ok();
+    let report: Value = serde_json::from_str(&sealed.stdout).expect("JSON");
+    // Files that are younger than two seconds are read again: their times prove nothing.
+    assert_eq!(
+        report["files_read"].as_u64().zip(report["files_reused"].as_u64()).map(|(a, b)| a + b),
+        Some(40)
+    );
+    let direct = index(&user.path("photos"), &user.path("direct"), &[]);
+    assert_eq!(report["root"], direct.trim());
+    assert_eq!(show(&user)["layout_kind"], "index");
+    user.say(&["mount", "photos", "mnt2"]).ok();
+    shows(&user.path("mnt2"), &all);
+    assert_eq!(files(&user.path("mnt")), all, "the mount of the draft goes on");
+    user.say(&["down"]).ok();
+}

@@ -113,13 +113,13 @@ pub enum Command {
   fletch mount https://host/photos /mnt/photos --list names.txt
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
-The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
-same command goes on. Later runs show at once what was read last. If DIR shows the dataset already,
+The first run reads everything once, to know every file and its checksum (not with --draft). Ctrl-C
+stops it, and the same command goes on. Later runs show at once what was read last. If DIR shows the dataset already,
 the command makes sure that its server runs and has credentials. Starts a server of your own unless
 one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
 AWS_ENDPOINT_URL); a server that others share uses its own. docs/howto/mount-a-bucket.md has more.
---json prints {name, dir, source, server, files, bytes, as_of_ns, already, started_server, cache,
-state, logs}.")]
+--json prints {name, dir, source, server, files, bytes, as_of_ns, draft, already, started_server,
+cache, state, logs}.")]
     Mount(MountArgs),
     /// Bring what a mount shows up to date: read what is new or changed.
     #[command(after_help = "Example:

@@ -1,8 +1,8 @@
 //! Drafts: a dataset is usable after its listing, and the first pass over it is its index.
 
-use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use fletch_testkit::{Backing, EmulatorConfig, Fault, Latency, OriginEmulator};
 use fletch_tests::bins::{command, run, stdout};
-use fletch_tests::fixture::{Site, files, index};
+use fletch_tests::fixture::{Site, index};
 use fletch_tests::require::{Need, have};
 use fletch_tests::user::{User, shows};
 use serde_json::{Value, json};
@@ -11,6 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
@@ -221,7 +222,11 @@ fn an_object_that_changed_is_an_error_that_names_the_remedy() {
     for path in ["c0/f00", "c1/f01", "large"] {
         bucket.is_right(path);
     }
-    assert_eq!(bucket.seal()["root"], bucket.indexed());
+    let (to, before) = (bucket.tables().display().to_string(), bucket.indexed());
+    bucket.emulator.reset_counts();
+    assert_eq!(bucket.ok(&["index", &bucket.uri(), "--tables", &to]), before);
+    let read = bucket.emulator.counts().get;
+    assert!(read < bucket.all.len() as u64, "{read} objects are read by an index of a draft");
 }
 
 #[test]
@@ -253,7 +258,7 @@ fn a_killed_server_forgets_at_most_the_last_second() {
     let all = bucket.all.clone();
     let (early, late): (Vec<_>, Vec<_>) = all.keys().partition(|path| path.starts_with("c0/"));
     early.iter().for_each(|path| bucket.is_right(path));
-    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    std::thread::sleep(Duration::from_millis(2_500));
     late.iter().for_each(|path| bucket.is_right(path));
     let mut site = bucket.site;
     site.kill();
@@ -335,6 +340,74 @@ fn a_mount_of_a_draft_shows_files_at_once_and_a_second_one_what_was_sealed() {
     assert_eq!(show(&user)["layout_kind"], "index");
     user.say(&["mount", "photos", "mnt2"]).ok();
     shows(&user.path("mnt2"), &all);
-    assert_eq!(files(&user.path("mnt")), all, "the mount of the draft goes on");
+    // The mount of the draft goes on.
+    shows(&user.path("mnt"), &all);
     user.say(&["down"]).ok();
+}
+
+/// Returns the anonymous memory of a user's process, in bytes.
+fn anonymous_bytes(user: &User, program: &str) -> u64 {
+    let words = user.dir.path().display().to_string();
+    let is_theirs = |pid: &PathBuf| {
+        let line = fs::read(pid.join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        line.split(' ').next().is_some_and(|word| word.ends_with(program)) && line.contains(&words)
+    };
+    let mut pids = fs::read_dir("/proc").expect("/proc").flatten().map(|entry| entry.path());
+    let pid = pids.find(is_theirs).unwrap_or_else(|| panic!("no process {program}"));
+    let status = fs::read_to_string(pid.join("status")).expect("its status");
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("RssAnon");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("KiB") * 1024
+}
+
+/// Mounts a draft of `names` objects of a store that takes 25 ms for a request. Returns the time until the
+/// first byte of a file, that of a second mount, and the memory of server and mount.
+fn first_byte(names: u64) -> (Duration, Duration, u64, u64) {
+    let latency = Latency { median: Duration::from_millis(25), p99: Duration::from_millis(30) };
+    let config = EmulatorConfig { first_byte: Some(latency), ..EmulatorConfig::default() };
+    let emulator = OriginEmulator::start(config, Backing::Generated { keys: names, bytes: 100 });
+    let mut user = User::new("one");
+    user.has_keys_of(emulator.endpoint());
+    let uri = format!("{}/set", emulator.uri());
+    let began = Instant::now();
+    user.say(&["mount", "--draft", &uri, "mnt"]).ok();
+    assert_eq!(emulator.counts().get, 0, "nothing was read before a program read");
+    let name = format!("{:06}/{:09}", (names - 1) / 1000, names - 1);
+    assert_eq!(fs::read(user.path("mnt").join(&name)).expect("the last file").len(), 100);
+    let first = began.elapsed();
+    assert_eq!(emulator.counts().get, 1);
+    let pages = names.div_ceil(1000);
+    let listed = emulator.counts().list;
+    assert!(listed <= 2 * pages + 8, "{listed} pages of a listing of {names} names");
+    let (server, mount) = (anonymous_bytes(&user, "fletch-server"), anonymous_bytes(&user, "fletch-mount"));
+    let again = Instant::now();
+    user.say(&["mount", &uri, "mnt2"]).ok();
+    assert_eq!(fs::read(user.path("mnt2").join(&name)).expect("the last file").len(), 100);
+    let second = again.elapsed();
+    user.say(&["down"]).ok();
+    (first, second, server, mount)
+}
+
+/// With `FLETCH_DRAFTS=full` also 200,000 and 1.28 M names, and the times.
+#[test]
+fn the_time_to_the_first_byte_depends_on_the_names_alone() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    if std::env::var("FLETCH_DRAFTS").is_err() {
+        first_byte(2_000);
+        return;
+    }
+    for (names, within) in [(2_000, 2), (200_000, 40), (1_280_000, 300)] {
+        let (first, second, server, mount) = first_byte(names);
+        println!(
+            "{names} names: first byte after {first:.2?}, second mount {second:.2?}, memory of the server \
+             {} MB, of the mount {} MB",
+            server / 1_000_000,
+            mount / 1_000_000
+        );
+        assert!(first <= Duration::from_secs(within), "{first:?}");
+        assert!(second <= Duration::from_secs(2), "{second:?}");
+        assert!(server.max(mount) <= 300_000_000, "{server} {mount}");
+    }
 }

@@ -1,11 +1,12 @@
 //! `fletch index` and `fletch pack`: from arguments to options, and from reports to output.
 
-use super::prepare::note_left_out;
+use super::prepare::{earlier, note_left_out};
 use super::{Context, fail, source};
 use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
+use crate::run::learned::LearnedDraft;
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
 use crate::run::renewed::RenewedPins;
 use crate::run::{RunContext, state};
@@ -15,7 +16,7 @@ use crate::target::Select;
 use crate::{index, pack};
 use fletch_core::TagName;
 use fletch_core::manifest::pack::PackParams;
-use fletch_core::manifest::{KeyRule, LayoutParams, SampleRule};
+use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
 use fletch_settings::ByteSize;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -32,7 +33,26 @@ pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
             reads(report)
         ));
     };
-    run(ctx, run_options(ctx, args), index::run, |report| report, note)
+    let options = run_options(ctx, args).map(|mut options| {
+        options.learned = learned(ctx, &options);
+        options
+    });
+    run(ctx, options, index::run, |report| report, note)
+}
+
+/// Returns what a server learned of the dataset, if its latest version there is a draft. Whatever is in the
+/// way of that costs reading only.
+fn learned(ctx: &Context, options: &RunOptions) -> Option<LearnedDraft> {
+    if options.draft.is_some() || earlier(ctx, &options.to)?.params.kind != LayoutKind::Draft {
+        return None;
+    }
+    let (uri, tables) = (ctx.at_server(&options.uri).ok()?, ctx.at_server(&options.to).ok()?);
+    let client = ctx.client().ok()?;
+    let datasets = ctx.rt.block_on(client.datasets()).ok()?;
+    let dataset = datasets.into_iter().find(|d| d.uri == uri && d.tables == tables)?;
+    let client = client.for_dataset(Some(&dataset.name));
+    let resolved = ctx.rt.block_on(client.resolve(&dataset.name, TagName::latest().as_str())).ok()?;
+    Some(LearnedDraft { client, root: resolved.root })
 }
 
 pub fn pack(ctx: &Context, args: PackArgs) -> Exit {

@@ -40,6 +40,8 @@ struct Mounted<'a> {
     bytes: u64,
     /// When the dataset was read last.
     as_of_ns: u64,
+    /// Whether the files were only listed.
+    draft: bool,
     /// Whether the directory showed it before.
     already: bool,
     started_server: bool,
@@ -89,7 +91,10 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(format!("{dir} shows an older version of {}", dataset.name))
             .hint(format!("unmount it first: fusermount3 -u {dir}; then run this again")));
     }
-    let as_of_ns = earlier(ctx, &tables).map_or(resolved.created_ns, |earlier| earlier.at_ns);
+    let latest = earlier(ctx, &tables);
+    let draft = target.select.is_none()
+        && latest.as_ref().is_some_and(|latest| latest.params.kind == LayoutKind::Draft);
+    let as_of_ns = latest.map_or(resolved.created_ns, |latest| latest.at_ns);
     let own = connected.own.as_ref().map(|own| OwnPlaces {
         cache: own.cache.clone(),
         state: own.state.clone(),
@@ -104,6 +109,7 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         files: resolved.entries,
         bytes: resolved.bytes,
         as_of_ns,
+        draft,
         already: shown.is_some(),
         started_server: connected.started,
         own,
@@ -406,6 +412,9 @@ fn told(w: &mut dyn Write, mounted: &Mounted<'_>) -> io::Result<()> {
             let [server, mount] = &own.logs;
             writeln!(w, "  logs     {}, {}", server.display(), mount.display())?;
         }
+    }
+    if mounted.draft {
+        writeln!(w, "draft:  files are read when programs read them; to read the rest: fletch seal {name}")?;
     }
     writeln!(w, "update: fletch refresh {name}, then mount again")?;
     let all = if mounted.own.is_some() { "; or all of yours: fletch down" } else { "" };

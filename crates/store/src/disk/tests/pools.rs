@@ -13,8 +13,21 @@ fn pools(most: u64) -> Pools {
 }
 
 fn used(tier: &DiskEngine, dataset: DatasetId) -> DatasetUsage {
-    let none = DatasetUsage { dataset, plain: dataset, bytes: 0, shared_bytes: 0, chunks: 0, share: None };
+    let none = DatasetUsage {
+        dataset,
+        plain: dataset,
+        bytes: 0,
+        shared_bytes: 0,
+        spare_bytes: 0,
+        chunks: 0,
+        share: None,
+    };
     tier.stats().datasets.into_iter().find(|d| d.dataset == dataset).unwrap_or(none)
+}
+
+/// What a dataset claims: its chunks but the spare ones, and those that sweeps share with it.
+fn claimed(usage: &DatasetUsage) -> u64 {
+    usage.bytes - usage.spare_bytes + usage.shared_bytes
 }
 
 fn put(tier: &DiskEngine, n: u64, dataset: DatasetId) -> Stored {
@@ -66,14 +79,9 @@ proptest! {
         for step in steps {
             let before: HashMap<_, _> = [D1, SWEEP, OTHER].map(|d| (d, used(&tier, d))).into();
             // A dataset within its share keeps what it uses, whatever another one does.
-            let within = |d: DatasetId| before[&d].share.is_some_and(|share| {
-                before[&d].bytes + before[&d].shared_bytes <= share
-            });
-            let in_use = |d: DatasetId| {
-                let now = used(&tier, d);
-                now.bytes + now.shared_bytes
-            };
-            let was_in_use = |d: DatasetId| before[&d].bytes + before[&d].shared_bytes;
+            let within = |d: DatasetId| before[&d].share.is_some_and(|share| claimed(&before[&d]) <= share);
+            let in_use = |d: DatasetId| claimed(&used(&tier, d));
+            let was_in_use = |d: DatasetId| claimed(&before[&d]);
             match step {
                 Do::Put(n, dataset) => {
                     let stored = put(&tier, u64::from(n), dataset);

@@ -1,11 +1,10 @@
 //! I4, I8: a dataset that fits the disk is read from its origin once, whoever reads it first, and each of its
 //! bytes counts once.
 
-use crate::common::{appended, fetched, series, settle, whole};
-use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use crate::common::{appended, fetched, one_rank, series, settle, whole};
+use fletch_api::OrderKind;
 use fletch_client::epochs::Next;
 use fletch_client::{Client, ClientConfig, ClientError};
-use fletch_core::plan::Tail;
 use fletch_tests::bins::command;
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
@@ -31,20 +30,7 @@ enum Reads {
 
 /// Reads epochs of a job.
 fn epochs(site: &Site, name: &str, order: OrderKind, epochs: u64) {
-    let ask = StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("one".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: None,
-        order,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: 32, tail: Tail::Keep },
-        visitation: Visitation::ExactlyOnce,
-    };
+    let ask = one_rank(name, order);
     let work = async {
         let client = Client::new(ClientConfig::new(site.url.parse().expect("url"), "loader"))?;
         let job = client.declare(&ask).await?;

@@ -146,7 +146,7 @@ fn the_arms_are_what_theory_says() {
 }
 
 /// Runs a job in the substitute order until `over`; `epochs` counts its complete epochs.
-fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
+pub fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) -> Result<(), ClientError> {
     let ask = one_rank("sweeping", OrderKind::Substitute);
     let work = async {
         let client = Client::new(ClientConfig::new(url.parse().expect("url"), "loader"))?;
@@ -166,7 +166,7 @@ fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
         Ok(())
     };
     let runtime = tokio::runtime::Runtime::new().expect("runtime");
-    runtime.block_on(work).expect("epochs");
+    runtime.block_on(work)
 }
 
 /// A sweep over the same dataset stays within its own share.
@@ -208,7 +208,7 @@ fn a_plain_reader_keeps_its_share_beside_a_sweep() {
     let dropped = || series(&site, "fletch_sweep_evicted_units_total");
     thread::scope(|s| {
         let _over = Over(&flag);
-        s.spawn(|| substitutes(&site.url, &flag, &epochs));
+        s.spawn(|| substitutes(&site.url, &flag, &epochs).expect("epochs"));
         // Its share is what it keeps from the first epoch on.
         until("a whole epoch of the sweep", Duration::from_secs(120), || epochs.load(Relaxed) > 0);
         for _ in 0..3 {

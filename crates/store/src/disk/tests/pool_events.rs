@@ -184,6 +184,34 @@ fn equal_chunks_of_two_domains_are_two_pools() {
     assert_eq!(usage(&tier)[0], (D1, 15, 10, 5));
 }
 
+/// A tenant's quota counts what a dataset and its sweep share once: what the pool cannot use is for others.
+#[test]
+fn a_quota_is_divided_among_pools_and_their_members() {
+    let claim = |dataset, plain, most| {
+        let pool = Pool { plain, most: Some(60) };
+        Claim { dataset, want: Some(most), most: Some(most), pool }
+    };
+    let split = vec![claim(D1, D1, 60), claim(SWEEP, D1, 60), Claim::alone(D2, Some(500), Some(500))];
+    let used = [(D1, D1, 0), (SWEEP, D1, 60), (D2, D2, 0)];
+    let used = used.map(|(dataset, plain, bytes)| crate::QuotaUse { dataset, plain, bytes }).to_vec();
+    let of = |quota| {
+        let limited = crate::apply_quotas(split.clone(), &[(quota, used.clone())]);
+        limited.iter().map(|c| (c.dataset, c.most, c.pool.plain)).collect::<Vec<_>>()
+    };
+    // Two thirds of 120 are more than the 60 that the chunks of the pool need.
+    assert_eq!(of(120), [(D1, Some(30), D1), (D2, Some(60), D2), (SWEEP, Some(30), D1)]);
+    assert_eq!(of(30), [(D1, Some(10), D1), (D2, Some(10), D2), (SWEEP, Some(10), D1)]);
+    // The plain readers find the chunks of a sweep that no job uses, so it takes no part of the quota.
+    let idle = vec![split[0], split[2]];
+    let limited = crate::apply_quotas(idle, &[(200, used.clone())]);
+    let of = |id| limited.iter().find(|c| c.dataset == id).and_then(|c| c.most);
+    assert_eq!((of(D1), of(SWEEP), of(D2)), (Some(60), Some(0), Some(140)));
+    // Nobody reads the pool: each member keeps what it has.
+    let limited = crate::apply_quotas(vec![split[2]], &[(200, used)]);
+    let of = |id| limited.iter().find(|c| c.dataset == id).and_then(|c| c.most);
+    assert_eq!((of(D1), of(SWEEP), of(D2)), (Some(0), Some(60), Some(140)));
+}
+
 /// A quota lowers the shares of a pool: each member loses what is over its own, spare chunks first.
 #[test]
 fn a_lowered_bound_takes_spare_chunks_first_and_what_both_use_last() {

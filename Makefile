@@ -23,8 +23,9 @@ export FLETCH_TEST_REQUIRE
     accept-comments accept-contributing accept-dashboards accept-data-plane accept-datasets-mount \
     accept-dist accept-domains accept-drafts accept-estimator accept-formats accept-frameworks accept-fuzz \
     accept-help accept-hung-objects accept-images accept-lines accept-lost-tests accept-mistakes \
-    accept-mount accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs accept-queries \
-    accept-questions accept-readme accept-sentences accept-servers accept-structure accept-test-time
+    accept-mount accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs accept-pool \
+    accept-queries accept-questions accept-readme accept-sentences accept-servers accept-structure \
+    accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -268,6 +269,9 @@ accept-neighbour: programs ## a dataset is read past a dead neighbour: first rea
 # With FLETCH_PAGE_FIGURES=DIR it writes pictures.
 accept-page: programs ## the admin page in a browser: a stalled job, a failing origin, 1,000 jobs
 	FLETCH_PAGE=full $(TREE) --test page --no-capture -j1
+
+accept-pool: programs ## a mount and two jobs on a dataset of three times the disk keep their parts
+	FLETCH_POOL=full $(TREE) --test disk --no-capture -j1 -E 'test(/^pool::/)'
 
 accept-queries: programs ## the queries of METRICS.md agree with the truth within 1 % on four workloads
 	FLETCH_QUERIES=full $(TREE) --test queries --no-capture -j1

@@ -453,7 +453,7 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     page.gauge("fletch_quota_bytes", "Quotas of tenants in bytes", &["tenant", "of"], &rows)?;
     let resident = server.resident_quotas();
     let resident =
-        resident.iter().map(|(t, (_, of))| (vec![t.as_str(), "resident"], of.iter().map(|(_, n)| n).sum()));
+        resident.iter().map(|(t, (_, of))| (vec![t.as_str(), "resident"], of.iter().map(|d| d.bytes).sum()));
     let registered = quotas.iter().filter(|(_, q)| q.registered.is_some());
     let registered =
         registered.map(|(t, _)| (vec![t.as_str(), "registered"], server.registrations.charged_bytes(t)));

@@ -49,7 +49,7 @@ use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
 use fletch_origin::{OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
-    DatasetId, DiskTier, Part, Shares, Store, StoreLimits, TenantQuota,
+    DatasetId, DiskTier, Part, QuotaUse, Shares, Store, StoreLimits, TenantQuota,
     disk::{DiskConfig, FsSpace, MountMemory, Policy},
 };
 use std::{
@@ -553,14 +553,15 @@ impl Server {
         }
         let all = self.registrations.all();
         let of = |tenant: &Tenant| {
-            let mut ids: BTreeMap<DatasetId, u64> = BTreeMap::new();
+            let mut ids: BTreeMap<DatasetId, QuotaUse> = BTreeMap::new();
             for r in all.iter().filter(|r| r.tenant == *tenant) {
                 let plain = DatasetId::of(&r.domain, &r.dataset.name);
                 let live = self.registry.sweeps_of(&r.domain, &r.dataset.name);
-                ids.extend(live.into_iter().chain([plain]).map(|id| (id, 0)));
-                ids.extend(used.get(&plain).into_iter().flatten().copied());
+                let of_pool = |dataset, bytes| (dataset, QuotaUse { dataset, plain, bytes });
+                ids.extend(live.into_iter().chain([plain]).map(|id| of_pool(id, 0)));
+                ids.extend(used.get(&plain).into_iter().flatten().map(|&(id, bytes)| of_pool(id, bytes)));
             }
-            ids.into_iter().collect()
+            ids.into_values().collect()
         };
         quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
     }

@@ -51,7 +51,9 @@ pub use maintenance::DiskOwner;
 pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
 pub use read::{AtOnce, Brought, Fetch, Names, Store, StoreLimits};
-pub use shares::{Footprint, Part, ReaderKind, Shares, Split, TenantQuota, VersionIds, apply_quotas};
+pub use shares::{
+    Footprint, Part, QuotaUse, ReaderKind, Shares, Split, TenantQuota, VersionIds, apply_quotas,
+};
 pub use stats::StoreStats;
 pub use warm::{ChunkCheck, Warmed};
 

@@ -183,25 +183,39 @@ pub struct Shares {
     changed: Notify,
 }
 
-/// A tenant's quota on disk, and all of its datasets with the bytes that each has there now.
-pub type TenantQuota = (u64, Vec<(DatasetId, u64)>);
+/// What a dataset of a tenant has on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaUse {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// The dataset of the plain readers with which it shares chunks: itself, unless it is a sweep.
+    pub plain: DatasetId,
+    /// Footprints of its chunks.
+    pub bytes: u64,
+}
+
+/// A tenant's quota on disk, and what all of its datasets have there now.
+pub type TenantQuota = (u64, Vec<QuotaUse>);
 
 /// Limits a split by the quotas of tenants. Pure.
 ///
 /// All datasets of a tenant, idle ones included, divide its quota by their claims. None may use more than its
-/// part.
+/// part. An idle dataset wants what it has, and no more. It wants nothing if others of its pool are read: they
+/// find its chunks.
 #[must_use]
 pub fn apply_quotas(split: Split, quotas: &[TenantQuota]) -> Split {
     let pools: BTreeMap<DatasetId, Pool> = split.iter().map(|c| (c.pool.plain, c.pool)).collect();
     let mut limited: BTreeMap<DatasetId, Claim> = split.into_iter().map(|c| (c.dataset, c)).collect();
     for (quota, datasets) in quotas {
-        // An idle dataset wants what it has, and no more.
-        let idle = |dataset, has| {
-            let claim = Claim::alone(dataset, Some(has), Some(has));
-            Claim { pool: pools.get(&dataset).copied().unwrap_or(claim.pool), ..claim }
+        let idle = |used: &QuotaUse| match pools.get(&used.plain) {
+            Some(&pool) => Claim { dataset: used.dataset, want: Some(0), most: Some(0), pool },
+            None => {
+                let pool = Pool { plain: used.plain, most: None };
+                Claim { pool, ..Claim::alone(used.dataset, Some(used.bytes), Some(used.bytes)) }
+            }
         };
         let claims: Vec<Claim> =
-            datasets.iter().map(|&(id, has)| limited.get(&id).copied().unwrap_or(idle(id, has))).collect();
+            datasets.iter().map(|d| limited.get(&d.dataset).copied().unwrap_or_else(|| idle(d))).collect();
         let wants: HashMap<_, _> = claims.iter().filter_map(|c| Some((c.dataset, c.want?))).collect();
         for (id, part) in split_by_claims(*quota, &claims) {
             let want = wants.get(&id).map_or(part, |want| part.min(*want));
@@ -421,6 +435,11 @@ mod tests {
         VersionIds { plain, sweep: DatasetId(2) }
     }
 
+    /// What a dataset without sweeps has on disk.
+    fn uses(dataset: DatasetId, bytes: u64) -> QuotaUse {
+        QuotaUse { dataset, plain: dataset, bytes }
+    }
+
     /// The claims of a split without their pools.
     fn plain(split: Option<Split>) -> Option<Split> {
         let alone = |c: &Claim| Claim::alone(c.dataset, c.want, c.most);
@@ -466,20 +485,20 @@ mod tests {
         let d = DatasetId;
         let greedy = Claim::alone(d(2), None, None);
         let split = vec![all(d(1), 100), greedy, all(d(9), 500)];
-        let bounds = [(90, vec![(d(1), 5), (d(2), 80), (d(3), 40)])];
+        let bounds = [(90, vec![uses(d(1), 5), uses(d(2), 80), uses(d(3), 40)])];
         let want = vec![all(d(1), 30), all(d(2), 30), all(d(3), 30), all(d(9), 500)];
         let limited = |quotas: &[TenantQuota]| plain(Some(apply_quotas(split.clone(), quotas)));
         assert_eq!(limited(&bounds), Some(want), "an idle dataset counts, too");
-        let one = limited(&[(90, vec![(d(1), 5), (d(4), 0)])]);
+        let one = limited(&[(90, vec![uses(d(1), 5), uses(d(4), 0)])]);
         assert_eq!(one.and_then(|claims| claims.first().copied()), Some(all(d(1), 90)));
         assert_eq!(apply_quotas(split.clone(), &[]), split);
         let parts = quota_parts(&split, &apply_quotas(split.clone(), &bounds));
         assert_eq!(parts, BTreeMap::from([(d(1), 30), (d(2), 30)]), "an idle dataset asks for no more");
-        let wide = [(1000, vec![(d(1), 5), (d(9), 0)])];
+        let wide = [(1000, vec![uses(d(1), 5), uses(d(9), 0)])];
         assert!(quota_parts(&split, &apply_quotas(split.clone(), &wide)).is_empty(), "the quota is no limit");
         // What one dataset does not want is for the other, and comes back when the first wants it.
         let split = vec![claim(d(1), 10, 500), all(d(2), 300)];
-        let bounds = [(90, vec![(d(1), 0), (d(2), 0)])];
+        let bounds = [(90, vec![uses(d(1), 0), uses(d(2), 0)])];
         let limited = plain(Some(apply_quotas(split, &bounds)));
         assert_eq!(limited, Some(vec![all(d(1), 10), all(d(2), 80)]));
     }

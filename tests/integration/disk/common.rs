@@ -1,6 +1,7 @@
 //! Helpers of the disk tests: metrics of a server, and waits for a state of its disk tier.
 
-use fletch_core::Hash;
+use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_core::{Hash, plan::Tail};
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Got, Readers};
 use fletch_tests::watch::until;
@@ -69,4 +70,22 @@ pub fn delivered(site: &Site, result: &str, tier: &str) -> u64 {
     let is = |k: &str, label: &str, v: &str| v.is_empty() || k.contains(&format!("{label}=\"{v}\""));
     let of = |k: &str| k.starts_with("fletch_bytes_total{") && is(k, "result", result) && is(k, "tier", tier);
     site.metrics().iter().filter(|(k, _)| of(k)).map(|(_, n)| *n as u64).sum()
+}
+
+/// A job of one rank over the dataset `one`.
+pub fn one_rank(name: &str, order: OrderKind) -> StartJob {
+    StartJob {
+        name: name.parse().expect("name"),
+        dataset: Some("one".parse().expect("name")),
+        version: None,
+        root: None,
+        layout: None,
+        seed: None,
+        order,
+        buckets: None,
+        replay: None,
+        plan: PlanSpec::default(),
+        world: WorldSpec { ranks: 1, batch: 32, tail: Tail::Keep },
+        visitation: Visitation::ExactlyOnce,
+    }
 }

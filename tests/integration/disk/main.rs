@@ -7,6 +7,7 @@ mod damage;
 mod limits;
 mod memory;
 mod outage;
+mod pool;
 mod restart;
 mod shares;
 mod uses;

@@ -3,11 +3,11 @@
 //! Cached chunks stay, a second dataset gets its share, and the eviction policies reach their theoretical hit
 //! shares.
 
-use crate::common::{Over, appended, delivered, fetched, series, settle};
-use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use crate::common::{Over, appended, delivered, fetched, one_rank, series, settle};
+use fletch_api::OrderKind;
 use fletch_client::epochs::Next;
 use fletch_client::{Client, ClientConfig, ClientError};
-use fletch_core::{Hash, plan::Tail};
+use fletch_core::Hash;
 use fletch_tests::bins::Running;
 use fletch_tests::cgroup::Memory;
 use fletch_tests::fixture::Site;
@@ -26,12 +26,12 @@ use std::thread;
 use std::time::Duration;
 
 /// Returns the bytes that a chunk of `len` bytes occupies on disk.
-fn footprint(len: u64) -> u64 {
+pub fn footprint(len: u64) -> u64 {
     256 + len.next_multiple_of(64)
 }
 
 /// One epoch of an unmodified program: drops the page cache, then reads every file of the mount in a cgroup.
-fn epoch(group: &Memory, mount: &Path, files: &[(String, Hash)], first: bool) {
+pub fn epoch(group: &Memory, mount: &Path, files: &[(String, Hash)], first: bool) {
     for (path, _) in files.iter().filter(|_| !first) {
         let file = fs::File::open(mount.join(path)).expect("open");
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("drop");
@@ -146,21 +146,8 @@ fn the_arms_are_what_theory_says() {
 }
 
 /// Runs a job in the substitute order until `over`; `epochs` counts its complete epochs.
-fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
-    let ask = StartJob {
-        name: "sweeping".parse().expect("name"),
-        dataset: Some("one".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: None,
-        order: OrderKind::Substitute,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: 32, tail: Tail::Keep },
-        visitation: Visitation::ExactlyOnce,
-    };
+pub fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) -> Result<(), ClientError> {
+    let ask = one_rank("sweeping", OrderKind::Substitute);
     let work = async {
         let client = Client::new(ClientConfig::new(url.parse().expect("url"), "loader"))?;
         let job = client.declare(&ask).await?;
@@ -179,7 +166,7 @@ fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
         Ok(())
     };
     let runtime = tokio::runtime::Runtime::new().expect("runtime");
-    runtime.block_on(work).expect("epochs");
+    runtime.block_on(work)
 }
 
 /// A sweep over the same dataset stays within its own share.
@@ -221,7 +208,7 @@ fn a_plain_reader_keeps_its_share_beside_a_sweep() {
     let dropped = || series(&site, "fletch_sweep_evicted_units_total");
     thread::scope(|s| {
         let _over = Over(&flag);
-        s.spawn(|| substitutes(&site.url, &flag, &epochs));
+        s.spawn(|| substitutes(&site.url, &flag, &epochs).expect("epochs"));
         // Its share is what it keeps from the first epoch on.
         until("a whole epoch of the sweep", Duration::from_secs(120), || epochs.load(Relaxed) > 0);
         for _ in 0..3 {

@@ -182,8 +182,8 @@ impl Built {
                 limits.push(Limit { id: 0, datasets, least: share.min_share as f64, most: f64::INFINITY });
             }
         }
-        for (_, ids) in &demand.quotas {
-            let parts = demand.limited.iter().filter(|c| ids.iter().any(|(id, _)| *id == c.dataset));
+        for (_, uses) in &demand.quotas {
+            let parts = demand.limited.iter().filter(|c| uses.iter().any(|d| d.dataset == c.dataset));
             let parts: Vec<(usize, u64)> =
                 parts.filter_map(|c| Some((index(&c.dataset)?, c.most?))).collect();
             if !parts.is_empty() {

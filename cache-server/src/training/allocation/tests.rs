@@ -4,7 +4,7 @@ use super::*;
 use crate::training::allocation::problem::{Demand, build};
 use fletch_api::{JobSettings, benefit::BenefitVerdict};
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
-use fletch_store::{DatasetId, Split, apply_quotas, disk::Claim};
+use fletch_store::{DatasetId, QuotaUse, Split, apply_quotas, disk::Claim};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -159,7 +159,7 @@ fn quotas_and_the_least_shares_of_tenants_limit_a_division() {
         Reader { tenant: tenant("b"), ..reader("b1", 2, 4.0) },
         Reader { tenant: tenant("c"), ..reader("c1", 3, 40.0) },
     ];
-    let quotas = vec![(20 * MIB, vec![(DatasetId(1), 0)])];
+    let quotas = vec![(20 * MIB, vec![QuotaUse { dataset: DatasetId(1), plain: DatasetId(1), bytes: 0 }])];
     let limited = apply_quotas(claims.clone(), &quotas);
     let allocator = Allocator::default();
     allocator.divide(claims.clone(), limited.clone(), 100 * MIB, quotas.clone());

@@ -5,20 +5,23 @@
 //!
 //! The plain readers of a dataset and the sweeps over it read the same chunks, so their records are in one
 //! *pool*. Each record is charged to one member of its pool, and counts once. A record that is charged to a
-//! sweep, and that the plain readers use too, counts for their share (`shared`), so that it is theirs again
-//! when the sweep gives it up.
+//! sweep, and that the plain readers use too, counts as used by them (`shared`), so that it is theirs again
+//! when the sweep gives it up. It occupies no room of their share meanwhile. That room holds *spare* records:
+//! the plain readers keep them, but do not claim them, and the pool evicts them first.
 //!
 //! Invariants:
 //! 1. the bytes of a pool are the sum of the bytes of its members;
-//! 2. a plain dataset's `shared` is the sum of the footprints of the records that sweeps share with it;
-//! 3. members may use more than their shares only while all of the pool has room: then the pool evicts
-//!    records of the member that is furthest over its share, and none of a member within its share.
+//! 2. a plain dataset's `shared` is the sum of the footprints of the records that sweeps share with it, and
+//!    its `spare` that of its spare records;
+//! 3. members may use more than their shares only while all of the pool has room. A pool without room evicts
+//!    records of the member that is furthest over its share, its spare records first. So plain readers within
+//!    their share lose nothing that they claim.
 
 #[cfg(test)]
 use super::layout::footprint;
 use super::{policy::Pools, stats::DatasetUsage};
 use crate::dataset_id::DatasetId;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// One dataset of the index.
 #[derive(Debug, Default)]
@@ -32,19 +35,23 @@ pub(crate) struct Dataset {
     pub bytes: u64,
     /// Footprints of the sweeps' records that this plain dataset uses too.
     pub shared: u64,
+    /// Footprints of `spares`.
+    pub spare: u64,
+    /// Its records that it does not claim.
+    pub spares: BTreeSet<u32>,
     pub share: Option<u64>,
     used: bool,
 }
 
 impl Dataset {
-    /// Returns the footprints that count for its share.
+    /// Returns the footprints that it claims: its records but the spare ones, and what sweeps share with it.
     fn in_use(&self) -> u64 {
-        self.bytes.saturating_add(self.shared)
+        self.bytes.saturating_sub(self.spare).saturating_add(self.shared)
     }
 
-    /// Returns the bytes of its own records beyond its share.
-    pub fn excess(&self) -> u64 {
-        self.in_use().saturating_sub(self.share.unwrap_or(0)).min(self.bytes)
+    /// Returns the bytes by which its records would exceed its share with `more` bytes.
+    fn excess(&self, more: u64) -> u64 {
+        self.bytes.saturating_add(more).saturating_sub(self.share.unwrap_or(0))
     }
 }
 
@@ -121,9 +128,30 @@ impl DatasetTable {
     /// Removes the record at `pos` of dataset `n`, and returns the record that took its position.
     pub fn remove_record(&mut self, n: u32, pos: u32, footprint: u64) -> Option<u32> {
         self.discharge(n, footprint);
+        let r = self.datasets[n as usize].records.swap_remove(pos as usize);
+        self.set_spare(n, r, footprint, false);
+        self.datasets[n as usize].records.get(pos as usize).copied()
+    }
+
+    /// Notes whether dataset `n` keeps its record `r` without a claim to it.
+    pub fn set_spare(&mut self, n: u32, r: u32, footprint: u64, spare: bool) {
         let dataset = &mut self.datasets[n as usize];
-        dataset.records.swap_remove(pos as usize);
-        dataset.records.get(pos as usize).copied()
+        if spare && dataset.spares.insert(r) {
+            dataset.spare += footprint;
+        } else if !spare && dataset.spares.remove(&r) {
+            dataset.spare -= footprint;
+        }
+    }
+
+    /// Whether the record `r` of dataset `n` is spare.
+    pub fn is_spare(&self, n: u32, r: u32) -> bool {
+        self.datasets[n as usize].spares.contains(&r)
+    }
+
+    /// Returns the spare records of dataset `n`, from `start` on and then those below it.
+    pub fn spares(&self, n: u32, start: u32) -> impl Iterator<Item = &u32> + '_ {
+        let spares = &self.datasets[n as usize].spares;
+        spares.range(start..).chain(spares.range(..start))
     }
 
     /// Charges dataset `n` for a record that is being written.
@@ -162,20 +190,27 @@ impl DatasetTable {
         self.has_share_for(n, 0)
     }
 
-    /// Whether the share of dataset `n` has room for `bytes` more.
+    /// Whether dataset `n` may claim `bytes` more.
     pub fn has_share_for(&self, n: u32, bytes: u64) -> bool {
         let dataset = &self.datasets[n as usize];
         dataset.share.is_some_and(|share| dataset.in_use().saturating_add(bytes) <= share)
     }
 
-    /// Whether the plain dataset `n` may keep `bytes` more, which its pool has already.
-    pub fn may_keep(&self, n: u32, bytes: u64) -> bool {
-        let pool = self.pools.get(&self.datasets[n as usize].pool);
-        pool.is_some_and(|pool| pool.is_whole) || self.has_share_for(n, bytes)
+    /// Whether all chunks of the pool of dataset `n` fit into the pool's share.
+    pub fn is_in_whole_pool(&self, n: u32) -> bool {
+        self.pools.get(&self.datasets[n as usize].pool).is_some_and(|pool| pool.is_whole)
     }
 
-    /// Whether dataset `n` may be charged `bytes` more that are charged to another member of its pool.
-    pub fn may_take(&self, n: u32, bytes: u64) -> bool {
+    /// Whether a new record of dataset `n`, which was charged for it, is beyond what the dataset may claim.
+    pub fn is_beyond_claim(&self, n: u32) -> bool {
+        let dataset = &self.datasets[n as usize];
+        let is_plain = dataset.pool == dataset.id && dataset.share.is_some();
+        is_plain && !self.is_within_share(n) && !self.is_in_whole_pool(n)
+    }
+
+    /// Whether the share of dataset `n` has room for `bytes` more. Records that sweeps share with it take no
+    /// room of its share.
+    pub fn has_room_for(&self, n: u32, bytes: u64) -> bool {
         let dataset = &self.datasets[n as usize];
         dataset.share.is_some_and(|share| dataset.bytes.saturating_add(bytes) <= share)
     }
@@ -268,7 +303,9 @@ impl DatasetTable {
         let fits_pool =
             pool.is_whole && pool.share.is_some_and(|share| pool.bytes.saturating_add(need) <= share);
         if let Some((dataset, share)) = dataset.and_then(|d| Some((d, d.share?))) {
-            return fits_pool || dataset.in_use().saturating_add(need) <= share;
+            // Spare records leave for those that it claims, and take the room of those that it shares.
+            let least = dataset.in_use().min(dataset.bytes);
+            return fits_pool || least.saturating_add(need) <= share;
         }
         if !self.any_share() || fits_pool {
             return true;
@@ -296,9 +333,10 @@ impl DatasetTable {
             return None;
         }
         let over = with.saturating_sub(self.pool_allowance(pool, self.claimed(), capacity));
+        let excess = |number: u32, d: &Dataset| d.excess(if number == n { need } else { 0 });
         let members = self.iter().filter(|(_, d)| d.pool == plain && !d.records.is_empty());
-        let furthest = members.max_by_key(|(_, d)| d.excess()).filter(|(_, d)| d.excess() > 0);
-        furthest.filter(|_| over > 0).map(|(n, _)| (n, over))
+        let furthest = members.map(|(number, d)| (excess(number, d), number)).max()?;
+        (over > 0 && furthest.0 > 0).then_some((furthest.1, over))
     }
 
     /// Returns the dataset that is furthest over its share, of the pool that is furthest over its allowance,
@@ -312,7 +350,7 @@ impl DatasetTable {
         let (plain, over) =
             self.pools.iter().map(|(id, p)| (*id, over(p))).max_by_key(|&(id, over)| (over, id))?;
         let members = self.iter().filter(|(_, d)| d.pool == plain && !d.records.is_empty());
-        let (n, _) = members.max_by_key(|(_, d)| d.excess())?;
+        let (n, _) = members.max_by_key(|(_, d)| d.excess(0))?;
         (over > 0).then_some((n, over))
     }
 
@@ -345,6 +383,7 @@ impl DatasetTable {
             plain: DatasetId(d.pool),
             bytes: d.bytes,
             shared_bytes: d.shared,
+            spare_bytes: d.spare,
             chunks: d.records.len() as u64,
             share: d.share,
         };
@@ -353,7 +392,7 @@ impl DatasetTable {
 
     /// Returns about how many bytes the lists of records occupy in memory.
     pub fn memory(&self) -> usize {
-        self.datasets.iter().map(|d| d.records.capacity() * 4).sum()
+        self.datasets.iter().map(|d| d.records.capacity() * 4 + d.spares.len() * 8).sum()
     }
 
     /// Panics where an invariant is broken. `len` is a record's length, `shared` says whether the record is
@@ -364,6 +403,9 @@ impl DatasetTable {
         let mut by_plain: HashMap<u64, u64> = HashMap::new();
         for (_, d) in self.iter() {
             assert!(d.bytes >= d.records.iter().map(|&r| footprint(len(r))).sum());
+            let own: HashSet<u32> = d.records.iter().copied().collect();
+            assert!(d.spares.iter().all(|r| own.contains(r)), "a spare record is one of its dataset");
+            assert_eq!(d.spare, d.spares.iter().map(|&r| footprint(len(r))).sum::<u64>(), "invariant 2");
             *pools.entry(d.pool).or_default() += d.bytes;
             *by_plain.entry(d.pool).or_default() +=
                 d.records.iter().filter(|&&r| shared(r)).map(|&r| footprint(len(r))).sum::<u64>();

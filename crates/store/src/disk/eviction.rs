@@ -12,7 +12,8 @@
 //!
 //! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. The plain readers
 //! of its dataset keep what the sweep gives up, as far as their share has room. Random victims leave an
-//! unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
+//! unbiased sample of the dataset; records that plain readers do not claim leave first. Damaged records do
+//! not leave here: they are quarantined.
 //!
 //! Invariants:
 //! 1. a pinned record is no victim, and neither is a slab that holds one when its records leave;
@@ -26,7 +27,7 @@ use super::{
 use crate::dataset_id::DatasetId;
 use fletch_core::StoreKey;
 
-/// Victims that are chosen under one lock of the index, so that readers get their turn.
+/// Most victims that are chosen under one lock of the index, so that readers get their turn.
 const BATCH: usize = 256;
 
 /// How often a slab is chosen anew because it was pinned after it was chosen.
@@ -61,8 +62,7 @@ impl DiskEngine {
 
     /// Notes that a dataset uses a chunk, which may be charged to a dataset with which it shares chunks.
     pub fn use_chunk(&self, key: &StoreKey, dataset: DatasetId) {
-        let uses = |index: &Index| index.dataset_of(key).is_none_or(|owner| owner == dataset);
-        if self.config.policy == Policy::Fletch && !uses(&self.read_index()) {
+        if self.config.policy == Policy::Fletch && !self.read_index().is_claimed_by(key, dataset) {
             self.write_index().use_record(key, dataset);
         }
     }
@@ -124,52 +124,49 @@ impl DiskEngine {
     ///
     /// `victim` also says whether the plain readers of a sweep may keep what the sweep gives up.
     fn evict_while(&self, victim: impl Fn(&mut Index) -> Option<(u32, bool)>) -> u64 {
-        let mut evicted = 0;
+        let mut chunks = 0;
         loop {
-            let picks: Vec<u64> = (0..BATCH).map(|_| self.random()).collect();
             let mut index = self.write_index();
-            let (mut chunks, mut freed, mut is_over) = (0, 0, false);
-            for pick in &picks {
-                let Some((n, may_keep)) = victim(&mut index) else {
-                    is_over = true;
-                    break;
-                };
-                match index.evict_random(n, *pick, may_keep) {
-                    Some(Freed::Bytes(size)) => {
-                        chunks += 1;
-                        freed += size;
-                    }
-                    Some(Freed::HandedOver) => {}
-                    None => {
-                        is_over = true;
-                        break;
-                    }
-                }
-            }
+            let evicted = self.evict_each(BATCH, |_| {
+                let (n, may_keep) = victim(&mut index)?;
+                index.evict_random(n, self.random(), may_keep)
+            });
             drop(index);
-            self.count_evicted(chunks, freed);
-            evicted += chunks;
-            if is_over {
-                return evicted;
+            chunks += evicted.chunks;
+            if evicted.is_last {
+                return chunks;
             }
         }
     }
 
-    /// Makes room in the pool of a dataset for `need` bytes that the dataset may use: members that are over
-    /// their shares give chunks up.
-    pub(super) fn make_room_in_pool(&self, index: &mut Index, n: u32, need: u64, capacity: u64) {
-        let (mut chunks, mut freed) = (0, 0);
-        while let Some((victim, _)) = index.datasets.over_in_pool(n, need, capacity) {
-            match index.evict_random(victim, self.random(), true) {
+    /// Carries out evictions until there is none left to do, at most `steps`, and counts them. `evict` is
+    /// called with the footprints that were evicted before.
+    fn evict_each(&self, steps: usize, mut evict: impl FnMut(u64) -> Option<Freed>) -> Evicted {
+        let mut evicted = Evicted { chunks: 0, bytes: 0, is_last: false };
+        for _ in 0..steps {
+            match evict(evicted.bytes) {
                 Some(Freed::Bytes(size)) => {
-                    chunks += 1;
-                    freed += size;
+                    evicted.chunks += 1;
+                    evicted.bytes += size;
                 }
                 Some(Freed::HandedOver) => {}
-                None => break,
+                None => {
+                    evicted.is_last = true;
+                    break;
+                }
             }
         }
-        self.count_evicted(chunks, freed);
+        self.count_evicted(evicted.chunks, evicted.bytes);
+        evicted
+    }
+
+    /// Makes room in the pool of a dataset for `need` bytes that the dataset may use: members that are over
+    /// their shares give chunks up, at most `BATCH` for one newcomer. Later newcomers go on.
+    pub(super) fn make_room_in_pool(&self, index: &mut Index, n: u32, need: u64, capacity: u64) {
+        self.evict_each(BATCH, |_| {
+            let (victim, _) = index.datasets.over_in_pool(n, need, capacity)?;
+            index.evict_random(victim, self.random(), true)
+        });
     }
 
     /// Evicts records of about `bytes` for a newcomer, as the policy says, and returns their footprints.
@@ -184,37 +181,21 @@ impl DiskEngine {
     }
 
     fn evict_lru(&self, bytes: u64) -> u64 {
-        let (mut chunks, mut freed) = (0, 0);
         let mut index = self.write_index();
-        while freed < bytes {
-            let Some(size) = index.evict_least_recent() else { break };
-            chunks += 1;
-            freed += size;
-        }
-        drop(index);
-        self.count_evicted(chunks, freed);
-        freed
+        let evict = |freed| if freed < bytes { index.evict_least_recent().map(Freed::Bytes) } else { None };
+        self.evict_each(usize::MAX, evict).bytes
     }
 
     fn evict_over_allowance(&self, bytes: u64) -> u64 {
-        let (mut chunks, mut freed) = (0, 0);
         let capacity = self.capacity();
         let Some((n, over)) = self.read_index().datasets.furthest_over(capacity) else {
             return 0;
         };
-        while freed < bytes.min(over) {
+        let evict = |freed| {
             let pick = self.random();
-            match self.write_index().evict_random(n, pick, true) {
-                Some(Freed::Bytes(size)) => {
-                    chunks += 1;
-                    freed += size;
-                }
-                Some(Freed::HandedOver) => {}
-                None => break,
-            }
-        }
-        self.count_evicted(chunks, freed);
-        freed
+            if freed < bytes.min(over) { self.write_index().evict_random(n, pick, true) } else { None }
+        };
+        self.evict_each(usize::MAX, evict).bytes
     }
 
     /// Evicts all records of a random sealed slab without pins, and returns how many.
@@ -290,7 +271,8 @@ impl Index {
         Some(self.remove_record(r))
     }
 
-    /// Evicts the record of dataset `n` that the random number `pick` points at.
+    /// Evicts the record of dataset `n` that the random number `pick` points at, a spare record if there is
+    /// any.
     ///
     /// If `may_keep`, the plain readers of a sweep keep the record if their share has room for it. Passes
     /// over pinned records; `None` when all are pinned.
@@ -298,13 +280,22 @@ impl Index {
         let list = self.datasets.records(n);
         let start = pick.checked_rem(list.len() as u64)? as usize;
         let free = |&&r: &&u32| !self.is_record_pinned(r);
-        let r = *list[start..].iter().chain(&list[..start]).find(free)?;
+        let spare = self.datasets.spares(n, list[start]).find(free);
+        let r = *spare.or_else(|| list[start..].iter().chain(&list[..start]).find(free))?;
         Some(if may_keep && self.hand_over(r) {
             Freed::HandedOver
         } else {
             Freed::Bytes(self.remove_record(r))
         })
     }
+}
+
+/// What some evictions freed.
+struct Evicted {
+    chunks: u64,
+    bytes: u64,
+    /// Whether no eviction was left to do.
+    is_last: bool,
 }
 
 /// What became of a victim.

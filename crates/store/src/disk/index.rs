@@ -328,6 +328,9 @@ impl Index {
         slab.live += 1;
         slab.live_bytes += footprint(location.len);
         self.recs[r as usize].pos = self.datasets.add_record(dataset, r);
+        if self.datasets.is_beyond_claim(dataset) {
+            self.datasets.set_spare(dataset, r, footprint(location.len), true);
+        }
         self.bytes += footprint(location.len);
         let (recs, key) = (&self.recs, self.key);
         self.table.insert_unique(code, r, |&r| {
@@ -434,19 +437,30 @@ impl Index {
         }
     }
 
-    /// Notes that `dataset` uses a record, if the record is charged to another dataset of the same pool.
+    /// Whether a chunk is absent, or charged to `dataset` and claimed by it.
+    pub fn is_claimed_by(&self, key: &StoreKey, dataset: DatasetId) -> bool {
+        let Some(r) = self.lookup(key) else { return true };
+        let owner = self.recs[r as usize].dataset;
+        self.datasets.id(owner) == dataset && !self.datasets.is_spare(owner, r)
+    }
+
+    /// Notes that `dataset` uses a record, which may be charged to another dataset of the same pool.
     ///
-    /// A sweep with room is charged for a record of its plain readers. They share it if their share has room
-    /// for it, and give it up if not. Plain readers share a record of a sweep if their share has room.
+    /// A sweep with room is charged for a record of its plain readers. They share it if they claimed it within
+    /// their share, and give it up if not. Plain readers claim a spare record, or share a record of a sweep,
+    /// if their share has room.
     pub fn use_record(&mut self, key: &StoreKey, dataset: DatasetId) {
         let Some(r) = self.lookup(key) else { return };
         let (owner, size) = (self.recs[r as usize].dataset, footprint(self.recs[r as usize].len));
         let n = self.datasets.number(dataset);
         if owner == n {
+            if self.datasets.has_share_for(n, size) {
+                self.datasets.set_spare(n, r, size, false);
+            }
             return;
         }
-        if self.datasets.plain_of(n) == Some(owner) && self.datasets.may_take(n, size) {
-            let stays_in_use = self.datasets.is_within_share(owner);
+        if self.datasets.plain_of(n) == Some(owner) && self.datasets.has_room_for(n, size) {
+            let stays_in_use = self.datasets.is_within_share(owner) && !self.datasets.is_spare(owner, r);
             self.charge_to(r, n);
             self.set_shared(r, stays_in_use);
         } else if self.datasets.plain_of(owner) == Some(n)
@@ -459,18 +473,20 @@ impl Index {
 
     /// Charges a sweep's record to its plain readers if they may keep it; returns whether they do.
     ///
-    /// They keep what they share, and what their share has room for. They keep a pinned record in any case:
-    /// a warm-up protects it.
+    /// They keep what they share, and as spare records those that their share has room for. They keep a pinned
+    /// record in any case: a warm-up protects it.
     pub(super) fn hand_over(&mut self, r: u32) -> bool {
         let rec = &self.recs[r as usize];
         let (n, size, shared) = (rec.dataset, footprint(rec.len), rec.shared);
         let Some(plain) = self.datasets.plain_of(n) else { return false };
-        let keeps = self.datasets.may_keep(plain, if shared { 0 } else { size });
-        if !keeps && !self.is_record_pinned(r) {
+        let is_claimed = shared && self.datasets.is_within_share(plain);
+        let stays = is_claimed || self.datasets.is_in_whole_pool(n) || self.is_record_pinned(r);
+        if !stays && !self.datasets.has_room_for(plain, size) {
             return false;
         }
         self.set_shared(r, false);
         self.charge_to(r, plain);
+        self.datasets.set_spare(plain, r, size, !stays);
         true
     }
 

@@ -78,6 +78,8 @@ pub struct DatasetUsage {
     pub bytes: u64,
     /// Footprints of chunks that count as those of sweeps, and that plain readers use too.
     pub shared_bytes: u64,
+    /// Footprints of its chunks that it keeps only until the datasets with which it shares chunks need room.
+    pub spare_bytes: u64,
     /// Number of its chunks.
     pub chunks: u64,
     /// Its share, if it has one.

@@ -16,6 +16,7 @@ mod damage;
 mod groups;
 mod limits;
 mod model;
+mod pool_events;
 mod pools;
 mod residency;
 

@@ -1,7 +1,9 @@
 //! Datasets that share chunks: each byte counts once, and no member of a pool takes what another one claims.
 
 use super::*;
-use proptest::prelude::*;
+use proptest::prelude::{
+    Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
+};
 use std::collections::HashMap;
 
 const LEN: usize = 60_000;
@@ -13,8 +15,21 @@ fn pools(most: u64) -> Pools {
 }
 
 fn used(tier: &DiskEngine, dataset: DatasetId) -> DatasetUsage {
-    let none = DatasetUsage { dataset, plain: dataset, bytes: 0, shared_bytes: 0, chunks: 0, share: None };
+    let none = DatasetUsage {
+        dataset,
+        plain: dataset,
+        bytes: 0,
+        shared_bytes: 0,
+        spare_bytes: 0,
+        chunks: 0,
+        share: None,
+    };
     tier.stats().datasets.into_iter().find(|d| d.dataset == dataset).unwrap_or(none)
+}
+
+/// What a dataset claims: its chunks but the spare ones, and those that sweeps share with it.
+fn claimed(usage: &DatasetUsage) -> u64 {
+    usage.bytes - usage.spare_bytes + usage.shared_bytes
 }
 
 fn put(tier: &DiskEngine, n: u64, dataset: DatasetId) -> Stored {
@@ -66,14 +81,9 @@ proptest! {
         for step in steps {
             let before: HashMap<_, _> = [D1, SWEEP, OTHER].map(|d| (d, used(&tier, d))).into();
             // A dataset within its share keeps what it uses, whatever another one does.
-            let within = |d: DatasetId| before[&d].share.is_some_and(|share| {
-                before[&d].bytes + before[&d].shared_bytes <= share
-            });
-            let in_use = |d: DatasetId| {
-                let now = used(&tier, d);
-                now.bytes + now.shared_bytes
-            };
-            let was_in_use = |d: DatasetId| before[&d].bytes + before[&d].shared_bytes;
+            let within = |d: DatasetId| before[&d].share.is_some_and(|share| claimed(&before[&d]) <= share);
+            let in_use = |d: DatasetId| claimed(&used(&tier, d));
+            let was_in_use = |d: DatasetId| claimed(&before[&d]);
             match step {
                 Do::Put(n, dataset) => {
                     let stored = put(&tier, u64::from(n), dataset);
@@ -200,4 +210,84 @@ fn what_is_over_a_share_stays_until_the_pool_needs_the_room() {
     }
     assert_eq!(tier.stats().counts.evicted - evicted, n / 8);
     assert!(used(&tier, D1).bytes >= part, "{:?}", used(&tier, D1));
+}
+
+/// Plays turns of a sweep over `units` chunks: the sweep holds `most` of them, and gives up random ones.
+/// Between its loads, plain readers read random chunks if `reading`. Returns how many chunks they wrote.
+fn turns(tier: &DiskEngine, units: u64, most: usize, reading: bool, rng: &mut ChaCha8Rng) -> usize {
+    let (mut held, mut written) = (Vec::new(), 0);
+    // It ends where it met chunks of the plain readers last.
+    for step in 0..4 * units - units / 3 {
+        let next = key(&chunk(step % units, LEN));
+        if held.contains(&next) {
+            continue;
+        }
+        if held.len() >= most {
+            let given_up = held.swap_remove(rng.random_range(0..held.len()));
+            tier.evict_of(&given_up, SWEEP);
+        }
+        if tier.contains(&next) {
+            tier.use_chunk(&next, SWEEP);
+        } else {
+            assert_eq!(put(tier, step % units, SWEEP), Stored::Yes, "{:?}", tier.stats());
+        }
+        held.push(next);
+        let read = chunk(rng.random_range(0..units), LEN);
+        if reading && !tier.contains(&key(&read)) {
+            written += usize::from(tier.put(&key(&read), D1, &read).expect("no error") == Stored::Yes);
+        }
+        tier.reap(u64::MAX).expect("reaped");
+    }
+    written
+}
+
+/// What a dataset and its sweep both use occupies room once: the pool fills the rest with other chunks.
+#[test]
+fn a_pool_that_is_smaller_than_its_dataset_is_full() {
+    for reading in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (tier, _) = open(dir.path(), 16 << 20, Policy::Fletch);
+        let mut rng = seeded(5);
+        let n = tier.capacity() * 9 / 10 / one() / 2 * 2;
+        let (part, units) = (n / 2 * one(), 3 * n);
+        tier.set_pooled_shares(&[(D1, 2 * part)], &pools(units * one()));
+        (0..n).for_each(|n| assert_eq!(put(&tier, 2 * n, D1), Stored::Yes));
+        tier.set_pooled_shares(&[(D1, part), (SWEEP, part)], &pools(units * one()));
+        let most = usize::try_from(n / 2).expect("a number");
+        let written = turns(&tier, units, most, reading, &mut rng);
+        let (plain, sweep) = (used(&tier, D1), used(&tier, SWEEP));
+        println!("reading {reading}: {plain:?} {sweep:?}, {written} written");
+        assert!(plain.shared_bytes * 20 > part, "the two use some chunks both: {plain:?}");
+        assert!(plain.bytes + sweep.bytes + 2 * one() >= 2 * part, "{plain:?} {sweep:?}");
+        assert!(plain.bytes + sweep.bytes <= 2 * part, "{plain:?} {sweep:?}");
+        assert!(claimed(&plain) + one() >= part, "the plain readers have their part: {plain:?}");
+        tier.read_index().check();
+    }
+}
+
+/// What a sweep gave up fills the room of plain readers until they need it for what they read.
+#[test]
+fn spare_chunks_leave_for_those_that_plain_readers_read() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 16 << 20, Policy::Fletch);
+    let part = 20 * one();
+    tier.set_pooled_shares(&[(D1, part), (SWEEP, part)], &pools(1000 * one()));
+    for n in 0..40 {
+        assert_eq!(put(&tier, n, SWEEP), Stored::Yes);
+        if n < 20 {
+            assert!(tier.evict_of(&key(&chunk(n, LEN)), SWEEP) && tier.contains(&key(&chunk(n, LEN))));
+        }
+    }
+    let plain = used(&tier, D1);
+    assert_eq!((plain.bytes, plain.spare_bytes, used(&tier, SWEEP).bytes), (part, part, part));
+    // A warm-up uses some of them, so that plain readers claim them.
+    (0..5).for_each(|n| tier.use_chunk(&key(&chunk(n, LEN)), D1));
+    assert_eq!(used(&tier, D1).spare_bytes, 15 * one());
+    (100..115).for_each(|n| assert_eq!(put(&tier, n, D1), Stored::Yes));
+    assert_eq!(put(&tier, 115, D1), Stored::Refused(Refusal::Share));
+    let plain = used(&tier, D1);
+    assert_eq!((plain.bytes, plain.spare_bytes, used(&tier, SWEEP).bytes), (part, 0, part));
+    assert!((0..5).chain(20..40).chain(100..115).all(|n| tier.contains(&key(&chunk(n, LEN)))));
+    assert_eq!(tier.stats().counts.evicted, 15);
+    tier.read_index().check();
 }

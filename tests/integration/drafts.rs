@@ -201,7 +201,7 @@ fn an_object_that_changed_is_an_error_that_names_the_remedy() {
     for path in ["c0/f00", "c1/f01"] {
         bucket.is_refused(path, "origin_changed");
     }
-    assert!(bucket.site.metrics()["fletch_corrupt_total{source=\"changed\"}"] >= 2.0);
+    assert!(bucket.site.metrics()["fletch_corrupt_total{source=\"origin_changed\"}"] >= 2.0);
     bucket.is_right("c0/f03");
     // The first slice of a long file is read, then the file is replaced by one of the same length.
     let large = bucket.all["large"].clone();
@@ -298,7 +298,7 @@ fn what_needs_hashes_is_refused_with_the_next_command() {
     let bucket = Bucket::new(content());
     let layout = bucket.site.json("/v1/datasets/set/versions/latest")["layout"].clone();
     let ask = json!({"name": "j", "root": bucket.root, "layout": layout, "dataset": "set",
-        "world": {"ranks": 1, "global_batch": 4}});
+        "world": {"ranks": 1, "batch": 4, "tail": "keep"}});
     let out = run(Command::new("curl")
         .args(["-sS", "-H", "Content-Type: application/json", "-d", &ask.to_string()])
         .arg(format!("{}/v1/jobs", bucket.site.url)));

@@ -113,6 +113,9 @@ mod tests {
             mtime_ns: None,
             etag: Some("\"abc\""),
         };
-        assert_eq!(object.location_name(0, 110_000).to_string(), "GOLDEN");
+        assert_eq!(
+            object.location_name(0, 110_000).to_string(),
+            "8b7d523e1a56bd461c37e5b9ee1e09012d6ae6446b39e3f91e5c96ec3a6ba95c"
+        );
     }
 }

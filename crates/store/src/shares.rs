@@ -200,8 +200,8 @@ pub type TenantQuota = (u64, Vec<QuotaUse>);
 /// Limits a split by the quotas of tenants. Pure.
 ///
 /// All datasets of a tenant, idle ones included, divide its quota by their claims. None may use more than its
-/// part. An idle dataset wants what it has, and no more. It wants nothing if others of its pool are read: they
-/// find its chunks.
+/// part. An idle dataset wants what it has, and no more. It wants nothing if others of its pool are read:
+/// they find its chunks.
 #[must_use]
 pub fn apply_quotas(split: Split, quotas: &[TenantQuota]) -> Split {
     let pools: BTreeMap<DatasetId, Pool> = split.iter().map(|c| (c.pool.plain, c.pool)).collect();

@@ -241,8 +241,8 @@ fn judge(site: &Site, data: &Data, case: &Case, seen: &[Parts], counts: &[Counte
         least(&|p| (p.plain_has + p.sweep_has) as f64 / (p.plain + p.sweep) as f64),
     );
     println!(
-        "the mount finds {hits:.3} on disk, its part is {plain_part:.3}; it has {has:.3} of that part at least; \
-         the pool is {full:.3} full at least"
+        "the mount finds {hits:.3} on disk, its part is {plain_part:.3}; it has at least {has:.3} of that \
+         part; the pool is at least {full:.3} full"
     );
     assert!(hits >= plain_part, "the mount finds {hits}, its part is {plain_part}");
     assert!(has >= 0.95, "the mount has {has} of its part");

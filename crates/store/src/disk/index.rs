@@ -446,9 +446,9 @@ impl Index {
 
     /// Notes that `dataset` uses a record, which may be charged to another dataset of the same pool.
     ///
-    /// A sweep with room is charged for a record of its plain readers. They share it if they claimed it within
-    /// their share, and give it up if not. Plain readers claim a spare record, or share a record of a sweep,
-    /// if their share has room.
+    /// A sweep with room is charged for a record of its plain readers. They share it if they claimed it
+    /// within their share, and give it up if not. Plain readers claim a spare record, or share a record of a
+    /// sweep, if their share has room.
     pub fn use_record(&mut self, key: &StoreKey, dataset: DatasetId) {
         let Some(r) = self.lookup(key) else { return };
         let (owner, size) = (self.recs[r as usize].dataset, footprint(self.recs[r as usize].len));
@@ -473,8 +473,8 @@ impl Index {
 
     /// Charges a sweep's record to its plain readers if they may keep it; returns whether they do.
     ///
-    /// They keep what they share, and as spare records those that their share has room for. They keep a pinned
-    /// record in any case: a warm-up protects it.
+    /// They keep what they share, and as spare records those that their share has room for. They keep a
+    /// pinned record in any case: a warm-up protects it.
     pub(super) fn hand_over(&mut self, r: u32) -> bool {
         let rec = &self.recs[r as usize];
         let (n, size, shared) = (rec.dataset, footprint(rec.len), rec.shared);

@@ -114,9 +114,9 @@ pub enum Command {
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
 The first run reads everything once, to know every file and its checksum (not with --draft). Ctrl-C
-stops it, and the same command goes on. Later runs show at once what was read last. If DIR shows the dataset already,
-the command makes sure that its server runs and has credentials. Starts a server of your own unless
-one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
+stops it, and the same command goes on. Later runs show at once what was read last. If DIR shows the
+dataset already, the command makes sure that its server runs and has credentials. Starts a server of
+your own unless one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
 AWS_ENDPOINT_URL); a server that others share uses its own. docs/howto/mount-a-bucket.md has more.
 --json prints {name, dir, source, server, files, bytes, as_of_ns, draft, already, started_server,
 cache, state, logs}.")]
@@ -220,8 +220,8 @@ To resume a stopped run, give the same command again. docs/PACK.md has the rules
   fletch show /data/imagenet@2026-11 train/n01440764/n01440764_10026.JPEG
 
 --json prints {base, root, layout, entries, samples, bytes, created, tool, sample_rule, parts, chunks,
-layout_kind: index|pack|draft, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}. For an entry it prints
-{root, path, ordinal, kind, size, blake3, target, sample: {kind, key},
+layout_kind: index|pack|draft, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}. For an entry
+it prints {root, path, ordinal, kind, size, blake3, target, sample: {kind, key},
 slices: [{chunk, chunk_offset, length}]}.")]
     Show {
         /// NAME|URI[@TAG|@ROOT]. The default tag is `latest`.

@@ -218,7 +218,7 @@ pub fn renewed_pins(name: &DatasetName, after: Option<&str>) -> String {
     }
 }
 
-/// Returns the path of a page of what a server learned of a draft, from the entry with the ordinal `after` on.
+/// Returns the path of a page of what a server learned of a draft, from the entry `after` on.
 #[must_use]
 pub fn learned(root: Root, after: u64) -> String {
     format!("/v1/versions/{root}/learned?after={after}")

@@ -5,8 +5,8 @@ use fletch_core::Hash;
 use fletch_core::manifest::{ObjectState, Slice};
 use fletch_tables::PinRow;
 
-/// Returns the names of a file's places, in the form of its hashes. `uri` is the dataset, as the server has it
-/// registered.
+/// Returns the names of a file's places, in the form of its hashes. `uri` is the dataset, as the server has
+/// it registered.
 #[must_use]
 pub fn places(uri: &str, path: &str, pin: &PinRow) -> Content {
     let state = ObjectState { uri, path, size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag.as_deref() };

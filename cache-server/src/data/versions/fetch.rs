@@ -120,7 +120,8 @@ impl ChunkFetch {
         })
     }
 
-    /// Returns the first fetch of bytes that a draft names by their place, for [`fletch_store::Store::learn`].
+    /// Returns the first fetch of bytes that a draft names by their place, for
+    /// [`fletch_store::Store::learn`].
     ///
     /// It asks one place once, because nothing could tell which of two answers is right.
     #[must_use]

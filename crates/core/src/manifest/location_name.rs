@@ -27,7 +27,8 @@ impl ObjectState<'_> {
     /// Returns the name of `len` bytes from `offset` on, while the object is in this state.
     ///
     /// The name covers the entity tag, or else the modification time. Encoding: lengths and numbers are u64,
-    /// little-endian; `uri length · uri · path length · path · size · 1 · tag length · tag · offset · len`, or
+    /// little-endian;
+    /// `uri length · uri · path length · path · size · 1 · tag length · tag · offset · len`, or
     /// `… size · 2 · time · offset · len`, or `… size · 0 · offset · len`.
     #[must_use]
     pub fn location_name(&self, offset: u64, len: u64) -> Hash {

@@ -1,7 +1,7 @@
 //! The hashes of the slices of a large file, from which the hash of the whole file follows.
 //!
-//! BLAKE3 is a tree hash, and a slice of 4 MiB is a complete subtree. A slice has its own hash as a chunk, and
-//! the value of its subtree in the tree of the file. The file's hash is folded from these values
+//! BLAKE3 is a tree hash, and a slice of 4 MiB is a complete subtree. A slice has its own hash as a chunk,
+//! and the value of its subtree in the tree of the file. The file's hash is folded from these values
 //! ([`blake3::hazmat`], "subtrees"), so that nobody reads the file in one go.
 
 use super::SLICE_BYTES_DEFAULT;

@@ -29,9 +29,8 @@ Global options, for every command:
   --server URL[,URL]  http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
   --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
-  --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
-  --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
-  --origin-fallback   While the server is gone, read the last known version from the origin
+  --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]; --json: print JSON
+  -q/--quiet          No notes; --progress auto|bar|plain|none; --origin-fallback: no server needed
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 Ctrl-C.";
 
@@ -109,15 +108,14 @@ pub enum Command {
     /// Show a bucket or a folder as files in a directory: one command from data to files.
     #[command(after_help = "Examples:
   fletch mount s3://bucket/photos /mnt/photos
-  fletch mount /data/photos /mnt/photos
+  fletch mount /data/photos /mnt/photos --draft
   fletch mount https://host/photos /mnt/photos --list names.txt
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
-The first run reads everything once, to know every file and its checksum (not with --draft). Ctrl-C
-stops it, and the same command goes on. Later runs show at once what was read last. If DIR shows the
-dataset already, the command makes sure that its server runs and has credentials. Starts a server of
-your own unless one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
-AWS_ENDPOINT_URL); a server that others share uses its own. docs/howto/mount-a-bucket.md has more.
+The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
+same command goes on. Later runs show at once what was read last, and mend a mount that stopped.
+Starts a server of your own unless one runs, with the credentials of this terminal (AWS_*, AZURE_*,
+GOOGLE_*, AWS_ENDPOINT_URL). docs/howto/mount-a-bucket.md has more.
 --json prints {name, dir, source, server, files, bytes, as_of_ns, draft, already, started_server,
 cache, state, logs}.")]
     Mount(MountArgs),
@@ -137,7 +135,7 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
         #[arg(long, value_name = "SHARE")]
         allow_loss: Option<Share>,
     },
-    /// Make a version of a draft: read what nobody has read of it, and know every file by its hash.
+    /// Read what nobody has read of a draft, and make a version of it.
     #[command(after_help = "Example:
   fletch seal photos
 
@@ -175,8 +173,7 @@ Keeps what was read, and the cache, and prints where they are.
     /// Read and hash every file of a dataset once, and write the tables of its version.
     #[command(after_help = "Examples:
   fletch index /data/imagenet
-  fletch index s3://bucket/set --tables s3://tables/set --tag 2026-11
-  fletch index s3://bucket/set --parent auto
+  fletch index s3://bucket/set --tables s3://tables/set --parent auto --tag 2026-11
 
 Writes nothing into the dataset, unless --tables names a place in it. Prints the root on stdout.
 --json prints {root, layout, tag, uri, tables, entries, samples, bytes,
@@ -516,7 +513,7 @@ pub struct MountArgs {
     /// First read what is new or changed.
     #[arg(long)]
     pub refresh: bool,
-    /// Show the files after listing them. Each is read when a program first reads it.
+    /// Only list the files: each is read when a program reads it.
     #[arg(long, conflicts_with = "pack")]
     pub draft: bool,
     /// Copy small files into large pieces, at URI, and read those.
@@ -573,7 +570,7 @@ pub struct IndexArgs {
     /// Names of the objects, one on each line, instead of a store's listing.
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
-    /// List the files and read none: a server hashes them when they are first read.
+    /// List the files and read none of them.
     #[arg(long, conflicts_with = "parent")]
     pub draft: bool,
     /// Skip files that are unchanged since a ROOT, a TAG, or `auto`.

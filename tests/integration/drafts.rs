@@ -296,9 +296,8 @@ fn a_table_that_somebody_made_up_teaches_nothing() {
 #[test]
 fn what_needs_hashes_is_refused_with_the_next_command() {
     let bucket = Bucket::new(content());
-    let layout = bucket.site.json("/v1/datasets/set/versions/latest")["layout"].clone();
-    let ask = json!({"name": "j", "root": bucket.root, "layout": layout, "dataset": "set",
-        "world": {"ranks": 1, "batch": 4, "tail": "keep"}});
+    let world = json!({"ranks": 1, "batch": 4, "tail": "keep"});
+    let ask = json!({"name": "j", "dataset": "set", "version": "latest", "world": world});
     let out = run(Command::new("curl")
         .args(["-sS", "-H", "Content-Type: application/json", "-d", &ask.to_string()])
         .arg(format!("{}/v1/jobs", bucket.site.url)));

@@ -65,24 +65,28 @@ class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The items at these indices, in order, read together. Torch 2 calls it for a batch."""
-        chosen = self._chosen(indices)
+        chosen, form, transform = self._chosen(indices), self.content, self.transform
         views = iter(self._views([o for sample in chosen for o in sample.ordinals]))
+        # Calls of functions are most of the time of short files, so a plain file takes none.
+        contents = [
+            next(views)
+            if sample.single and form != "dict"
+            else content_of_indexed(self.version, sample, views, form)
+            for sample in chosen
+        ]
+        if transform is None:
+            return contents
         items: list[Any] = []
-        for sample in chosen:
-            content = content_of_indexed(self.version, sample, views, self.content)
-            items.append(content if self.transform is None else self._transformed(content, sample))
-        return items
-
-    def _transformed(self, content: Content, sample: Sample) -> Any:
-        """The item of a content. An error of ``transform`` names the sample."""
-        assert self.transform is not None
         try:
-            return self.transform(content)
+            for content in contents:
+                items.append(transform(content))
         except Exception as error:
+            sample = chosen[len(items)]
             first = sample.ordinals[0]
             name = named(self.version.entry(first).path, sample.key, None, first)
             add_note(error, f"fletch: transform failed for the sample {name}")
             raise
+        return items
 
     def _entries_of(self, indices: Sequence[int]) -> list[int]:
         return [o for sample in self._chosen(indices) for o in sample.ordinals]

@@ -74,8 +74,11 @@ fn apply(dir: &Path, edit: &Edit, seed: u64) {
             }
         }
         Edit::Rename(a, b) => {
-            if let (Some(p), Some(q)) = (pick(*a), pick(*b)) {
-                fs::rename(p, q.with_extension("moved")).expect("mv");
+            // A file does not replace a directory that an earlier edit made.
+            if let (Some(p), Some(to)) = (pick(*a), pick(*b).map(|q| q.with_extension("moved")))
+                && !to.is_dir()
+            {
+                fs::rename(p, to).expect("mv");
             }
         }
         // Two files of equal size and time change places: only the inode tells.

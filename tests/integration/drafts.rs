@@ -41,6 +41,7 @@ struct Bucket {
     site: Site,
     emulator: OriginEmulator,
     config: String,
+    _dir: tempfile::TempDir,
     all: BTreeMap<String, Vec<u8>>,
     root: String,
     states: AtomicUsize,
@@ -52,7 +53,8 @@ impl Bucket {
         for (path, bytes) in &all {
             emulator.insert(&format!("set/{path}"), bytes.clone());
         }
-        let config = tempfile::NamedTempFile::new().expect("file").keep().expect("kept").1;
+        let dir = tempfile::tempdir().expect("tempdir");
+        let config = dir.path().join("fletch.toml");
         let text = format!(
             "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
              credentials = \"anonymous\"\n",
@@ -63,7 +65,7 @@ impl Bucket {
         let config = config.display().to_string();
         let site = Site::start(&["--config", &config]);
         let states = AtomicUsize::new(0);
-        let mut bucket = Bucket { site, emulator, config, all, root: String::new(), states };
+        let mut bucket = Bucket { site, emulator, config, _dir: dir, all, root: String::new(), states };
         bucket.list();
         let tables = bucket.tables().display().to_string();
         bucket.site.register("set", &bucket.uri(), &tables);
@@ -202,6 +204,10 @@ fn an_object_that_changed_is_an_error_that_names_the_remedy() {
         bucket.is_refused(path, "origin_changed");
     }
     assert!(bucket.site.metrics()["fletch_corrupt_total{source=\"origin_changed\"}"] >= 2.0);
+    let object = format!("{}/bucket/set/c2/f02", bucket.emulator.endpoint());
+    run(Command::new("curl").args(["-sS", "--fail", "-X", "DELETE", &object]));
+    bucket.is_refused("c2/f02", "origin_missing");
+    bucket.all.remove("c2/f02");
     bucket.is_right("c0/f03");
     // The first slice of a long file is read, then the file is replaced by one of the same length.
     let large = bucket.all["large"].clone();
@@ -214,7 +220,7 @@ fn an_object_that_changed_is_an_error_that_names_the_remedy() {
     bucket.all.insert("c0/f00".into(), new);
     bucket.all.insert("c1/f01".into(), short);
     bucket.all.insert("large".into(), bytes(101, large.len()));
-    bucket.ok(&["refresh", "set"]);
+    bucket.ok(&["refresh", "set", "--allow-loss", "10%"]);
     bucket.root = bucket.site.json("/v1/datasets/set/versions/latest")["root"].as_str().expect("root").into();
     bucket.emulator.reset_counts();
     bucket.is_right("c0/f03");

@@ -52,6 +52,31 @@ pub struct StoreLimits {
     pub attempts: u32,
 }
 
+/// A read that memory does not answer.
+#[derive(Clone)]
+struct FlightRequest {
+    /// The chunk, or the name of a place if there are `names`.
+    key: StoreKey,
+    len: u32,
+    /// When the reader gives up.
+    until: Instant,
+    dataset: DatasetId,
+    fetch: Fetch,
+    /// The record of what names stand for.
+    names: Option<Arc<dyn Names>>,
+}
+
+impl FlightRequest {
+    /// Returns the key under which the bytes are kept. `None` if their hash was not learned yet.
+    fn content_key(&self) -> Option<StoreKey> {
+        let hash = match &self.names {
+            Some(names) => names.content(&self.key)?,
+            None => self.key.hash,
+        };
+        Some(StoreKey { domain: self.key.domain.clone(), hash })
+    }
+}
+
 /// The chunk store. See the invariants of the crate.
 #[derive(Debug)]
 pub struct Store {
@@ -182,11 +207,22 @@ impl Store {
             return Ok(hit);
         }
         let until = Instant::now() + self.limits.deadline;
-        let outcome = match self.join_or_lead((&key, len, until), dataset, &fetch, at_once).await {
+        self.join(FlightRequest { key, len, until, dataset, fetch, names: None }, at_once).await
+    }
+
+    /// Joins a flight, or leads one; and once more after the error of another reader's fetch.
+    async fn join(
+        self: &Arc<Self>,
+        request: FlightRequest,
+        at_once: Option<AtOnce<'_>>,
+    ) -> Result<Hit, ReadError> {
+        let until = request.until;
+        let outcome = match self.join_or_lead(&request, at_once).await {
             (Err(ReadError::Fetch(_) | ReadError::Corrupt(_)), true) if Instant::now() < until => {
-                let again =
-                    timeout_at(until, self.join_or_lead((&key, len, until), dataset, &fetch, None)).await;
-                again.map_or_else(|_| Err(ReadError::Deadline(self.limits.deadline)), |(outcome, _)| outcome)
+                match timeout_at(until, self.join_or_lead(&request, None)).await {
+                    Ok((outcome, _)) => outcome,
+                    Err(_) => Err(ReadError::Deadline(self.limits.deadline)),
+                }
             }
             (outcome, _) => outcome,
         };
@@ -197,28 +233,28 @@ impl Store {
         outcome
     }
 
-    /// Joins the flight of this chunk or leads one. Returns its outcome, and whether another reader led it.
+    /// Joins the flight of a request or leads one. Returns its outcome, and whether another reader led it.
     async fn join_or_lead(
         self: &Arc<Self>,
-        (key, len, until): (&StoreKey, u32, Instant),
-        dataset: DatasetId,
-        fetch: &Fetch,
+        request: &FlightRequest,
         at_once: Option<AtOnce<'_>>,
     ) -> (Result<Hit, ReadError>, bool) {
-        match self.flights.join(key, || self.memory_or_queued(key)) {
+        let in_memory = || self.memory_or_queued(&request.content_key()?);
+        match self.flights.join(&request.key, in_memory) {
             FlightRole::Cached(chunk) => {
                 Counters::add(&self.counters.hits_memory, 1);
                 (Ok(Hit { chunk, tier: Tier::Memory }), false)
             }
-            FlightRole::Follower(outcome) => (self.joined(outcome, until).await, true),
+            FlightRole::Follower(outcome) => (self.joined(outcome, request.until).await, true),
             FlightRole::Leader(guard, outcome) => {
-                if let Some(hit) = at_once.and_then(|a| self.at_once(key, len, dataset, a)) {
+                let FlightRequest { key, len, dataset, .. } = request;
+                if let Some(hit) = at_once.and_then(|a| self.at_once(key, *len, *dataset, a)) {
                     guard.finish(Ok(hit.clone()));
                     return (Ok(hit), false);
                 }
-                let (store, key, fetch) = (Arc::clone(self), key.clone(), Arc::clone(fetch));
                 let span = info_span!("flight", chunk = %key.hash);
-                let flight = async move { store.run_flight(guard, key, len, dataset, fetch).await };
+                let (store, request) = (Arc::clone(self), request.clone());
+                let flight = async move { store.run_flight(guard, request).await };
                 self.tasks.spawn(carried(flight.instrument(span)));
                 (outcome.await.unwrap_or(Err(ReadError::Lost)), false)
             }
@@ -295,25 +331,28 @@ impl Store {
     }
 
     /// Runs a whole flight: disk, else fetch; then memory; then the waiting readers.
-    async fn run_flight(
-        &self,
-        guard: LeaderGuard,
-        key: StoreKey,
-        len: u32,
-        dataset: DatasetId,
-        fetch: Fetch,
-    ) {
+    async fn run_flight(&self, guard: LeaderGuard, request: FlightRequest) {
         let until = Instant::now() + self.limits.deadline;
-        let outcome = match self.read_from_disk(&key, len, until).await {
-            Ok(None) => {
-                let fetched = self.fetch_verified(&key, len, until, &fetch).await;
-                fetched.map(|chunk| self.fetched(&key, dataset, chunk))
+        let FlightRequest { key, len, dataset, fetch, .. } = &request;
+        let outcome = match (request.content_key(), &request.names) {
+            (None, Some(names)) => self.learn_content(&request, Arc::clone(names), until).await,
+            (content, _) => {
+                let key = content.unwrap_or_else(|| key.clone());
+                match self.read_from_disk(&key, *len, until).await {
+                    Ok(None) => {
+                        let fetched = self.fetch_verified(&key, *len, until, fetch).await;
+                        fetched.map(|chunk| self.fetched(&key, *dataset, chunk))
+                    }
+                    Ok(Some(chunk)) => Ok(Hit { chunk, tier: Tier::Disk }),
+                    Err(e) => Err(e),
+                }
             }
-            Ok(Some(chunk)) => Ok(Hit { chunk, tier: Tier::Disk }),
-            Err(e) => Err(e),
         };
         match &outcome {
-            Ok(hit) => self.memory.insert(key, hit.chunk.clone()),
+            Ok(hit) => {
+                let key = StoreKey { domain: key.domain.clone(), hash: hit.chunk.hash() };
+                self.memory.insert(key, hit.chunk.clone());
+            }
             // Each reader that gets it counts itself.
             Err(ReadError::Overloaded { .. }) => {}
             Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),

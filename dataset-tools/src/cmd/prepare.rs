@@ -1,7 +1,7 @@
 //! What `mount` and `refresh` share: a server that answers, credentials that it has, and a version that is
 //! up to date.
 
-use super::{Context, index, source};
+use super::{Context, absent, index, source};
 use crate::cli::{IndexArgs, PackArgs};
 use crate::environment;
 use crate::failure::{Exit, Failure};
@@ -292,6 +292,45 @@ pub fn note_left_out(ctx: &Context, report: &RunReport) -> Exit {
     ctx.out
         .warn(format_args!("left out, and listed in the manifest: {}", count(report.skipped.len(), "entry")));
     Exit::Partial
+}
+
+/// A dataset that was mounted or registered, and whose tables can be read from here.
+pub struct Prepared {
+    /// Its server, which has the credentials of this terminal if it is the user's own.
+    pub connected: Connected,
+    /// The registration.
+    pub dataset: fletch_api::Dataset,
+    /// Where the objects are.
+    pub uri: OriginUri,
+    /// Where the tables are.
+    pub tables: OriginUri,
+    /// The latest version.
+    pub latest: Earlier,
+}
+
+/// Finds the dataset that a text names: a name, or the place of its objects.
+///
+/// # Errors
+/// No server answers, the dataset was never registered there, or its tables cannot be read from here.
+pub fn prepared(ctx: &Context, text: &str) -> Result<Prepared, Failure> {
+    let connected = connect(ctx)?;
+    let datasets = ctx.rt.block_on(connected.client.datasets())?;
+    let Some(dataset) = registered(ctx, text, &datasets)? else {
+        let server = connected.server.servers().to_string();
+        return Err(match source::name_of(text) {
+            Some(name) => absent::unregistered(&name, &datasets, &server),
+            None => Failure::new(format!("{text} was never mounted or registered at {server}"))
+                .hint(format!("run `fletch mount {text} DIR`")),
+        });
+    };
+    let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
+    ctx.warn_of_another_folder(&uri);
+    connected.give_credentials(ctx, &[&uri, &tables])?;
+    let latest = earlier(ctx, &tables).ok_or_else(|| {
+        Failure::new(format!("what was indexed of {} cannot be read from here", dataset.name))
+            .hint(format!("run `fletch index {uri}` as the user that indexed it"))
+    })?;
+    Ok(Prepared { connected, dataset, uri, tables, latest })
 }
 
 /// Returns the registered dataset that a text names: a name, or the place of its objects.

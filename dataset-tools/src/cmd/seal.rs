@@ -1,7 +1,7 @@
 //! `fletch seal`: makes a version of a draft, and reads what nobody has read of it.
 
-use super::prepare::{Missing, Wanted, connect, earlier, note_left_out, prepare, registered};
-use super::{Context, absent, source};
+use super::Context;
+use super::prepare::{Missing, Prepared, Wanted, note_left_out, prepare, prepared};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::run::learned::LearnedDraft;
@@ -10,24 +10,7 @@ use fletch_core::TagName;
 use fletch_core::manifest::LayoutKind;
 
 pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure> {
-    let connected = connect(ctx)?;
-    let datasets = ctx.rt.block_on(connected.client.datasets())?;
-    let Some(dataset) = registered(ctx, text, &datasets)? else {
-        let server = connected.server.servers().to_string();
-        return Err(match source::name_of(text) {
-            Some(name) => absent::unregistered(&name, &datasets, &server),
-            None => Failure::new(format!("{text} was never mounted or registered at {server}"))
-                .hint(format!("run `fletch mount {text} DIR`")),
-        });
-    };
-    let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
-    ctx.warn_of_another_folder(&uri);
-    connected.give_credentials(ctx, &[&uri, &tables])?;
-    let before = earlier(ctx, &tables);
-    let before = before.ok_or_else(|| {
-        Failure::new(format!("what was listed of {} cannot be read from here", dataset.name))
-            .hint(format!("run `fletch index {uri}` as the user that listed it"))
-    })?;
+    let Prepared { connected, dataset, uri, tables, latest: before } = prepared(ctx, text)?;
     let client = connected.client.for_dataset(Some(&dataset.name));
     let latest = TagName::latest();
     let resolved = ctx.rt.block_on(client.resolve(&dataset.name, latest.as_str()))?;

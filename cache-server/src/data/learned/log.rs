@@ -49,7 +49,7 @@ struct Pending {
 struct LogFile {
     file: File,
     len: u64,
-    /// Whether the last write failed, so that the next failure is not logged again.
+    /// Whether the last write failed, and may have left a part of a record after `len`.
     failing: bool,
 }
 
@@ -123,17 +123,18 @@ impl LearnedLog {
             return;
         }
         let mut log = self.file.lock();
-        let written = log.file.write_all(&out).and_then(|()| log.file.sync_data());
+        // A record after half a record would make the whole log a damaged one.
+        let whole = if log.failing { log.file.set_len(log.len) } else { Ok(()) };
+        let written = whole.and_then(|()| log.file.write_all(&out)).and_then(|()| log.file.sync_data());
         match written {
             Ok(()) => {
                 log.len += out.len() as u64;
                 log.failing = false;
             }
             Err(error) => {
-                let cut = log.file.set_len(log.len);
                 if !std::mem::replace(&mut log.failing, true) {
                     let log = self.path.display();
-                    tracing::warn!(%log, %error, ?cut, "what drafts learn is not kept beyond a restart");
+                    tracing::warn!(%log, %error, "what drafts learn is not kept beyond a restart");
                 }
             }
         }

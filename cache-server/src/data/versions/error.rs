@@ -166,8 +166,8 @@ impl VersionError {
                 "run `fletch refresh NAME`, and read the new version; or restore the object"
             }
             Code::OriginMissing => {
-                "restore the object, or index the dataset again with --parent and read the new version; if \
-                 its root is the same, restart the server"
+                "restore the object, or run `fletch refresh NAME` and read the new version; if its root is \
+                 the same, restart the server"
             }
             Code::OriginCorrupt => {
                 "the storage returned wrong bytes: check the storage, or restore the object"

@@ -4,21 +4,18 @@
 //! recorded, and keeps them under their hash. From then on the caller reads them by their hash.
 //!
 //! 1. (I1) The bytes are hashed, and nothing is known that could contradict the hash: the record decides.
-//! 2. (I3) A name has one flight, as a hash has.
+//! 2. (I3) A name has one flight, as a hash has. Readers of a place that fails start one second flight.
 
-use super::{Fetch, INLINE_HASH_BYTES, Store};
+use super::{Fetch, FlightRequest, INLINE_HASH_BYTES, Store};
 use crate::{
     dataset_id::DatasetId,
-    flight::{FlightRole, LeaderGuard},
     memory::bind_permit,
     outcome::{FetchError, Hit, ReadError, Tier},
     stats::Counters,
 };
-use fletch_bounds::carried;
 use fletch_core::{Hash, Kind, StoreKey, Verified};
 use std::sync::Arc;
 use tokio::time::{Instant, timeout_at};
-use tracing::{Instrument as _, info_span};
 
 /// The record of what names stand for.
 pub trait Names: Send + Sync {
@@ -48,76 +45,29 @@ impl Store {
         names: Arc<dyn Names>,
     ) -> Result<Hit, ReadError> {
         let until = Instant::now() + self.limits.deadline;
-        loop {
-            let in_memory = || {
-                let hash = names.content(&name)?;
-                self.memory_or_queued(&StoreKey { domain: name.domain.clone(), hash })
-            };
-            let outcome = match self.flights.join(&name, in_memory) {
-                FlightRole::Cached(chunk) => {
-                    Counters::add(&self.counters.hits_memory, 1);
-                    Ok(Hit { chunk, tier: Tier::Memory })
-                }
-                // The error of another reader's fetch does not count for this one.
-                FlightRole::Follower(outcome) => match self.joined(outcome, until).await {
-                    Err(ReadError::Fetch(_) | ReadError::Corrupt(_)) if Instant::now() < until => continue,
-                    outcome => outcome,
-                },
-                FlightRole::Leader(guard, outcome) => {
-                    let (store, names, fetch) = (Arc::clone(self), Arc::clone(&names), Arc::clone(&fetch));
-                    let span = info_span!("flight", name = %name.hash);
-                    let name = name.clone();
-                    let flight =
-                        async move { store.run_learning(guard, name, len, dataset, fetch, names).await };
-                    self.tasks.spawn(carried(flight.instrument(span)));
-                    outcome.await.unwrap_or(Err(ReadError::Lost))
-                }
-            };
-            if let Err(ReadError::Overloaded { .. }) = outcome {
-                Counters::add(&self.counters.overloaded, 1);
-            }
-            return outcome;
-        }
+        let request = FlightRequest { key: name, len, until, dataset, fetch, names: Some(names) };
+        self.join(request, None).await
     }
 
-    /// Runs the whole flight of a name.
-    async fn run_learning(
-        self: Arc<Self>,
-        guard: LeaderGuard,
-        name: StoreKey,
-        len: u32,
-        dataset: DatasetId,
-        fetch: Fetch,
+    /// Fetches the bytes that a name stands for, has their hash recorded, and keeps them for their dataset.
+    pub(super) async fn learn_content(
+        &self,
+        request: &FlightRequest,
         names: Arc<dyn Names>,
-    ) {
-        let outcome = match names.content(&name) {
-            // Another flight ended between the caller's look at the record and this one.
-            Some(hash) => {
-                let key = StoreKey { domain: name.domain.clone(), hash };
-                self.read(key, len, dataset, fetch).await
-            }
-            None => match self.fetch_and_learn(&name, len, &fetch, names).await {
-                Ok(chunk) => Ok(self.keep_learned(&name, dataset, chunk)),
-                Err(e) => Err(e),
-            },
-        };
-        match &outcome {
-            Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),
-            Err(error) => tracing::debug!(name = %name.hash, %error, "the first read of a name failed"),
-            Ok(_) => {}
-        }
-        guard.finish(outcome);
+        until: Instant,
+    ) -> Result<Hit, ReadError> {
+        let FlightRequest { key, len, dataset, fetch, .. } = request;
+        let chunk = self.fetch_and_learn((key, *len, until), fetch, names).await?;
+        Ok(self.keep_learned(key, *dataset, chunk))
     }
 
     async fn fetch_and_learn(
         &self,
-        name: &StoreKey,
-        len: u32,
+        (name, len, until): (&StoreKey, u32, Instant),
         fetch: &Fetch,
         names: Arc<dyn Names>,
     ) -> Result<Verified, ReadError> {
         let within = self.limits.deadline;
-        let until = Instant::now() + within;
         let permit = self.memory.permit(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
         Counters::add(&self.counters.fetches, 1);
         let bytes = match timeout_at(until, fetch(0)).await {
@@ -149,16 +99,14 @@ impl Store {
     fn keep_learned(&self, name: &StoreKey, dataset: DatasetId, chunk: Verified) -> Hit {
         let key = StoreKey { domain: name.domain.clone(), hash: chunk.hash() };
         let len = u32::try_from(chunk.bytes().len()).unwrap_or(u32::MAX);
-        let hit = match &self.disk {
+        match &self.disk {
             Some(disk) if disk.has_or_queued(&key, len) => {
                 Counters::add(&self.counters.fetched_bytes, u64::from(len));
                 disk.use_chunk(&key, dataset);
                 Hit { chunk, tier: Tier::Origin }
             }
             _ => self.fetched(&key, dataset, chunk),
-        };
-        self.memory.insert(key, hit.chunk.clone());
-        hit
+        }
     }
 }
 
@@ -240,6 +188,24 @@ mod tests {
             assert_eq!(read().await.expect("again").tier, Tier::Memory);
             assert_eq!(calls.load(Relaxed), 1);
         }
+    }
+
+    #[tokio::test]
+    async fn i3_however_many_wait_for_a_place_that_fails_it_is_asked_twice() {
+        let (s, record) = (store(), Arc::new(Record::default()));
+        let calls = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&calls);
+        let fetch: Fetch = Arc::new(move |_| {
+            counted.fetch_add(1, Relaxed);
+            Box::pin(async {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                Err(FetchError::new(Kind::Corrupt, "the object is gone"))
+            })
+        });
+        let read = || s.learn(name("gone"), 9, ANY, Arc::clone(&fetch), Arc::clone(&record) as _);
+        let outcomes = futures::future::join_all((0..200).map(|_| read())).await;
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(ReadError::Fetch(_)))));
+        assert_eq!(calls.load(Relaxed), 2);
     }
 
     #[tokio::test]

@@ -55,6 +55,8 @@ use std::{
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+/// How often the server looks for drafts of which it learned more.
+const COUNT_DRAFTS_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the server looks for failing origins that nobody asks.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the server checks whether the tokens file or the files of TLS changed.
@@ -166,6 +168,20 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     Ok(Running { addr, tls, socket: path, stop, task })
 }
 
+/// Counts what is known of the drafts in use, and seals those that are known whole, until `stop`.
+async fn count_drafts(server: Arc<Server>, stop: CancellationToken) {
+    let ticks = async {
+        loop {
+            tokio::time::sleep(COUNT_DRAFTS_INTERVAL).await;
+            server.seals.tick().await;
+        }
+    };
+    tokio::select! {
+        () = ticks => {}
+        () = stop.cancelled() => {}
+    }
+}
+
 async fn run(
     app: Arc<App>,
     (tcp, socket): (Option<TcpListener>, Option<Socket>),
@@ -179,6 +195,7 @@ async fn run(
     if let Some(unix) = socket.as_ref().and_then(Socket::listener) {
         accepting.spawn(Arc::clone(&app).accept_unix(unix));
     }
+    accepting.spawn(count_drafts(Arc::clone(&app.server), app.drain.clone()));
     let (leave_cluster, cluster_tasks) = (CancellationToken::new(), TaskTracker::new());
     let (server, token) = (Arc::clone(&app.server), leave_cluster.clone());
     cluster_tasks.spawn(async move {
@@ -239,6 +256,7 @@ async fn run(
     app.server.enter(Phase::Draining);
     leave_cluster.cancel();
     app.server.warmups.stop();
+    app.server.seals.stop();
     app.drain.cancel();
     accepting.close();
     accepting.wait().await;

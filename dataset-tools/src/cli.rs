@@ -108,12 +108,12 @@ pub enum Command {
     /// Show a bucket or a folder as files in a directory: one command from data to files.
     #[command(after_help = "Examples:
   fletch mount s3://bucket/photos /mnt/photos
-  fletch mount /data/photos /mnt/photos --draft
+  fletch mount /data/photos /mnt/photos --index
   fletch mount https://host/photos /mnt/photos --list names.txt
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
-The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
-same command goes on. Later runs show at once what was read last, and mend a mount that stopped.
+The first run lists the source and shows it: a file is read when a program reads it. Later runs
+show what was listed or read last, and mend a mount that stopped.
 Starts a server of your own unless one runs, with the credentials of this terminal (AWS_*, AZURE_*,
 GOOGLE_*, AWS_ENDPOINT_URL). docs/howto/mount-a-bucket.md has more.
 --json prints {name, dir, source, server, files, bytes, as_of_ns, draft, already, started_server,
@@ -139,18 +139,14 @@ Reads only new and changed files. Mounts that exist show what they showed; new o
     #[command(after_help = "Example:
   fletch seal photos
 
-A draft is what `fletch mount --draft` shows. Files that were read through the server are not read again.
-Mounts that exist show what they showed; new ones show the version. Ctrl-C stops it, and the same
-command goes on. --json prints what `fletch index --json` prints; nothing if it is no draft.")]
+A draft is what `fletch mount` shows of a source that nobody has read. The server reads what was not read
+through it, and seals a draft by itself once all was read. Mounts that exist show what they showed; new
+ones show the version. Ctrl-C stops the waiting, and the server goes on.
+--json prints {dataset, draft, state, entries, bytes, entries_done, bytes_known, bytes_read, started_ns,
+ended_ns, root, error}; nothing if it is no draft.")]
     Seal {
         /// The name that `fletch mount` printed, or the source.
         source: DatasetArg,
-        /// Leave out what cannot be read, list it, and exit with 3.
-        #[arg(long)]
-        skip_failed: bool,
-        /// Go on if up to this share of the files is missing, such as 5% [default: 1%].
-        #[arg(long, value_name = "SHARE")]
-        allow_loss: Option<Share>,
     },
     /// Start your server again, with the credentials of this terminal. Mounts that wait go on.
     #[command(
@@ -513,9 +509,9 @@ pub struct MountArgs {
     /// First read what is new or changed.
     #[arg(long)]
     pub refresh: bool,
-    /// Only list the files: each is read when a program reads it.
-    #[arg(long, conflicts_with = "pack")]
-    pub draft: bool,
+    /// First read everything, to know every file by its checksum.
+    #[arg(long)]
+    pub index: bool,
     /// Copy small files into large pieces, at URI, and read those.
     #[arg(long, value_name = "URI", num_args = 0..=1)]
     pub pack: Option<Option<String>>,

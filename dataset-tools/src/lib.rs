@@ -13,15 +13,9 @@ pub mod cli;
 pub mod cmd;
 pub mod default_tables;
 pub mod environment;
-pub mod failure;
-pub mod index;
-pub mod meanings;
-pub mod out;
 pub mod own_server;
 pub mod pack;
-pub mod progress;
-pub mod run;
-pub mod source;
 pub mod status;
-pub mod tables_location;
 pub mod target;
+
+pub use fletch_indexer::{failure, index, meanings, out, progress, run, source, tables_location};

@@ -9,38 +9,10 @@
 //! 3. A command that takes a dataset without a version ([`DatasetArg`]) takes the whole text of a URI.
 
 use crate::failure::Failure;
-use fletch_core::{Root, TagName};
-use std::fmt;
+use fletch_core::TagName;
+pub use fletch_indexer::select::Select;
 use std::path::Path;
 use std::str::FromStr;
-
-/// A tag or a root.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Select {
-    /// A movable name of a version.
-    Tag(TagName),
-    /// A version by its root.
-    Root(Root),
-}
-
-impl FromStr for Select {
-    type Err = Failure;
-    fn from_str(s: &str) -> Result<Self, Failure> {
-        if let Ok(root) = s.parse() {
-            return Ok(Select::Root(root));
-        }
-        TagName::new(s).map(Select::Tag).map_err(|e| Failure::usage(e.to_string()))
-    }
-}
-
-impl fmt::Display for Select {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Select::Tag(t) => t.fmt(f),
-            Select::Root(r) => r.fmt(f),
-        }
-    }
-}
 
 /// A dataset, and one of its versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +116,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fletch_core::Root;
 
     #[test]
     fn a_tag_follows_the_last_at_after_the_last_slash() {

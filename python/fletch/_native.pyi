@@ -177,6 +177,9 @@ class Version:
     def created_ns(self) -> int:
         """The time when the version was made, in nanoseconds since 1970 UTC."""
     @property
+    def draft(self) -> bool:
+        """Whether the version is a draft: it was listed, and the hashes of its files are not known."""
+    @property
     def sample_rule(self) -> str:
         """How entries form samples: ``"file"`` (one each) or ``"stem"`` (neighbours with one key)."""
     def __len__(self) -> int:
@@ -377,6 +380,8 @@ class ReceiptSum:
         """Whether the sum is exactly that of the receipt's plan."""
 
 def _declare(client: Client, spec: str, loader: str) -> Job: ...
+def _seal(client: Client, dataset: str) -> str: ...
+def _sealing(client: Client, dataset: str) -> str: ...
 def _job(client: Client, spec: str, loader: str, server: str | None = None) -> Job: ...
 def _world(client: Client, name: str) -> str | None: ...
 def _select(

@@ -209,6 +209,26 @@ type PickledSettings = (String, Option<String>, Option<PathBuf>, Option<String>,
 /// The CA file, the certificate file and the key file.
 type PickledTls = (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>);
 
+/// Begins to seal the draft of a dataset. Returns the sealing, as JSON text.
+#[pyfunction(name = "_seal")]
+pub fn seal(py: Python<'_>, client: Py<Client>, dataset: &str) -> PyResult<String> {
+    let (client, dataset) = (client.get().live(py)?, dataset_name(dataset)?);
+    let sealing = wait(py, async move { client.seal(&dataset).await.map_err(Failure::from) })?;
+    Ok(serde_json::to_string(&sealing).map_err(|e| Failure::Invalid(e.to_string()))?)
+}
+
+/// Returns how far the sealing of a dataset is, as JSON text.
+#[pyfunction(name = "_sealing")]
+pub fn sealing(py: Python<'_>, client: Py<Client>, dataset: &str) -> PyResult<String> {
+    let (client, dataset) = (client.get().live(py)?, dataset_name(dataset)?);
+    let sealing = wait(py, async move { client.sealing(&dataset).await.map_err(Failure::from) })?;
+    Ok(serde_json::to_string(&sealing).map_err(|e| Failure::Invalid(e.to_string()))?)
+}
+
+fn dataset_name(text: &str) -> Result<DatasetName, Failure> {
+    DatasetName::new(text).map_err(|e| Failure::Invalid(e.to_string()))
+}
+
 /// Creates a client from its pickled settings.
 #[pyfunction(name = "_client")]
 pub fn unpickle_client(

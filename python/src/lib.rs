@@ -42,6 +42,8 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<epochs::Reader>()?;
     m.add_class::<receipt_sum::ReceiptSum>()?;
     m.add_function(wrap_pyfunction!(epochs::declare, m)?)?;
+    m.add_function(wrap_pyfunction!(client::seal, m)?)?;
+    m.add_function(wrap_pyfunction!(client::sealing, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::unpickle_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::select, m)?)?;

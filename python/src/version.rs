@@ -124,6 +124,12 @@ impl Version {
         self.handle.resolved.created_ns
     }
 
+    /// Whether the version is a draft: it was listed, and the hashes of its files are not known.
+    #[getter]
+    fn draft(&self) -> bool {
+        self.handle.resolved.draft
+    }
+
     /// The client that reads the version.
     #[getter]
     fn client(&self, py: Python<'_>) -> Py<PyAny> {

@@ -32,6 +32,18 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
         "fletch-client",
         &["fletch-core", "fletch-api", "fletch-host", "fletch-tables", "fletch-origin", "fletch-window"],
     ),
+    (
+        "fletch-indexer",
+        &[
+            "fletch-core",
+            "fletch-api",
+            "fletch-tables",
+            "fletch-settings",
+            "fletch-host",
+            "fletch-origin",
+            "fletch-client",
+        ],
+    ),
     ("fletch-testkit", &["fletch-core"]),
     ("fletch-sim", &["fletch-core"]),
     (
@@ -48,6 +60,8 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-window",
             // For the TLS of what a server asks other servers.
             "fletch-client",
+            // To seal drafts.
+            "fletch-indexer",
         ],
     ),
     (
@@ -75,6 +89,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-host",
             "fletch-origin",
             "fletch-client",
+            "fletch-indexer",
             "fletch-sim",
         ],
     ),
@@ -104,7 +119,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["metrics"],
     &["server"],
     &["groups"],
-    &["jobs", "warmups", "mounts"],
+    &["jobs", "warmups", "seals", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],
     &["reads"],
@@ -122,7 +137,7 @@ pub const SERVER_FOLDERS: &[(&str, &[&str])] = &[
     ("app", &["config", "idle", "limits", "request_metrics", "server", "telemetry", "tls"]),
     ("admin", &["dashboard", "metrics", "overview"]),
     ("training", &["allocation", "benefit", "epochs", "jobs", "prefetch", "sweep"]),
-    ("data", &["chunk_reads", "learned", "read_ahead", "reads", "versions", "warmups"]),
+    ("data", &["chunk_reads", "learned", "read_ahead", "reads", "seals", "versions", "warmups"]),
     ("cluster", &["catalog", "groups"]),
     ("tenancy", &["accounting", "auth", "connections", "credentials", "mounts", "state", "tenants"]),
 ];

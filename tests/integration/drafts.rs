@@ -49,7 +49,11 @@ struct Bucket {
 
 impl Bucket {
     fn new(all: BTreeMap<String, Vec<u8>>) -> Self {
-        let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+        Bucket::at(EmulatorConfig::default(), all)
+    }
+
+    fn at(store: EmulatorConfig, all: BTreeMap<String, Vec<u8>>) -> Self {
+        let emulator = OriginEmulator::start(store, Backing::empty());
         for (path, bytes) in &all {
             emulator.insert(&format!("set/{path}"), bytes.clone());
         }
@@ -106,8 +110,26 @@ impl Bucket {
         self.ok(&["index", &self.uri(), "--tables", &to])
     }
 
+    /// Seals the draft, unless the server did so by itself. Returns the sealing.
     fn seal(&self) -> Value {
-        serde_json::from_str(&self.ok(&["seal", "set", "--json"])).expect("JSON")
+        let said = self.ok(&["seal", "set", "--json"]);
+        match said.is_empty() {
+            true => self.site.json("/v1/datasets/set/seal"),
+            false => serde_json::from_str(&said).expect("JSON"),
+        }
+    }
+
+    /// Waits until the server has sealed the draft by itself. Returns the root of the version.
+    fn sealed(&self) -> String {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let now = self.site.json("/v1/datasets/set/versions/latest");
+            if now.get("draft").is_none() {
+                return now["root"].as_str().expect("a root").to_owned();
+            }
+            assert!(Instant::now() < until, "{}", self.site.json("/v1/datasets"));
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Fetches a file with curl. Returns the status and the body.
@@ -314,9 +336,89 @@ fn what_needs_hashes_is_refused_with_the_next_command() {
     let said = String::from_utf8_lossy(&verify.stderr);
     assert!(!verify.status.success() && said.contains("fletch seal"), "{said}");
     assert!(bucket.ok(&["show", "set"]).contains("draft: only listed"));
-    // A warm-up reads a draft, so that a seal reads nothing.
+    // A warm-up reads a draft, and the server seals what it knows whole.
     bucket.ok(&["warmup", "set", "--wait"]);
-    assert_eq!(bucket.seal()["bytes_read"], 0);
+    bucket.emulator.reset_counts();
+    let root = bucket.sealed();
+    assert_eq!(bucket.emulator.counts().get + bucket.emulator.counts().list, 0, "a seal asks for nothing");
+    assert_eq!(root, bucket.indexed());
+    assert_eq!(bucket.site.json("/v1/datasets/set/seal")["bytes_read"], 0);
+}
+
+#[test]
+fn the_share_of_a_draft_that_is_known_is_shown() {
+    let bucket = Bucket::new(content());
+    bucket.is_right("c0/f00");
+    bucket.is_right("large");
+    let total: usize = bucket.all.values().map(Vec::len).sum();
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let drafts = bucket.site.json("/v1/datasets")["drafts"].clone();
+        // The twin has the bytes of another file, and a place of its own.
+        let known = bucket.all["c0/f00"].len() + bucket.all["large"].len();
+        if drafts[0]["known_bytes"] == known {
+            let draft = &drafts[0];
+            assert_eq!((&draft["files"], &draft["known_files"]), (&json!(15), &json!(3)), "{draft}");
+            assert_eq!((&draft["bytes"], &draft["dataset"]), (&json!(total), &json!("set")), "{draft}");
+            break;
+        }
+        assert!(Instant::now() < until, "{drafts}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn objects_that_changed_block_a_seal_and_nothing_is_left_out() {
+    let mut bucket = Bucket::new(content());
+    bucket.is_right("c0/f03");
+    bucket.emulator.insert("set/c0/f00", bytes(55, 10));
+    let object = format!("{}/bucket/set/c2/f02", bucket.emulator.endpoint());
+    run(Command::new("curl").args(["-sS", "--fail", "-X", "DELETE", &object]));
+    let refused = bucket.fletch(&["seal", "set"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1), "{refused:?}");
+    for word in ["blocked: 2 objects changed", "c0/f00", "c2/f02", "fletch refresh set"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert!(bucket.site.json("/v1/datasets/set/versions/latest")["draft"] == true);
+    assert_eq!(bucket.site.json("/v1/datasets/set/seal")["state"], "blocked");
+    // The refresh heals it. What the first seal read is not read again.
+    bucket.all.insert("c0/f00".into(), bytes(55, 10));
+    bucket.all.remove("c2/f02");
+    bucket.ok(&["refresh", "set", "--allow-loss", "10%"]);
+    let sealing = bucket.seal();
+    assert_eq!(
+        (&sealing["state"], &sealing["root"]),
+        (&json!("done"), &json!(bucket.indexed())),
+        "{sealing}"
+    );
+}
+
+#[test]
+fn a_seal_goes_on_after_a_kill_and_reads_nothing_twice() {
+    let all: BTreeMap<String, Vec<u8>> = (0..400).map(|i| (format!("f{i:03}"), bytes(i, 20_000))).collect();
+    let latency = Latency { median: Duration::from_millis(40), p99: Duration::from_millis(50) };
+    let bucket = Bucket::at(EmulatorConfig { first_byte: Some(latency), ..EmulatorConfig::default() }, all);
+    let ask = |method: &str| {
+        let url = format!("{}/v1/datasets/set/seal", bucket.site.url);
+        run(Command::new("curl").args(["-sS", "--fail", "-X", method, "--json", "{}", &url])).stdout
+    };
+    let begun: Value = serde_json::from_slice(&ask("POST")).expect("JSON");
+    assert_eq!(begun["state"], "running", "{begun}");
+    let again: Value = serde_json::from_slice(&ask("POST")).expect("JSON");
+    assert_eq!(again["started_ns"], begun["started_ns"], "there is one seal of a dataset at a time");
+    std::thread::sleep(Duration::from_millis(1_200));
+    let mut site = bucket.site;
+    site.kill();
+    let before = bucket.emulator.counts().get;
+    assert!(before > 50, "{before}");
+    site.restart();
+    let bucket = Bucket { site, ..bucket };
+    let sealing = bucket.seal();
+    assert_eq!(sealing["root"], bucket.indexed());
+    let read = sealing["bytes_read"].as_u64().expect("a number") / 20_000;
+    // The journal of the first one had what was read up to its last second.
+    assert!(read < 400, "{read} of 400 files were read again, after {before}");
 }
 
 #[test]
@@ -326,27 +428,51 @@ fn a_mount_of_a_draft_shows_files_at_once_and_a_second_one_what_was_sealed() {
     }
     let user = User::new("one");
     let all = user.dataset("photos", 40);
-    let first = user.say(&["mount", "--draft", "photos", "mnt"]).ok().in_plain_words();
+    let first = user.say(&["mount", "photos", "mnt"]).ok().in_plain_words();
     assert!(!first.stderr.contains("reads "), "{first:?}");
     let show = |user: &User| -> Value {
         serde_json::from_str(&user.say(&["show", "photos", "--json"]).ok().stdout).expect("JSON")
     };
     assert_eq!(show(&user)["layout_kind"], "draft");
     shows(&user.path("mnt"), &all);
-    let sealed = user.say(&["seal", "photos", "--json"]).ok();
-    let report: Value = serde_json::from_str(&sealed.stdout).expect("JSON");
-    // Files that are younger than two seconds are read again: their times prove nothing.
-    assert_eq!(
-        report["files_read"].as_u64().zip(report["files_reused"].as_u64()).map(|(a, b)| a + b),
-        Some(40)
-    );
+    // All was read, so the server seals it.
+    let until = Instant::now() + Duration::from_secs(30);
+    while show(&user)["layout_kind"] == "draft" {
+        assert!(Instant::now() < until, "{}", show(&user));
+        std::thread::sleep(Duration::from_millis(200));
+    }
     let direct = index(&user.path("photos"), &user.path("direct"), &[]);
-    assert_eq!(report["root"], direct.trim());
-    assert_eq!(show(&user)["layout_kind"], "index");
+    assert_eq!(show(&user)["root"], direct.trim());
     user.say(&["mount", "photos", "mnt2"]).ok();
     shows(&user.path("mnt2"), &all);
-    // The mount of the draft goes on.
+    // The mount of the draft goes on, and the same command says that there is a version.
     shows(&user.path("mnt"), &all);
+    let same = user.say(&["mount", "photos", "mnt"]).ok();
+    assert!(same.stderr.contains("shows a draft of photos"), "{same:?}");
+    user.say(&["down"]).ok();
+}
+
+#[test]
+fn a_mount_with_index_reads_everything_first() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let user = User::new("one");
+    let all = user.dataset("photos", 10);
+    let show = |user: &User| -> Value {
+        serde_json::from_str(&user.say(&["show", "photos", "--json"]).ok().stdout).expect("JSON")
+    };
+    user.say(&["mount", "--index", "photos", "mnt"]).ok();
+    assert_eq!(show(&user)["layout_kind"], "index");
+    shows(&user.path("mnt"), &all);
+    // Of a draft it makes a version.
+    let other = user.dataset("other", 10);
+    user.say(&["mount", "other", "mnt2"]).ok();
+    user.say(&["mount", "--index", "other", "mnt3"]).ok();
+    shows(&user.path("mnt3"), &other);
+    let other: Value =
+        serde_json::from_str(&user.say(&["show", "other", "--json"]).ok().stdout).expect("JSON");
+    assert_eq!(other["layout_kind"], "index");
     user.say(&["down"]).ok();
 }
 
@@ -375,7 +501,7 @@ fn first_byte(names: u64) -> (Duration, Duration, u64, u64) {
     user.has_keys_of(emulator.endpoint());
     let uri = format!("{}/set", emulator.uri());
     let began = Instant::now();
-    user.say(&["mount", "--draft", &uri, "mnt"]).ok();
+    user.say(&["mount", &uri, "mnt"]).ok();
     assert_eq!(emulator.counts().get, 0, "nothing was read before a program read");
     let name = format!("{:06}/{:09}", (names - 1) / 1000, names - 1);
     assert_eq!(fs::read(user.path("mnt").join(&name)).expect("the last file").len(), 100);

@@ -17,7 +17,7 @@ fn the_client_reads_and_refuses() {
 
 #[test]
 fn the_datasets_are_torchvisions() {
-    pytest(&["test_datasets.py", "test_evaluation.py", "test_repeatable.py"]);
+    pytest(&["test_datasets.py", "test_evaluation.py", "test_repeatable.py", "test_drafts.py"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod allocation;
 mod costs;
 mod disk;
+mod drafts;
 mod epochs;
 mod jobs;
 mod page;
@@ -465,14 +466,7 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &rows,
     )?;
     page.gauge("fletch_versions_open", "Open versions", &[], &[(vec![], server.versions.open_count())])?;
-    let (learned, refused) = server.versions.learned().counts();
-    page.gauge("fletch_learned_names", "Names of drafts whose content is known", &[], &[(vec![], learned)])?;
-    page.counter(
-        "fletch_learned_names_refused_total",
-        "Names of drafts that found no room",
-        &[],
-        &[(vec![], refused)],
-    )?;
+    drafts::families(page, server)?;
     page.gauge(
         "fletch_uptime_seconds",
         "Seconds since the start",

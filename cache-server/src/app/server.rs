@@ -24,6 +24,7 @@ use crate::{
         learned::LearnedNames,
         read_ahead::ReadAhead,
         reads::Reads,
+        seals::{SealContext, Seals},
         versions::{Allowlist, VersionLimits, Versions},
         warmups::{WarmupContext, Warmups},
     },
@@ -68,6 +69,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const CACHE_RECORDS: &str = "caches";
 /// The directory of the state directory for version tables of clients on this machine.
 const TABLES_DIR: &str = "tables";
+
+/// The directory of the state directory for the journals and temporary tables of seals.
+const SEALS_DIR: &str = "seals";
+/// The most objects of one seal that are read at once: readers come first.
+const SEAL_PARALLEL_MAX: usize = 8;
 
 /// The most displaced jobs whose accounts wait to be folded.
 const DISPLACED_MAX: usize = 256;
@@ -130,6 +136,8 @@ pub struct Server {
     pub allocator: Allocator,
     /// The warm-ups.
     pub warmups: Arc<Warmups>,
+    /// The sealing of drafts.
+    pub seals: Arc<Seals>,
     /// The mounts that read through this server.
     pub mounts: AnnouncedMounts,
     /// The place for version tables of clients that name none.
@@ -242,6 +250,13 @@ impl Server {
             tasks.clone(),
             Arc::clone(&read_watch),
         );
+        let seal_context = SealContext {
+            versions: Arc::clone(&versions),
+            registrations: Arc::clone(&registrations),
+            origins: origins.clone(),
+            dir: state.path().join(SEALS_DIR),
+            parallel: (limits.origin_requests / 8).clamp(1, SEAL_PARALLEL_MAX),
+        };
         let requests = Arc::new(RequestMetrics::new());
         let read_ahead = ReadAhead::new(limits.read_ahead_bytes());
         let reads = Reads {
@@ -332,6 +347,7 @@ impl Server {
             cache: config.cache.clone(),
             store,
             warmups: Warmups::new(warmup_context, tasks.clone()),
+            seals: Seals::new(seal_context, tasks.clone()),
             shares,
             allocator: Allocator::default(),
             mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
@@ -453,7 +469,7 @@ impl Server {
             running: self.tenants.requests.used(),
             mounts: self.mounts.count(self.now_ns()) as u64,
             epochs: self.registry.stats().epochs_open,
-            warmups: self.warmups.stats().live,
+            warmups: self.warmups.stats().live + self.seals.stats().running,
         }
     }
 

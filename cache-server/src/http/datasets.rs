@@ -47,7 +47,7 @@ const RENEWED_PINS_MAX: usize = 1000;
 )]
 pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<Datasets> {
     let datasets = server.registrations.list(&principal.domain).iter().map(|e| e.dataset.clone()).collect();
-    Json(Datasets { datasets })
+    Json(Datasets { datasets, drafts: server.seals.drafts(&principal.domain) })
 }
 
 /// Registers a dataset.
@@ -271,6 +271,7 @@ pub async fn version(
         entries: manifest.entries,
         bytes: manifest.bytes,
         created_ns: manifest.created_ns(),
+        draft: source.is_draft(),
     }))
 }
 

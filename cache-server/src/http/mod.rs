@@ -86,6 +86,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(datasets::tags))
         .routes(documented!(datasets::renewed_pins))
         .routes(documented!(drafts::learned))
+        .routes(documented!(drafts::seal, drafts::sealing))
         .routes(documented!(warmups::list, warmups::start))
         .routes(documented!(warmups::get, warmups::cancel))
         .routes(documented!(warmups::evict))

@@ -1,5 +1,6 @@
 //! Datasets, and the versions that their tags name.
 
+use crate::Draft;
 use fletch_core::{DatasetName, LayoutId, Root, TagName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -42,6 +43,9 @@ pub struct Unconfirmed {
 pub struct Datasets {
     /// The datasets, in the order of their names.
     pub datasets: Vec<Dataset>,
+    /// The drafts among their versions that are in use, in the order of the names of their datasets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drafts: Vec<Draft>,
 }
 
 /// The tags of a dataset.
@@ -135,4 +139,7 @@ pub struct ResolvedVersion {
     pub bytes: u64,
     /// The time when the version was created, in nanoseconds since 1970.
     pub created_ns: u64,
+    /// Whether the version is a draft: it was listed, and the hashes of its files are not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draft: bool,
 }

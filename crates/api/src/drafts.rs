@@ -1,7 +1,7 @@
-//! What a server learned of a draft.
+//! Drafts: what a server learned of them, and how it seals them.
 
-use crate::ObjectPin;
-use fletch_core::Hash;
+use crate::{ObjectPin, Problem};
+use fletch_core::{DatasetName, Hash, Root};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -32,4 +32,77 @@ pub struct LearnedFiles {
     /// The value of `after` for the next page. Absent after the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<u64>,
+}
+
+/// A draft that is in use, and how much of it the server knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Draft {
+    /// Its dataset.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// Its root.
+    #[schema(value_type = String)]
+    pub root: Root,
+    /// When the listing began, in nanoseconds since 1970.
+    pub listed_ns: u64,
+    /// Its files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The files of which the server has read every byte.
+    pub known_files: u64,
+    /// The bytes that the server has read.
+    pub known_bytes: u64,
+}
+
+/// How far the sealing of a draft is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SealState {
+    /// The server reads what it does not know, and then writes the tables of the version.
+    Running,
+    /// The version is there, and the tag `latest` names it.
+    Done,
+    /// Objects changed or vanished since the listing, or cannot be read. No version was made.
+    Blocked,
+    /// The sealing failed. What was read is not read again by the next one.
+    Failed,
+    /// A state that this client does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The sealing of a draft.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Sealing {
+    /// The dataset.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// The draft. Of a dataset whose latest version is no draft, that version.
+    #[schema(value_type = String)]
+    pub draft: Root,
+    /// How far it is.
+    pub state: SealState,
+    /// Files and other entries of the draft.
+    pub entries: u64,
+    /// Bytes of the draft.
+    pub bytes: u64,
+    /// Entries that are done.
+    pub entries_done: u64,
+    /// Bytes that need not be read, because the server read them before.
+    pub bytes_known: u64,
+    /// Bytes that were read for the sealing.
+    pub bytes_read: u64,
+    /// When it began, in nanoseconds since 1970.
+    pub started_ns: u64,
+    /// When it ended, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ns: Option<u64>,
+    /// The root of the version, once it is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub root: Option<Root>,
+    /// Why no version was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Problem>,
 }

@@ -38,7 +38,7 @@ pub use datasets::{
     Dataset, Datasets, ObjectPin, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
     ResolvedVersion, Tags, Unconfirmed,
 };
-pub use drafts::{LearnedFile, LearnedFiles};
+pub use drafts::{Draft, LearnedFile, LearnedFiles, SealState, Sealing};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,

@@ -36,6 +36,8 @@ pub const DATASET_TAGS: &str = "/v1/datasets/{name}/tags";
 pub const RENEWED_PINS: &str = "/v1/datasets/{name}/renewed-pins";
 /// GET: the files of a draft that the server has read whole.
 pub const LEARNED: &str = "/v1/versions/{root}/learned";
+/// GET: the last sealing of a dataset. POST: seals its draft.
+pub const SEAL: &str = "/v1/datasets/{name}/seal";
 /// DELETE: evicts a dataset's chunks from disk.
 pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
 /// GET: which dataset has how much of the disk, and why.
@@ -224,6 +226,12 @@ pub fn learned(root: Root, after: u64) -> String {
     format!("/v1/versions/{root}/learned?after={after}")
 }
 
+/// Returns the path of the sealing of a dataset.
+#[must_use]
+pub fn seal(name: &DatasetName) -> String {
+    format!("/v1/datasets/{name}/seal")
+}
+
 /// Returns the path of a dataset's chunks on disk.
 #[must_use]
 pub fn dataset_chunks(name: &DatasetName) -> String {
@@ -323,6 +331,7 @@ mod tests {
         assert_eq!(dataset(&name), fill(DATASET));
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
         assert_eq!(learned(root, 7), fill(LEARNED) + "?after=7");
+        assert_eq!(seal(&name), fill(SEAL));
         assert_eq!(renewed_pins(&name, None), fill(RENEWED_PINS));
         assert_eq!(renewed_pins(&name, Some("a/é&")), fill(RENEWED_PINS) + "?after=a%2F%C3%A9%26");
         assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));

@@ -8,7 +8,7 @@ use fletch_api::dashboard::{Dashboard, ROWS_MAX};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
     GivenCredentials, LearnedFiles, Mount, Mounts, OriginList, OriginView, RegisterDataset,
-    RegisteredDataset, RenewedPins, StartWarmup, Tags, Unconfirmed, Warmup, routes,
+    RegisteredDataset, RenewedPins, Sealing, StartWarmup, Tags, Unconfirmed, Warmup, routes,
 };
 use fletch_core::{DatasetName, MemberId, MountId, Root, TagName};
 use http::{Method, StatusCode};
@@ -59,6 +59,23 @@ impl Client {
     /// [`ClientError`]; `not_found` if the version is no draft, or the caller may not see it.
     pub async fn learned_files(&self, root: Root, after: u64) -> Result<LearnedFiles, ClientError> {
         self.get_json(&routes::learned(root, after)).await
+    }
+
+    /// Begins to seal the draft of a dataset. Returns the sealing that runs already, if one does.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn seal(&self, name: &DatasetName) -> Result<Sealing, ClientError> {
+        let want = [StatusCode::OK, StatusCode::ACCEPTED];
+        self.send_json(Method::POST, &routes::seal(name), &serde_json::json!({}), &want).await
+    }
+
+    /// Returns the last sealing of a dataset.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` if the server did not seal it since its start.
+    pub async fn sealing(&self, name: &DatasetName) -> Result<Sealing, ClientError> {
+        self.get_json(&routes::seal(name)).await
     }
 
     /// Registers a dataset. Registering the same dataset again changes nothing.

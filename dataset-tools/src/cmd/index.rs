@@ -6,7 +6,7 @@ use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
-use crate::run::learned::LearnedDraft;
+use crate::run::learned::LearnedPages;
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
 use crate::run::renewed::RenewedPins;
 use crate::run::{RunContext, state};
@@ -14,9 +14,12 @@ use crate::source::name_list::NameList;
 use crate::source::shard_dirs::shard_directories;
 use crate::target::Select;
 use crate::{index, pack};
-use fletch_core::TagName;
+use async_trait::async_trait;
+use fletch_api::LearnedFiles;
+use fletch_client::Client;
 use fletch_core::manifest::pack::PackParams;
 use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
+use fletch_core::{Root, TagName};
 use fletch_settings::ByteSize;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -42,7 +45,7 @@ pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
 
 /// Returns what a server learned of the dataset, if its latest version there is a draft. Whatever is in the
 /// way of that costs reading only.
-fn learned(ctx: &Context, options: &RunOptions) -> Option<LearnedDraft> {
+fn learned(ctx: &Context, options: &RunOptions) -> Option<Arc<dyn LearnedPages>> {
     if options.draft.is_some() || earlier(ctx, &options.to)?.params.kind != LayoutKind::Draft {
         return None;
     }
@@ -52,7 +55,21 @@ fn learned(ctx: &Context, options: &RunOptions) -> Option<LearnedDraft> {
     let dataset = datasets.into_iter().find(|d| d.uri == uri && d.tables == tables)?;
     let client = client.for_dataset(Some(&dataset.name));
     let resolved = ctx.rt.block_on(client.resolve(&dataset.name, TagName::latest().as_str())).ok()?;
-    Some(LearnedDraft { client, root: resolved.root })
+    Some(Arc::new(DraftAtServer { client, root: resolved.root }))
+}
+
+/// A draft, and the server that knows what was read of it.
+#[derive(Debug)]
+struct DraftAtServer {
+    client: Client,
+    root: Root,
+}
+
+#[async_trait]
+impl LearnedPages for DraftAtServer {
+    async fn page(&self, after: u64) -> Result<LearnedFiles, Failure> {
+        Ok(self.client.learned_files(self.root, after).await?)
+    }
 }
 
 pub fn pack(ctx: &Context, args: PackArgs) -> Exit {
@@ -90,7 +107,7 @@ fn run<O, R: Serialize>(
     let done = options.and_then(|options| Ok((options, stop_on_signal(ctx)?))).map_err(RunFailure::from);
     let done = done.and_then(|(options, stop)| {
         let (origins, rt, out) = (ctx.origins(), ctx.rt.handle(), ctx.out);
-        command(&options, RunContext { origins: &origins, rt, out, stop: &stop })
+        command(&options, RunContext { origins: &origins, rt, out, stop: &stop, counters: &Arc::default() })
     });
     let report = match done {
         Ok(report) => report,
@@ -177,6 +194,7 @@ pub(super) fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, 
         parent,
         renewed: RenewedPins::default(),
         learned: None,
+        seal: None,
         draft: if args.draft { Some(at_server) } else { None },
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),

@@ -27,14 +27,14 @@ mod warmup;
 
 use crate::cli::{Cli, Command, Global, help};
 use crate::failure::{Exit, Failure};
-use crate::out::{Out, stdout_failed};
+use crate::out::{Notes, Out, stdout_failed};
 use crate::own_server::OwnPaths;
 use crate::run::written::{self, WrittenTables};
 use crate::tables_location::{TablesLocation, in_the_way};
 use crate::target::{Select, Target};
-use fletch_client::fallback::{RememberedVersion, RememberedVersionError};
+use fletch_client::fallback::RememberedVersion;
 use fletch_client::server_choice::{ServerChoice, choose};
-use fletch_client::{Client, ClientConfig, ClientError, Servers, TokenSource};
+use fletch_client::{Client, ClientConfig, Servers, TokenSource};
 use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
@@ -90,29 +90,6 @@ struct OpenVersion {
     location: Option<TablesLocation>,
 }
 
-impl From<ClientError> for Failure {
-    fn from(e: ClientError) -> Self {
-        let exit = if e.is_denied() {
-            Exit::Denied
-        } else if matches!(e, ClientError::LeaseExpired { .. }) {
-            // The server answers, and the worker was too slow.
-            Exit::Failed
-        } else if e.is_unreachable() || e.kind().retryable() {
-            Exit::Unreachable
-        } else {
-            Exit::Failed
-        };
-        let (what, hint) = e.parts();
-        Failure { exit, hint: hint.map(str::to_owned), what }
-    }
-}
-
-impl From<RememberedVersionError> for Failure {
-    fn from(e: RememberedVersionError) -> Self {
-        Failure::new(e.to_string())
-    }
-}
-
 #[derive(Serialize)]
 struct ErrorDoc<'a> {
     error: ErrorBody<'a>,
@@ -142,7 +119,7 @@ fn fail(out: Out, failure: &Failure, faults: &[Fault]) -> Exit {
 /// Runs a command and returns its exit code.
 #[must_use]
 pub fn run(cli: Cli) -> Exit {
-    let out = Out { json: cli.global.json, quiet: cli.global.quiet };
+    let out = Out { json: cli.global.json, quiet: cli.global.quiet, notes: Notes::Stderr };
     if let Command::Completions { shell } = cli.command {
         clap_complete::generate(shell, &mut help::command(), "fletch", &mut std::io::stdout());
         return Exit::Ok;
@@ -179,9 +156,7 @@ pub fn run(cli: Cli) -> Exit {
             server::register(&ctx, name, &uri.text, tables, replace).map(|()| Exit::Ok)
         }
         Command::Mount(args) => mount::run(&ctx, &args),
-        Command::Seal { source, skip_failed, allow_loss } => {
-            seal::run(&ctx, &source.text, Missing { skip_failed, allow_loss })
-        }
+        Command::Seal { source } => seal::run(&ctx, &source.text),
         Command::Refresh { source, skip_failed, allow_loss } => {
             refresh::run(&ctx, &source.text, Missing { skip_failed, allow_loss })
         }

@@ -3,7 +3,7 @@
 use super::cost::Cost;
 use super::mount_point::{self, ShownMount};
 use super::prepare::{self, Connected, Missing, Wanted, connect, earlier, note_left_out};
-use super::{Context, absent, source};
+use super::{Context, absent, seal, source};
 use crate::cli::MountArgs;
 use crate::default_tables::name_in;
 use crate::environment;
@@ -76,6 +76,9 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     };
     let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
     connected.give_credentials(ctx, &[&uri, &tables])?;
+    if args.index && target.select.is_none() {
+        seal::make_version(ctx, &connected, &dataset.name)?;
+    }
     let version = prepare::version_of(target.select.as_ref());
     let resolved = match ctx.rt.block_on(connected.client.resolve(&dataset.name, &version)) {
         Ok(resolved) => resolved,
@@ -85,11 +88,19 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         }
     };
     if let Some(shown) = &shown
-        && shown.root().is_some_and(|root| root != resolved.root)
+        && let Some(root) = shown.root().filter(|root| *root != resolved.root)
     {
         let dir = shown.dir.display();
-        return Err(Failure::new(format!("{dir} shows an older version of {}", dataset.name))
-            .hint(format!("unmount it first: fusermount3 -u {dir}; then run this again")));
+        if prepare::is_draft_at(ctx, &tables, root) {
+            ctx.out.note(format_args!(
+                "{dir} shows a draft of {}, and there is a version now; to see that one: fusermount3 -u {dir}, \
+                 then run this again",
+                dataset.name
+            ));
+        } else {
+            return Err(Failure::new(format!("{dir} shows an older version of {}", dataset.name))
+                .hint(format!("unmount it first: fusermount3 -u {dir}; then run this again")));
+        }
     }
     let latest = earlier(ctx, &tables);
     let draft = target.select.is_none()
@@ -260,10 +271,13 @@ fn dataset(
     ctx.warn_of_another_folder(&uri);
     let is_packed = before.as_ref().is_some_and(|b| b.params.kind == LayoutKind::Pack);
     let pack = args.pack.is_some() || is_packed;
-    if before.is_none() || args.refresh || is_other_folder || (pack && !is_packed) {
-        if before.is_none() || is_other_folder || (pack && !is_packed) {
+    let is_draft = before.as_ref().is_some_and(|b| b.params.kind == LayoutKind::Draft);
+    let is_new = before.is_none() || is_other_folder;
+    let draft = !pack && (is_draft || (is_new && !args.index));
+    if is_new || args.refresh || (pack && !is_packed) {
+        if is_new || (pack && !is_packed) {
             let names = args.list.as_deref().map(|file| NameList::read(file, &uri)).transpose()?;
-            if !args.draft {
+            if !draft {
                 let cost = Cost::of(ctx, &uri, names.as_ref())?;
                 ctx.out.note(cost.text(&place_for_people(connected, &place), pack));
             }
@@ -272,12 +286,13 @@ fn dataset(
         if known.is_none() || before.is_some() || packed_at.is_some() {
             let list = args.list.clone();
             let renewed = known.as_ref().map(|known| prepare::renewed_pins(ctx, &connected.client, known));
-            let (earlier, renewed) = (before.as_ref(), renewed.unwrap_or_default());
-            let missing = Missing { skip_failed: args.skip_failed, allow_loss: args.allow_loss };
-            let is_draft = before.as_ref().is_some_and(|b| b.params.kind == LayoutKind::Draft);
-            let draft = !pack && (args.draft || is_draft);
-            let wanted =
-                Wanted { uri: &uri, to: &place, list, pack, earlier, missing, renewed, draft, learned: None };
+            // A draft is none of what a version goes on from, and a version none of what a draft does.
+            let earlier = before.as_ref().filter(|_| is_draft == draft);
+            let renewed = renewed.unwrap_or_default();
+            // What cannot be an entry is listed, and stops nobody who only wants to look.
+            let skip_failed = args.skip_failed || (draft && !args.index);
+            let missing = Missing { skip_failed, allow_loss: args.allow_loss };
+            let wanted = Wanted { uri: &uri, to: &place, list, pack, earlier, missing, renewed, draft };
             let report = prepare::prepare(ctx, &wanted)?;
             // The mount works, so that this is no failure of the command.
             note_left_out(ctx, &report);

@@ -8,7 +8,6 @@ use crate::failure::{Exit, Failure};
 use crate::out::count;
 use crate::own_server::{OwnPaths, ends_with_the_session, start};
 use crate::run::RunContext;
-use crate::run::learned::LearnedDraft;
 use crate::run::loss::Share;
 use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::run::renewed::RenewedPins;
@@ -18,11 +17,12 @@ use crate::target::{DatasetArg, Select};
 use fletch_api::Code;
 use fletch_client::server_choice::ServerChoice;
 use fletch_client::{Client, Endpoint};
-use fletch_core::TagName;
 use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
+use fletch_core::{Root, TagName};
 use fletch_origin::OriginUri;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The most pages of renewed pins that are read from a server: a million objects.
 const RENEWED_PAGES_MAX: usize = 1_000;
@@ -66,8 +66,6 @@ pub struct Wanted<'a> {
     pub renewed: RenewedPins,
     /// Whether the files are only listed.
     pub draft: bool,
-    /// What a server learned of a draft of the dataset.
-    pub learned: Option<LearnedDraft>,
 }
 
 /// What a version may lack, by the options of `mount` and `refresh`.
@@ -225,6 +223,13 @@ pub fn earlier(ctx: &Context, tables: &OriginUri) -> Option<Earlier> {
     })
 }
 
+/// Whether a version at a tables location is a draft. A version that cannot be read is none.
+pub fn is_draft_at(ctx: &Context, tables: &OriginUri, root: Root) -> bool {
+    let Ok(location) = TablesLocation::open(&ctx.origins(), tables) else { return false };
+    let layouts = ctx.rt.block_on(location.layouts(root)).unwrap_or_default();
+    layouts.iter().any(|layout| layout.params.kind == LayoutKind::Draft)
+}
+
 /// Indexes or packs a dataset, and moves its tag.
 ///
 /// # Errors
@@ -259,7 +264,8 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         }
     };
     let (origins, stop) = (ctx.origins(), index::stop_on_signal(ctx)?);
-    let run = RunContext { origins: &origins, rt: ctx.rt.handle(), out: ctx.out, stop: &stop };
+    let (rt, counters) = (ctx.rt.handle(), Arc::default());
+    let run = RunContext { origins: &origins, rt, out: ctx.out, stop: &stop, counters: &counters };
     let again = |run: RunFailure| {
         let mut failure = run.failure;
         if failure.exit == Exit::Interrupted {
@@ -280,7 +286,6 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
     let mut options = index::run_options(ctx, args)?;
     as_before(&mut options);
     options.renewed = wanted.renewed.clone();
-    options.learned = wanted.learned.clone();
     crate::index::run(&options, run).map_err(again)
 }
 
@@ -294,8 +299,8 @@ pub fn note_left_out(ctx: &Context, report: &RunReport) -> Exit {
     Exit::Partial
 }
 
-/// A dataset that was mounted or registered, and whose tables can be read from here.
-pub struct Prepared {
+/// A dataset that was mounted or registered.
+pub struct Registered {
     /// Its server, which has the credentials of this terminal if it is the user's own.
     pub connected: Connected,
     /// The registration.
@@ -304,15 +309,13 @@ pub struct Prepared {
     pub uri: OriginUri,
     /// Where the tables are.
     pub tables: OriginUri,
-    /// The latest version.
-    pub latest: Earlier,
 }
 
 /// Finds the dataset that a text names: a name, or the place of its objects.
 ///
 /// # Errors
-/// No server answers, the dataset was never registered there, or its tables cannot be read from here.
-pub fn prepared(ctx: &Context, text: &str) -> Result<Prepared, Failure> {
+/// No server answers, or the dataset was never registered there.
+pub fn registered_dataset(ctx: &Context, text: &str) -> Result<Registered, Failure> {
     let connected = connect(ctx)?;
     let datasets = ctx.rt.block_on(connected.client.datasets())?;
     let Some(dataset) = registered(ctx, text, &datasets)? else {
@@ -326,11 +329,19 @@ pub fn prepared(ctx: &Context, text: &str) -> Result<Prepared, Failure> {
     let (uri, tables) = (ctx.registered_uri(&dataset.uri)?, ctx.registered_uri(&dataset.tables)?);
     ctx.warn_of_another_folder(&uri);
     connected.give_credentials(ctx, &[&uri, &tables])?;
-    let latest = earlier(ctx, &tables).ok_or_else(|| {
+    Ok(Registered { connected, dataset, uri, tables })
+}
+
+/// Returns the latest version of a registered dataset.
+///
+/// # Errors
+/// Its tables cannot be read from here.
+pub fn latest(ctx: &Context, registered: &Registered) -> Result<Earlier, Failure> {
+    let Registered { dataset, uri, tables, .. } = registered;
+    earlier(ctx, tables).ok_or_else(|| {
         Failure::new(format!("what was indexed of {} cannot be read from here", dataset.name))
             .hint(format!("run `fletch index {uri}` as the user that indexed it"))
-    })?;
-    Ok(Prepared { connected, dataset, uri, tables, latest })
+    })
 }
 
 /// Returns the registered dataset that a text names: a name, or the place of its objects.

@@ -1,24 +1,27 @@
 //! `fletch refresh`: indexes what is new or changed of a registered dataset, as it was indexed before.
 
 use super::Context;
-use super::prepare::{Missing, Prepared, Wanted, note_left_out, prepare, prepared, renewed_pins};
+use super::prepare::{
+    Missing, Registered, Wanted, latest, note_left_out, prepare, registered_dataset, renewed_pins,
+};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use fletch_core::TagName;
 use fletch_core::manifest::LayoutKind;
 
 pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure> {
-    let Prepared { connected, dataset, uri, tables, latest: before } = prepared(ctx, text)?;
+    let registered = registered_dataset(ctx, text)?;
+    let before = latest(ctx, &registered)?;
+    let Registered { connected, dataset, uri, tables } = registered;
     let pack = before.params.kind == LayoutKind::Pack;
     let draft = before.params.kind == LayoutKind::Draft;
     let renewed = renewed_pins(ctx, &connected.client, &dataset);
     let earlier = Some(&before);
-    let wanted =
-        Wanted { uri: &uri, to: &tables, list: None, pack, earlier, missing, renewed, draft, learned: None };
+    let wanted = Wanted { uri: &uri, to: &tables, list: None, pack, earlier, missing, renewed, draft };
     let report = prepare(ctx, &wanted)?;
     // The server learns of the new version, and forgets which objects differed from the old one.
-    let latest = TagName::latest();
-    if let Err(e) = ctx.rt.block_on(connected.client.resolve(&dataset.name, latest.as_str())) {
+    let tag = TagName::latest();
+    if let Err(e) = ctx.rt.block_on(connected.client.resolve(&dataset.name, tag.as_str())) {
         ctx.out.warn(format_args!("the server cannot open the new version of {}: {e}", dataset.name));
     }
     ctx.out.result(&report, |w| {

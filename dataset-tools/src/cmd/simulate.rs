@@ -31,19 +31,17 @@ struct Summary {
     seconds: f64,
 }
 
-impl From<BadCase> for Failure {
-    fn from(e: BadCase) -> Self {
-        let failure = match &e {
-            BadCase::Read { path, why } | BadCase::Write { path, why } => {
-                return Failure::io(path.display(), why);
-            }
-            BadCase::Param { .. } | BadCase::Record => Failure::usage(e.to_string()),
-            BadCase::Long { .. } | BadCase::Parse { .. } | BadCase::Faults { .. } | BadCase::Trace { .. } => {
-                Failure::new(e.to_string())
-            }
-        };
-        failure.hint("docs/SIMULATE.md describes the format of a case and its settings")
-    }
+fn bad_case(e: &BadCase) -> Failure {
+    let failure = match e {
+        BadCase::Read { path, why } | BadCase::Write { path, why } => {
+            return Failure::io(path.display(), why);
+        }
+        BadCase::Param { .. } | BadCase::Record => Failure::usage(e.to_string()),
+        BadCase::Long { .. } | BadCase::Parse { .. } | BadCase::Faults { .. } | BadCase::Trace { .. } => {
+            Failure::new(e.to_string())
+        }
+    };
+    failure.hint("docs/SIMULATE.md describes the format of a case and its settings")
 }
 
 /// The progress display of the runs. It shares their thread: each run reports its own progress.
@@ -83,18 +81,18 @@ impl RunsProgress {
 
 pub fn run(ctx: &Context, args: &SimulateArgs) -> Result<(), Failure> {
     if let Some(path) = &args.play {
-        let same = traces::play(path)?;
+        let same = traces::play(path).map_err(|e| bad_case(&e))?;
         return ctx.out.result(&same, |w| writeln!(w, "{same}"));
     }
     if args.is_clusters() {
         return clusters(ctx, args);
     }
-    let runs = args.runs()?;
+    let runs = args.runs().map_err(|e| bad_case(&e))?;
     let mut shown = RunsProgress::new(ctx, runs.len());
     let began = Instant::now();
     // A run that records its trace can fail. It is the only run, so it is played before anything is printed.
     let recorded = match runs.first().filter(|r| r.record.is_some()) {
-        Some(run) => Some(run.play(&mut |_| {})?),
+        Some(run) => Some(run.play(&mut |_| {}).map_err(|e| bad_case(&e))?),
         None => None,
     };
     streamed(|out| {

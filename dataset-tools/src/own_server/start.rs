@@ -3,7 +3,7 @@
 use super::{OwnPaths, program};
 use crate::environment::SECRET_VARIABLES;
 use crate::failure::{Exit, Failure};
-use fletch_client::server_choice::{ServerChoiceError, SocketPeer, own_listener};
+use fletch_client::server_choice::{SocketPeer, own_listener};
 use fletch_client::{Client, ClientConfig, Endpoint};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -26,20 +26,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const IDLE: &str = "10m";
 /// The end of a log that an error shows, in bytes and in lines.
 const TAIL: (u64, usize) = (4096, 8);
-
-impl From<ServerChoiceError> for Failure {
-    fn from(e: ServerChoiceError) -> Self {
-        let exit = match &e {
-            ServerChoiceError::Bad(_) => Exit::Usage,
-            ServerChoiceError::Stranger { .. } | ServerChoiceError::OpenDirectory { .. } => Exit::Denied,
-            ServerChoiceError::Socket { .. } => Exit::Unreachable,
-        };
-        let text = e.to_string();
-        let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
-        let failure = Failure::new(what).exit(exit);
-        if hint.is_empty() { failure } else { failure.hint(hint) }
-    }
-}
 
 /// Returns the process of the own server, if it runs.
 ///

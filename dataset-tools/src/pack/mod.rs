@@ -169,7 +169,7 @@ impl Pack<'_> {
             let lengths = chunks.all.iter().map(|c| c.1).collect();
             Keeper::new(plan::keep_rule(options.compact), &options.params, lengths)
         });
-        let shards = ShardReader { rt: run.ctx.rt, source: &run.source, counters: &run.counters, judge };
+        let shards = ShardReader { rt: run.ctx.rt, source: &run.source, counters: run.ctx.counters, judge };
         let mut scanner = Scanner::new(
             &self.scratch,
             &options.params,
@@ -210,7 +210,7 @@ impl Pack<'_> {
         let scanned = match self.scan(&mut faults, (&judge, KeyOrder::Listed)) {
             Err(ListingError::Unsorted) => {
                 run.note_unsorted();
-                run.counters.restart();
+                run.ctx.counters.restart();
                 self.total.restart();
                 faults = Faults::new(self.options.run.on_fault, run.ctx.out);
                 self.scan(&mut faults, (&judge, KeyOrder::Sorted))
@@ -271,7 +271,7 @@ impl Pack<'_> {
             params: params.pack.unwrap_or(PackParams::DEFAULT),
             journal: RefCell::new(journal),
             judge,
-            counters: &run.counters,
+            counters: run.ctx.counters,
             memory: Semaphore::new(BYTES_MAX as usize),
             report_only: Cell::new(faults.report_only()),
         };
@@ -338,7 +338,7 @@ impl Pack<'_> {
             }
             let placement = Placement::Grouped { hash, chunk: numbers[old], offset: place.offset };
             made.placements.set(item.ordinal, placement).map_err(|e| Failure::scratch(&e))?;
-            self.run.counters.reuse(1, item.len.into());
+            self.run.ctx.counters.reuse(1, item.len.into());
         }
         Ok(())
     }

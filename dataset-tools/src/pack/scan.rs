@@ -308,6 +308,7 @@ impl<'a> Scanner<'a> {
                     self.file(object.path, pin)?;
                 }
                 Listed::EmptyDir { path } => self.dir_end(path)?,
+                Listed::Link { path, target } => self.link(path, target)?,
                 Listed::Fault { path, why } => self.fault(&path, why)?,
                 Listed::Failed { path, error } => {
                     let why = rt.block_on(self.shards.judge.judge(error))?;

@@ -111,7 +111,7 @@ pub fn write(
     let mut seen = SeenChunks(vec![0; packed.chunks.len().div_ceil(64)]);
     for (number, row) in (0u64..).zip(packed.catalogue.iter()) {
         let row = row.map_err(io)?;
-        run.counters.entries.fetch_add(1, Relaxed);
+        run.ctx.counters.entries.fetch_add(1, Relaxed);
         let (path, size, kind, source) = match row {
             Row::Link { path, target } => {
                 writers.push_same(NewRow::without_bytes(Entry::symlink(path, target)), &mut faults)?;

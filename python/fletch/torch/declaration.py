@@ -11,6 +11,7 @@ import logging
 from typing import Any, NamedTuple
 
 from .. import Client, Invalid, _native
+from .drafts import is_draft_error, seal
 from .other_settings import hint_of_other_settings
 from .rank_loader import RankLoader
 
@@ -71,12 +72,25 @@ class Declaration:
         self.loader = loader
         self.world_differs = False
         try:
-            self.job = loader.declare(client, spec)
+            self._declare()
         except Invalid as error:
-            if error.code != "job_differs":
+            if not is_draft_error(error):
                 raise
-            self.world_differs = True
-            self.job = self._declared(self._spec_with_servers_world())
+            seal(client, spec["dataset"])
+            self._declare()
+
+    def _declare(self) -> None:
+        """Declares the job. One with another number of ranks keeps its world."""
+        try:
+            self.job = self.loader.declare(self._client, self._spec)
+        except Invalid as error:
+            self._take_other_world(error)
+
+    def _take_other_world(self, error: Invalid) -> None:
+        if error.code != "job_differs":
+            raise error
+        self.world_differs = True
+        self.job = self._declared(self._spec_with_servers_world())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None, "_spec": None}

@@ -19,6 +19,7 @@ import torch.utils.data
 
 from .. import Client, Invalid, PendingRead, Sample
 from .contents import ContentForm, checked_content_form, nbytes_of
+from .drafts import resolve_sealed
 from .map import content_of_indexed
 from .ranks import rank_of
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, checked_on_error, named
@@ -136,7 +137,7 @@ class EvalDataset(torch.utils.data.IterableDataset[Any]):
         self.pad = pad
         self.on_error = checked_on_error(on_error)
         self.content = checked_content_form(content)
-        self.version = client.resolve(dataset)
+        self.version = resolve_sealed(client, dataset)
         self.root: str = self.version.root
         numbered = list(enumerate(self.version.samples()))
         if callable(samples):

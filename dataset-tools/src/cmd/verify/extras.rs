@@ -43,6 +43,7 @@ pub fn extras(
             let (path, what) = match item {
                 Listed::Object(object) => (object.path, "object"),
                 Listed::EmptyDir { path } => (path + "/", "empty directory"),
+                Listed::Link { path, .. } => (path, "link"),
                 Listed::Fault { path, .. } => (path, "name, which cannot be an entry"),
                 Listed::Failed { error, .. } => return Err(error.into()),
             };

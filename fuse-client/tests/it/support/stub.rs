@@ -205,6 +205,7 @@ async fn resolve(State(s): Served, Path((name, version)): Path<(String, String)>
         entries: d.nodes.len() as u64,
         bytes: 0,
         created_ns: 0,
+        draft: false,
     })
     .into_response()
 }

@@ -4,27 +4,29 @@ use super::file_record::{Earlier, FileRecord};
 use crate::failure::Failure;
 use crate::source::content::{Content, SliceHash, fold};
 use crate::source::pin::proves_unchanged;
-use fletch_api::LearnedFile;
-use fletch_client::Client;
-use fletch_core::Root;
+use async_trait::async_trait;
+use fletch_api::{LearnedFile, LearnedFiles};
 use fletch_core::manifest::tar::shard::is_shard;
 use fletch_tables::PinRow;
 use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// A draft, and the server that knows what was read of it.
-#[derive(Debug, Clone)]
-pub struct LearnedDraft {
-    /// The server.
-    pub client: Client,
-    /// The draft.
-    pub root: Root,
+/// Who knows what was read of a draft.
+#[async_trait]
+pub trait LearnedPages: Debug + Send + Sync {
+    /// Returns the files that were read whole, from the entry with the ordinal `after` on.
+    ///
+    /// # Errors
+    /// [`Failure`] when the server does not answer, or the tables of the draft cannot be read.
+    async fn page(&self, after: u64) -> Result<LearnedFiles, Failure>;
 }
 
-/// The records of a draft, in path order. Asks the server page by page.
+/// The records of a draft, in path order, page by page.
 pub struct LearnedRecords {
     rt: Handle,
-    draft: LearnedDraft,
+    draft: Arc<dyn LearnedPages>,
     local: bool,
     listed_ns: u64,
     page: VecDeque<LearnedFile>,
@@ -35,7 +37,7 @@ pub struct LearnedRecords {
 impl LearnedRecords {
     /// Begins at the first file of `draft`.
     #[must_use]
-    pub fn new(rt: &Handle, draft: LearnedDraft, local: bool) -> Self {
+    pub fn new(rt: &Handle, draft: Arc<dyn LearnedPages>, local: bool) -> Self {
         LearnedRecords { rt: rt.clone(), draft, local, listed_ns: 0, page: VecDeque::new(), next: Some(0) }
     }
 
@@ -70,7 +72,7 @@ impl Earlier for LearnedRecords {
                 }
             }
             let Some(after) = self.next else { return Ok(None) };
-            let page = self.rt.block_on(self.draft.client.learned_files(self.draft.root, after))?;
+            let page = self.rt.block_on(self.draft.page(after))?;
             self.listed_ns = page.listed_ns;
             self.next = page.next.filter(|next| *next > after);
             self.page = page.files.into();

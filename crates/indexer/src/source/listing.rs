@@ -47,6 +47,13 @@ pub enum Listed {
         /// Its path, without a slash at the end.
         path: String,
     },
+    /// A symbolic link. Only drafts of directories have links.
+    Link {
+        /// Its path.
+        path: String,
+        /// Its target, verbatim.
+        target: String,
+    },
     /// A key that cannot be an entry.
     Fault {
         /// Its path, with unprintable bytes escaped.

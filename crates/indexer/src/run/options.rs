@@ -1,13 +1,14 @@
 //! The options of a run, its report, and its failure.
 
-use super::learned::LearnedDraft;
+use super::learned::LearnedPages;
 use super::loss::Share;
 use super::renewed::RenewedPins;
 use crate::failure::Failure;
 use crate::progress::Mode;
+use crate::select::Select;
+use crate::source::draft::DraftEntries;
 use crate::source::name_list::NameList;
 use crate::source::walk::Symlinks;
-use crate::target::Select;
 use fletch_core::TagName;
 use fletch_core::manifest::SampleRule;
 use fletch_origin::OriginUri;
@@ -15,6 +16,7 @@ use fletch_tables::Fault;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What a run does at an entry that cannot be part of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +52,9 @@ pub struct RunOptions {
     /// Pins that a server renewed, beside those of the parent.
     pub renewed: RenewedPins,
     /// What a server learned of a draft of the dataset.
-    pub learned: Option<LearnedDraft>,
+    pub learned: Option<Arc<dyn LearnedPages>>,
+    /// The draft to seal: its entries are those of the version, and nothing is listed. `None` to list.
+    pub seal: Option<Arc<dyn DraftEntries>>,
     /// The URI of the dataset at the server, to make a draft: nothing is read. `None` to read every file.
     pub draft: Option<String>,
     /// The tag to move; `None` to move none.

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
-use crate::source::draft::places;
+use crate::source::draft::{DraftEntries, entries, places};
 use crate::source::listing::{KeySorting, Listed, ListingError, Objects};
 use crate::source::name_list::NameList;
 use crate::source::outage::OutageJudge;
@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::Semaphore;
 
-/// The most objects under way.
-const OBJECTS_MAX: usize = 64;
+/// The most objects under way, unless the caller takes less.
+pub const OBJECTS_MAX: usize = 64;
 /// The most slices of one object under way.
 const SLICES_MAX: usize = 8;
 /// The most bytes of bodies in memory.
@@ -39,6 +39,10 @@ const BLOCKING_BYTES: usize = 64 << 10;
 pub struct Listing<'a> {
     /// The dataset.
     pub origin: &'a Origin,
+    /// The draft whose entries are read; `None` for those of the store.
+    pub seal: Option<Arc<dyn DraftEntries>>,
+    /// The most objects under way.
+    pub objects_max: usize,
     /// The names of its objects; `None` to list them.
     pub names: Option<&'a NameList>,
     /// Prefixes that are not listed.
@@ -69,21 +73,30 @@ pub async fn run(
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure>,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
 ) -> Result<(), ListingError> {
-    let Listing { origin, names, exclude, sorting, draft } = listing;
+    let Listing { origin, seal, objects_max, names, exclude, sorting, draft } = listing;
     let judge = OutageJudge::new(origin, None);
     let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize), judge, draft };
     let reader = &reader;
-    let objects = Objects::new(origin, names, exclude, sorting);
-    let objects = stream::try_unfold(objects, |mut objects| async move {
-        let next = objects.next().await?;
-        Ok::<_, ListingError>(next.map(|object| (object, objects)))
-    });
+    let objects = match seal {
+        Some(draft) => entries(draft).boxed(),
+        None => {
+            let objects = Objects::new(origin, names, exclude, sorting);
+            let objects = stream::try_unfold(objects, |mut objects| async move {
+                let next = objects.next().await?;
+                Ok::<_, ListingError>(next.map(|object| (object, objects)))
+            });
+            objects.boxed()
+        }
+    };
     let outcomes = objects
         .map(|object| {
             let looked_up = object.and_then(|listed| {
                 let known = match &listed {
                     Listed::Object(o) => known(&o.path)?,
-                    Listed::EmptyDir { .. } | Listed::Fault { .. } | Listed::Failed { .. } => None,
+                    Listed::EmptyDir { .. }
+                    | Listed::Link { .. }
+                    | Listed::Fault { .. }
+                    | Listed::Failed { .. } => None,
                 };
                 Ok((listed, known))
             });
@@ -91,12 +104,13 @@ pub async fn run(
                 Ok::<_, ListingError>(match looked_up? {
                     (Listed::Object(object), known) => reader.object(object, known).await?,
                     (Listed::EmptyDir { path }, _) => Outcome::DirEnd { path },
+                    (Listed::Link { path, target }, _) => Outcome::Link { path, target },
                     (Listed::Fault { path, why }, _) => Outcome::Fault { path, why },
                     (Listed::Failed { path, error }, _) => reader.failed(path, error).await?,
                 })
             }
         })
-        .buffered(OBJECTS_MAX);
+        .buffered(objects_max);
     let mut outcomes = std::pin::pin!(outcomes);
     while let Some(outcome) = outcomes.try_next().await? {
         Failure::if_stopped(stop)?;

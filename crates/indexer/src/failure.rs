@@ -1,5 +1,8 @@
 //! How a command ends: an exit code; after a failure also what happened, to what, and what to do next.
 
+use fletch_client::ClientError;
+use fletch_client::fallback::RememberedVersionError;
+use fletch_client::server_choice::ServerChoiceError;
 use fletch_core::Kind;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -119,3 +122,40 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+impl From<ClientError> for Failure {
+    fn from(e: ClientError) -> Self {
+        let exit = if e.is_denied() {
+            Exit::Denied
+        } else if matches!(e, ClientError::LeaseExpired { .. }) {
+            // The server answers, and the worker was too slow.
+            Exit::Failed
+        } else if e.is_unreachable() || e.kind().retryable() {
+            Exit::Unreachable
+        } else {
+            Exit::Failed
+        };
+        let (what, hint) = e.parts();
+        Failure { exit, hint: hint.map(str::to_owned), what }
+    }
+}
+
+impl From<RememberedVersionError> for Failure {
+    fn from(e: RememberedVersionError) -> Self {
+        Failure::new(e.to_string())
+    }
+}
+
+impl From<ServerChoiceError> for Failure {
+    fn from(e: ServerChoiceError) -> Self {
+        let exit = match &e {
+            ServerChoiceError::Bad(_) => Exit::Usage,
+            ServerChoiceError::Stranger { .. } | ServerChoiceError::OpenDirectory { .. } => Exit::Denied,
+            ServerChoiceError::Socket { .. } => Exit::Unreachable,
+        };
+        let text = e.to_string();
+        let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
+        let failure = Failure::new(what).exit(exit);
+        if hint.is_empty() { failure } else { failure.hint(hint) }
+    }
+}

@@ -50,6 +50,8 @@ pub struct RunContext<'a> {
     pub out: Out,
     /// Set by Ctrl-C: the run ends as soon as it can.
     pub stop: &'a AtomicBool,
+    /// The numbers of the run, which others may read while it goes on.
+    pub counters: &'a Arc<Counters>,
 }
 
 /// The numbers of a run so far. The progress display reads them while the run goes on.
@@ -103,8 +105,6 @@ pub struct Run<'a> {
     pub base: Option<BaseDir>,
     /// What tells the dataset's directory from another one at its path; `None` for a dataset in a store.
     pub folder: Option<Folder>,
-    /// The numbers so far.
-    pub counters: Arc<Counters>,
     /// When the run began, nanoseconds since 1970.
     pub started_ns: u64,
     began: Instant,
@@ -126,8 +126,8 @@ impl<'a> Run<'a> {
         if let Some(to) = options.to.as_local() {
             check_writable(to, options.to == options.uri)?;
         }
-        let (counters, began, started_ns) = (Arc::default(), Instant::now(), now_ns());
-        Ok(Run { options, ctx, source, tables, base, folder, counters, started_ns, began })
+        let (began, started_ns) = (Instant::now(), now_ns());
+        Ok(Run { options, ctx, source, tables, base, folder, started_ns, began })
     }
 
     /// Whether the dataset is a directory of this machine.
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
     /// Starts the progress display.
     #[must_use]
     pub fn progress(&self, verb: &'static str, total: Arc<Total>, late: Option<Late>) -> Progress {
-        let c = Arc::clone(&self.counters);
+        let c = Arc::clone(self.ctx.counters);
         let is_draft = self.options.draft.is_some();
         let done = Arc::new(move || {
             if is_draft {
@@ -235,6 +235,14 @@ impl<'a> Run<'a> {
     /// [`Failure`] when the tables location cannot be written.
     pub async fn move_tag(&self, written: &WrittenVersion, kind: LayoutKind) -> Result<(), Failure> {
         let Some(tag) = &self.options.tag else { return Ok(()) };
+        if let Some(draft) = &self.options.seal
+            && self.tables.tag(tag).await?.is_none_or(|now| now.root != draft.root())
+        {
+            return Err(Failure::new(format!(
+                "the tag {tag} was moved while the draft {} was sealed: it names another version now",
+                draft.root()
+            )));
+        }
         let (root, layout, at_ns) = (written.root, written.layout, now_ns());
         self.tables.put_tag(tag, &TagDoc::new(root, layout, at_ns)).await?;
         let place = WrittenTables { tables: self.options.to.to_string(), root, layout, kind, at_ns };
@@ -294,7 +302,7 @@ impl<'a> Run<'a> {
     /// The report of a run that has published `written`.
     #[must_use]
     pub fn report(&self, written: &WrittenVersion, skipped: Vec<Fault>) -> RunReport {
-        let (options, c) = (self.options, &self.counters);
+        let (options, c) = (self.options, self.ctx.counters);
         RunReport {
             root: written.root.to_string(),
             layout: written.layout.to_string(),

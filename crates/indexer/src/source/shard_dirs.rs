@@ -1,14 +1,17 @@
 //! Finds the directories of a dataset whose files are tar shards.
 
-use super::listing::first_paths;
+use super::draft::{DraftEntries, entries};
+use super::listing::{Listed, ListingError, first_paths};
 use super::name_list::NameList;
 use super::sampler::directory;
 use super::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use crate::failure::Failure;
 use fletch_core::manifest::tar::shard::is_shard;
 use fletch_origin::{OriginUri, Origins};
+use futures::TryStreamExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use tokio::runtime::Handle;
 
 /// The number of first files whose names decide whether a dataset has tar shards.
@@ -58,6 +61,22 @@ pub fn shard_directories(
     while let Ok(Some(step)) = walk.next_step() {
         if let Step::File { path, .. } = step
             && found.see(&path).is_break()
+        {
+            break;
+        }
+    }
+    Ok(found.of_shards())
+}
+
+/// Returns the directories of tar shards among the files of a draft, in path order.
+///
+/// # Errors
+/// [`Failure`] when the tables of the draft cannot be read.
+pub async fn shard_directories_of_draft(draft: Arc<dyn DraftEntries>) -> Result<BTreeSet<String>, Failure> {
+    let (mut found, mut entries) = (ShardDirs::default(), std::pin::pin!(entries(draft)));
+    while let Some(listed) = entries.try_next().await.map_err(ListingError::failure)? {
+        if let Listed::Object(object) = listed
+            && found.see(&object.path).is_break()
         {
             break;
         }

@@ -3,8 +3,8 @@
 //! It is the dataset itself, or what `--tables` names.
 
 use crate::failure::{Exit, Failure};
+use crate::select::Select;
 use crate::source::walk::RESERVED;
-use crate::target::Select;
 use fletch_client::fallback::OriginTables;
 use fletch_core::manifest::{LayoutKind, LayoutParams};
 use fletch_core::{Kind, LayoutId, Root, TagName};

@@ -11,6 +11,17 @@ pub struct Out {
     pub json: bool,
     /// Whether notes and progress are left out.
     pub quiet: bool,
+    /// Where notes and warnings go.
+    pub notes: Notes,
+}
+
+/// Where the notes and warnings of a run go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notes {
+    /// To stderr, for who gave the command.
+    Stderr,
+    /// To the log of a server.
+    Log,
 }
 
 impl Out {
@@ -45,16 +56,21 @@ impl Out {
         }
     }
 
-    /// Prints a note on stderr, unless the output is quiet.
+    /// Says a note, unless the output is quiet.
     pub fn note(&self, line: impl std::fmt::Display) {
-        if !self.quiet {
-            eprintln!("{line}");
+        match self.notes {
+            Notes::Log => tracing::info!("{line}"),
+            Notes::Stderr if self.quiet => {}
+            Notes::Stderr => eprintln!("{line}"),
         }
     }
 
-    /// Prints a warning on stderr, also with `--quiet`.
+    /// Says a warning, also with `--quiet`.
     pub fn warn(&self, line: impl std::fmt::Display) {
-        eprintln!("warning: {line}");
+        match self.notes {
+            Notes::Log => tracing::warn!("{line}"),
+            Notes::Stderr => eprintln!("warning: {line}"),
+        }
     }
 }
 

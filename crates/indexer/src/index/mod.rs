@@ -173,6 +173,9 @@ impl EntryWriter<'_> {
 pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFailure> {
     let run = Run::open(options, ctx)?;
     let mut key = format!("{}\n{:?}\n{}", options.uri, options.rule, options.symlinks.as_str());
+    if options.seal.is_some() {
+        key.push_str("\nsealed");
+    }
     if let Some(uri) = &options.draft {
         // The journal of a draft has names of places, which must never pass for hashes.
         key.push_str(&format!("\ndraft of {uri}"));
@@ -195,7 +198,11 @@ pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFa
 
 /// Returns the word for what a run does.
 fn verb(options: &RunOptions) -> &'static str {
-    if options.draft.is_some() { "listing" } else { "indexing" }
+    match (&options.draft, &options.seal) {
+        (Some(_), _) => "listing",
+        (None, Some(_)) => "sealing",
+        (None, None) => "indexing",
+    }
 }
 
 fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
@@ -256,7 +263,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
         faults: Faults::new(options.on_fault, out),
         last: String::new(),
         compressed: 0,
-        counters: &run.counters,
+        counters: run.ctx.counters,
         base: run.base.as_ref(),
     };
     let read = read_all(run, (&scratch, order), known, &mut writer);
@@ -269,7 +276,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
         Ok(()) => {}
         Err(ListingError::Unsorted) => {
             flushed.map_err(|e| write_failed(&e))?;
-            run.counters.restart();
+            run.ctx.counters.restart();
             return Ok(Indexed::Unsorted);
         }
         Err(ListingError::Failure(failure)) => return Err(RunFailure { failure, faults }),
@@ -295,12 +302,15 @@ fn read_all(
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure> + Send,
     writer: &mut EntryWriter<'_>,
 ) -> Result<(), ListingError> {
-    let (options, counters, stop) = (run.options, &*run.counters, run.ctx.stop);
-    let Some(base) = &run.base else {
+    let (options, counters, stop) = (run.options, &**run.ctx.counters, run.ctx.stop);
+    // A seal reads each object as the origin gives it: the places are pinned, and nothing is walked.
+    let Some(base) = run.base.as_ref().filter(|_| options.seal.is_none()) else {
         let _progress = show(run, None);
         // The lookups wait for tables on the runtime, so they must not run inside it.
         let listing = remote::Listing {
             origin: &run.source,
+            seal: options.seal.clone(),
+            objects_max: if options.seal.is_some() { options.threads } else { remote::OBJECTS_MAX },
             names: options.list.as_ref(),
             exclude: run.excluded_prefixes(),
             draft: options.draft.as_deref(),

@@ -1,0 +1,299 @@
+//! Seals drafts: makes the version of a draft, from what the server learned and what it reads for that.
+//!
+//! ```text
+//! asked, or every byte was learned ─▶ one thread a draft: `fletch_indexer` over the entries of the draft
+//!                                     ├ known by their places ─▶ no request, no byte
+//!                                     └ the rest ─▶ read from the origin, pinned, few at once
+//!                                  ─▶ tables beside those of the draft ─▶ the tag, if it still names the draft
+//! ```
+//! 1. A seal lists nothing: its entries are those of the draft. An object that changed or vanished blocks it,
+//!    and nothing is left out.
+//! 2. (I5) The journal of a seal is in the state directory. What was read is not read again after a restart.
+//! 3. (I6) [`RUNNING_MAX`] seals run at once, [`QUEUED_MAX`] wait, and [`KNOWN_MAX`] are remembered.
+//! 4. (I7) A seal belongs to the domain of its dataset.
+//! 5. The tables go to where those of the draft are, by the credentials that the server reads them with.
+
+mod known;
+mod pages;
+mod run;
+
+use crate::{
+    data::versions::{Reader, Sources, VersionError, Versions},
+    tenancy::state::{RegistrationHandle, Registrations},
+};
+use fletch_api::{Draft, Problem, SealState, Sealing};
+use fletch_core::{DatasetName, Domain, Root, TagName};
+use fletch_indexer::run::Counters;
+use fletch_origin::Origins;
+use known::KnownShares;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+/// The most seals that run at once.
+const RUNNING_MAX: usize = 2;
+/// The most seals that run or wait.
+const QUEUED_MAX: usize = 64;
+/// The most datasets whose last seal is remembered.
+const KNOWN_MAX: usize = 1024;
+/// How long after a failed seal the server does not begin one by itself.
+const RETRY_AFTER: Duration = Duration::from_secs(3600);
+
+/// What seals use of the server.
+pub struct SealContext {
+    /// The open versions.
+    pub versions: Arc<Versions>,
+    /// The registered datasets.
+    pub registrations: Arc<Registrations>,
+    /// Where objects are read and tables written.
+    pub origins: Origins,
+    /// The directory for journals and temporary tables.
+    pub dir: PathBuf,
+    /// The most objects of one seal that are read at once.
+    pub parallel: usize,
+}
+
+/// Too many seals run or wait.
+#[derive(Debug, thiserror::Error)]
+#[error("{QUEUED_MAX} drafts are being sealed or wait for it, which is the limit")]
+pub struct TooManySeals;
+
+/// One seal.
+struct SealRecord {
+    draft: Root,
+    entries: u64,
+    bytes: u64,
+    started_ns: u64,
+    counters: Arc<Counters>,
+    ended: Mutex<Option<SealEnd>>,
+}
+
+/// How a seal ended.
+struct SealEnd {
+    at: Instant,
+    at_ns: u64,
+    state: SealState,
+    root: Option<Root>,
+    error: Option<Problem>,
+}
+
+impl SealRecord {
+    fn is_running(&self) -> bool {
+        self.ended.lock().is_none()
+    }
+
+    fn view(&self, dataset: &DatasetName) -> Sealing {
+        let (ended, counters) = (self.ended.lock(), &self.counters);
+        let (state, ended_ns, root, error) = match &*ended {
+            Some(end) => (end.state, Some(end.at_ns), end.root, end.error.clone()),
+            None => (SealState::Running, None, None, None),
+        };
+        Sealing {
+            dataset: dataset.clone(),
+            draft: self.draft,
+            state,
+            entries: self.entries,
+            bytes: self.bytes,
+            entries_done: counters.entries.load(Relaxed),
+            bytes_known: counters.bytes_reused.load(Relaxed),
+            bytes_read: counters.bytes_read.load(Relaxed),
+            started_ns: self.started_ns,
+            ended_ns,
+            root,
+            error,
+        }
+    }
+}
+
+/// Totals of all seals, for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SealStats {
+    /// Seals that run or wait.
+    pub running: u64,
+    /// Seals that made a version.
+    pub done: u64,
+    /// Seals that objects blocked.
+    pub blocked: u64,
+    /// Seals that failed.
+    pub failed: u64,
+    /// Bytes that were read for seals.
+    pub bytes_read: u64,
+}
+
+/// All seals.
+pub struct Seals {
+    context: SealContext,
+    all: Mutex<HashMap<(Domain, DatasetName), Arc<SealRecord>>>,
+    shares: KnownShares,
+    permits: Semaphore,
+    tasks: TaskTracker,
+    stop: Arc<AtomicBool>,
+    ended: [AtomicU64; 3],
+    bytes_read: AtomicU64,
+}
+
+fn unix_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Seals {
+    /// Creates the room, without seals. Their work runs on `tasks`.
+    #[must_use]
+    pub fn new(context: SealContext, tasks: TaskTracker) -> Arc<Self> {
+        Arc::new(Seals {
+            context,
+            all: Mutex::default(),
+            shares: KnownShares::default(),
+            permits: Semaphore::new(RUNNING_MAX),
+            tasks,
+            stop: Arc::default(),
+            ended: Default::default(),
+            bytes_read: AtomicU64::new(0),
+        })
+    }
+
+    /// Begins to seal the draft that the tag `latest` of a dataset names, or returns the seal that runs.
+    ///
+    /// # Errors
+    /// Those of the tables, and [`SealError::TooMany`].
+    pub async fn start(self: &Arc<Self>, entry: &Arc<RegistrationHandle>) -> Result<StartedSeal, SealError> {
+        let source = self.context.versions.resolve_tag(entry, &TagName::latest()).await?;
+        let manifest = source.version.manifest();
+        if !source.is_draft() {
+            let (entries, bytes) = (manifest.entries, manifest.bytes);
+            return Ok(StartedSeal::Sealed { root: source.version.root(), entries, bytes });
+        }
+        let dataset = &entry.dataset.name;
+        let reader = Reader { domain: &entry.domain, tenant: &entry.tenant, dataset: Some(dataset) };
+        let sources = self.context.versions.sources(reader, source.version.root()).await?;
+        let key = (entry.domain.clone(), dataset.clone());
+        let record = {
+            let mut all = self.all.lock();
+            if let Some(running) = all.get(&key).filter(|record| record.is_running()) {
+                return Ok(StartedSeal::Runs(Box::new(running.view(dataset))));
+            }
+            if all.values().filter(|record| record.is_running()).count() >= QUEUED_MAX {
+                return Err(SealError::TooMany(TooManySeals));
+            }
+            if all.len() >= KNOWN_MAX {
+                all.retain(|_, record| record.is_running());
+            }
+            let record = Arc::new(SealRecord {
+                draft: source.version.root(),
+                entries: manifest.entries,
+                bytes: manifest.bytes,
+                started_ns: unix_ns(),
+                counters: Arc::default(),
+                ended: Mutex::new(None),
+            });
+            all.insert(key, Arc::clone(&record));
+            record
+        };
+        let view = record.view(dataset);
+        let (this, entry) = (Arc::clone(self), Arc::clone(entry));
+        self.tasks.spawn(async move { this.run(&record, &entry, sources).await });
+        Ok(StartedSeal::Runs(Box::new(view)))
+    }
+
+    /// Returns the last seal of a dataset, if there was one since the start.
+    #[must_use]
+    pub fn get(&self, domain: &Domain, dataset: &DatasetName) -> Option<Sealing> {
+        let record = self.all.lock().get(&(domain.clone(), dataset.clone())).cloned();
+        record.map(|record| record.view(dataset))
+    }
+
+    /// Returns the drafts of a domain that are in use, in the order of the names of their datasets.
+    #[must_use]
+    pub fn drafts(&self, domain: &Domain) -> Vec<Draft> {
+        self.shares.of(domain)
+    }
+
+    /// Returns the bytes of the drafts in use that are known, and those that are not.
+    #[must_use]
+    pub fn known_bytes(&self) -> (u64, u64) {
+        self.shares.bytes()
+    }
+
+    /// Counts what is known of each draft in use, and seals those of which everything is known. Call it every
+    /// few seconds.
+    pub async fn tick(self: &Arc<Self>) {
+        for (entry, draft) in self.count_known().await {
+            let key = (entry.domain.clone(), entry.dataset.name.clone());
+            let is_due = match self.all.lock().get(&key) {
+                Some(record) if record.draft == draft => {
+                    let ended = record.ended.lock();
+                    ended.as_ref().is_some_and(|end| end.at.elapsed() >= RETRY_AFTER)
+                }
+                Some(record) => !record.is_running(),
+                None => true,
+            };
+            if !is_due {
+                continue;
+            }
+            let dataset = &entry.dataset.name;
+            match self.start(&entry).await {
+                Ok(StartedSeal::Runs(_)) => {
+                    tracing::info!(%dataset, %draft, "every byte of a draft is known: it is sealed");
+                }
+                Ok(StartedSeal::Sealed { .. }) => {}
+                Err(e) => tracing::warn!(%dataset, %draft, error = %e, "a draft cannot be sealed"),
+            }
+        }
+    }
+
+    /// Ends all seals, because the server stops. Their journals stay.
+    pub fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        self.permits.close();
+    }
+
+    /// Returns the totals.
+    #[must_use]
+    pub fn stats(&self) -> SealStats {
+        let running = self.all.lock().values().filter(|record| record.is_running()).count() as u64;
+        let [done, blocked, failed] = self.ended.each_ref().map(|count| count.load(Relaxed));
+        SealStats { running, done, blocked, failed, bytes_read: self.bytes_read.load(Relaxed) }
+    }
+}
+
+/// What became of the request to seal.
+pub enum StartedSeal {
+    /// The seal runs, or waits for its turn.
+    Runs(Box<Sealing>),
+    /// There is nothing to seal: the latest version is no draft.
+    Sealed {
+        /// Its root.
+        root: Root,
+        /// Its entries.
+        entries: u64,
+        /// Its bytes.
+        bytes: u64,
+    },
+}
+
+/// Why a seal does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    /// The draft cannot be opened.
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    /// See [`TooManySeals`].
+    #[error(transparent)]
+    TooMany(TooManySeals),
+}
+
+/// What one seal is about.
+struct SealOf<'a> {
+    entry: &'a RegistrationHandle,
+    sources: Arc<Sources>,
+}

@@ -1,0 +1,175 @@
+//! One seal, from its turn to its end.
+
+use super::{SealEnd, SealOf, SealRecord, Seals, pages::DraftPages, unix_ns};
+use crate::{data::versions::Sources, tenancy::state::RegistrationHandle};
+use fletch_api::{Code, Problem, SealState};
+use fletch_core::{
+    Root, TagName,
+    manifest::{KeyRule, SampleRule},
+};
+use fletch_indexer::{
+    failure::{Exit, Failure},
+    index,
+    out::{Notes, Out},
+    progress::Mode,
+    run::{
+        RunContext,
+        options::{OnFault, RunFailure, RunOptions},
+        renewed::RenewedPins,
+    },
+    source::{shard_dirs::shard_directories_of_draft, walk::Symlinks},
+};
+use fletch_origin::OriginUri;
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+use tokio::{runtime::Handle, sync::oneshot};
+
+/// The most objects that an error names.
+const NAMED_MAX: usize = 3;
+
+/// Why a seal made no version.
+enum NotSealed {
+    /// The server stops.
+    Stopped,
+    Run(RunFailure),
+}
+
+impl From<Failure> for NotSealed {
+    fn from(failure: Failure) -> Self {
+        NotSealed::Run(failure.into())
+    }
+}
+
+impl Seals {
+    /// Seals a draft, when its turn comes.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        record: &Arc<SealRecord>,
+        entry: &Arc<RegistrationHandle>,
+        sources: Arc<Sources>,
+    ) {
+        let dataset = &entry.dataset.name;
+        let sealed = match self.permits.acquire().await {
+            Ok(_permit) => self.seal(record, &SealOf { entry, sources }).await,
+            Err(_) => Err(NotSealed::Stopped),
+        };
+        let (state, root, error) = match sealed {
+            Ok(root) => (SealState::Done, Some(root), None),
+            Err(NotSealed::Stopped) => {
+                let problem = Problem::new(Code::NotReady, "the server stops", "seal again after its start");
+                (SealState::Failed, None, Some(problem))
+            }
+            Err(NotSealed::Run(failed)) => {
+                let (state, problem) = problem_of(failed, entry);
+                (state, None, Some(problem))
+            }
+        };
+        let [done, blocked, failed] = &self.ended;
+        let count = match state {
+            SealState::Done => done,
+            SealState::Blocked => blocked,
+            SealState::Failed | SealState::Running | SealState::Unknown => failed,
+        };
+        count.fetch_add(1, Relaxed);
+        self.bytes_read.fetch_add(record.counters.bytes_read.load(Relaxed), Relaxed);
+        match (&error, root) {
+            (None, Some(root)) => {
+                tracing::info!(%dataset, draft = %record.draft, %root, "a draft was sealed")
+            }
+            (error, _) => {
+                let why = error.as_ref().map(|error| error.detail.as_str()).unwrap_or_default();
+                tracing::warn!(%dataset, draft = %record.draft, error = why, "a draft was not sealed");
+            }
+        }
+        let end = SealEnd { at: Instant::now(), at_ns: unix_ns(), state, root, error };
+        *record.ended.lock() = Some(end);
+    }
+
+    /// Makes the version on a thread of its own, because the indexer blocks.
+    async fn seal(&self, record: &Arc<SealRecord>, of: &SealOf<'_>) -> Result<Root, NotSealed> {
+        let options = self.options(of).await?;
+        let (origins, stop, counters) =
+            (self.context.origins.clone(), Arc::clone(&self.stop), Arc::clone(&record.counters));
+        let (rt, (done, waits)) = (Handle::current(), oneshot::channel());
+        let work = move || {
+            let out = Out { json: false, quiet: true, notes: Notes::Log };
+            let ctx = RunContext { origins: &origins, rt: &rt, out, stop: &stop, counters: &counters };
+            // Nobody waits any more if the server stops.
+            let _nobody = done.send(index::run(&options, ctx));
+        };
+        let thread = std::thread::Builder::new().name("seal".to_owned()).spawn(work);
+        thread.map_err(|e| Failure::io("cannot start a thread", &e))?;
+        let report = match waits.await {
+            Ok(report) => report.map_err(NotSealed::Run)?,
+            Err(_) => return Err(Failure::new("the thread of the seal was lost").into()),
+        };
+        let root = report.root.parse::<Root>().map_err(|e| Failure::new(e.to_string()))?;
+        Ok(root)
+    }
+
+    async fn options(&self, of: &SealOf<'_>) -> Result<RunOptions, Failure> {
+        let (dataset, allowed) = (&of.entry.dataset, self.context.versions.allowed());
+        let refused = |e: &dyn std::fmt::Display| Failure::new(e.to_string()).exit(Exit::Denied);
+        let uri = |text: &str| -> Result<OriginUri, Failure> {
+            tokio::task::block_in_place(|| allowed.check(&of.entry.domain, text)).map_err(|e| refused(&e))
+        };
+        let (from, to) = (uri(&dataset.uri)?, uri(&dataset.tables)?);
+        let draft = Arc::new(DraftPages {
+            versions: Arc::clone(&self.context.versions),
+            sources: Arc::clone(&of.sources),
+        });
+        // The rule of a draft says nothing: nobody has read its shards.
+        let shard_dirs = shard_directories_of_draft(draft.clone()).await?;
+        let key = if shard_dirs.is_empty() { KeyRule::File } else { KeyRule::Stem };
+        Ok(RunOptions {
+            uri: from,
+            to,
+            list: None,
+            parent: None,
+            renewed: RenewedPins::default(),
+            learned: Some(draft.clone()),
+            seal: Some(draft),
+            draft: None,
+            tag: Some(TagName::latest()),
+            rule: SampleRule::new(key, Vec::new()),
+            shard_dirs,
+            allow_empty: true,
+            symlinks: Symlinks::Keep,
+            one_file_system: false,
+            on_fault: OnFault::Report,
+            allow_loss: None,
+            threads: self.context.parallel,
+            state_dir: self.context.dir.clone(),
+            progress: Mode::None,
+        })
+    }
+}
+
+/// Returns the state and the problem of a seal that made no version.
+fn problem_of(failed: RunFailure, entry: &RegistrationHandle) -> (SealState, Problem) {
+    let (RunFailure { failure, faults }, dataset) = (failed, &entry.dataset);
+    if !faults.is_empty() {
+        let named = faults.iter().take(NAMED_MAX).map(|fault| format!("{}: {}", fault.path, fault.why));
+        let named = named.collect::<Vec<_>>().join("; ");
+        let detail = match faults.len() {
+            1 => format!("blocked: 1 object changed or cannot be read: {named}"),
+            n => format!("blocked: {n} objects changed or cannot be read: {named}"),
+        };
+        let hint = format!("run `fletch refresh {}`, then seal again", dataset.name);
+        return (SealState::Blocked, Problem::new(Code::OriginChanged, detail, hint));
+    }
+    let code = match failure.exit {
+        Exit::Denied => Code::OriginDenied,
+        Exit::Unreachable => Code::OriginUnavailable,
+        Exit::Interrupted => Code::NotReady,
+        _ => Code::Internal,
+    };
+    // Its own hint is for who gave the command `fletch index`.
+    let hint = format!(
+        "seal again; or run `fletch index {}` where its objects can be read and {} can be written",
+        dataset.uri, dataset.tables
+    );
+    (SealState::Failed, Problem::new(code, failure.what, hint))
+}

@@ -59,8 +59,8 @@ pub async fn learned(
 /// Seals the draft that the tag `latest` of a dataset names.
 ///
 /// The server reads what it has not read of the draft, writes the tables of the version beside those of the
-/// draft, and moves the tag. The sealing goes on when the client disconnects. If it runs already, the reply is
-/// that one. A dataset whose latest version is no draft is done.
+/// draft, and moves the tag. The sealing goes on when the client disconnects. If it runs already, the reply
+/// is that one. A dataset whose latest version is no draft is done.
 #[utoipa::path(
     post, path = "/v1/datasets/{name}/seal", tag = "datasets",
     params(("name" = String, Path, description = "Name of the dataset")),

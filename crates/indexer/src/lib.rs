@@ -1,7 +1,7 @@
 //! Makes versions of datasets: lists a store or walks a directory, reads and hashes files, writes tables.
 //!
-//! `fletch index`, `fletch pack` and `fletch mount` use it, and the server to seal drafts. Writes nothing to a
-//! dataset except below `fletch/`.
+//! `fletch index`, `fletch pack` and `fletch mount` use it, and the server to seal drafts. Writes nothing to
+//! a dataset except below `fletch/`.
 //!
 //! Rooms, from the top down: [`index`] → [`run`] (what an index and a pack share) → [`source`] (reading
 //! files), [`tables_location`] (tags and versions). [`out`], [`progress`], [`failure`] and [`select`] are for

@@ -93,8 +93,8 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         let dir = shown.dir.display();
         if prepare::is_draft_at(ctx, &tables, root) {
             ctx.out.note(format_args!(
-                "{dir} shows a draft of {}, and there is a version now; to see that one: fusermount3 -u {dir}, \
-                 then run this again",
+                "{dir} shows a draft of {}, and there is a version now; to see that one: \
+                 fusermount3 -u {dir}, then run this again",
                 dataset.name
             ));
         } else {

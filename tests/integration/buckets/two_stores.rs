@@ -65,7 +65,7 @@ fn a_bucket_of_the_same_name_at_another_store_is_another_dataset() {
     let uri = format!("{}/set", a.uri());
     let mut user = User::new("one");
     name_store(&mut user, &a);
-    user.say(&["mount", &uri, "mnt-a"]).ok();
+    user.say(&["mount", "--index", &uri, "mnt-a"]).ok();
     assert_eq!(listed(&user.path("mnt-a")), first);
     assert_eq!(b.counts().requests(), 0);
 
@@ -73,7 +73,7 @@ fn a_bucket_of_the_same_name_at_another_store_is_another_dataset() {
     let (of_a, of_b) = (a.address().to_string(), b.address().to_string());
     name_store(&mut user, &b);
     a.reset_counts();
-    let mounted = user.say(&["mount", &uri, "mnt-b", "--json"]).ok();
+    let mounted = user.say(&["mount", "--index", &uri, "mnt-b", "--json"]).ok();
     let said = format!("{} was read from {of_a}; AWS_ENDPOINT_URL now names {of_b}", a.uri());
     says(&mounted, &[&said, " once, 2 files"]);
     let shown: Value = serde_json::from_str(&mounted.stdout).expect("JSON");
@@ -220,7 +220,7 @@ fn a_container_of_the_same_name_of_another_account_is_another_dataset() {
             user.more.insert(name, value);
         }
         let dir = format!("mnt-{round}");
-        let mounted = user.say(&["mount", uri, &dir]).ok();
+        let mounted = user.say(&["mount", "--index", uri, &dir]).ok();
         assert_eq!(listed(&user.path(&dir)), *files, "{mounted:?}");
         let is_second = account == accounts[1];
         assert_eq!(mounted.stderr.contains("az://container was read from"), is_second, "{mounted:?}");
@@ -257,7 +257,7 @@ fn a_folder_in_place_of_another_is_read_anew() {
     assert!(shown.stderr.contains(why), "{shown:?}");
     let doctor = user.say(&["doctor", "./data"]);
     assert!(doctor.stderr.contains(why), "{doctor:?}");
-    let mounted = user.say(&["mount", "./data", "mnt-b"]).ok();
+    let mounted = user.say(&["mount", "--index", "./data", "mnt-b"]).ok();
     says(&mounted, &[why, " once, 2 files"]);
     assert_eq!(listed(&user.path("mnt-b")), second);
     let again = user.say(&["mount", "./data", "mnt-c"]).ok();
@@ -319,7 +319,7 @@ fn a_folder_that_is_another_mount_now_is_read_anew() {
         let said = user.say(&command);
         assert!(said.stderr.contains(why), "{said:?}");
     }
-    says(&user.say(&["mount", "./data", "mnt-b"]).ok(), &[why]);
+    says(&user.say(&["mount", "--index", "./data", "mnt-b"]).ok(), &[why]);
     assert_eq!(listed(&user.path("mnt-b")), second);
     drop(disk);
 

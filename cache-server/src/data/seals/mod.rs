@@ -4,7 +4,7 @@
 //! asked, or every byte was learned ─▶ one thread a draft: `fletch_indexer` over the entries of the draft
 //!                                     ├ known by their places ─▶ no request, no byte
 //!                                     └ the rest ─▶ read from the origin, pinned, few at once
-//!                                  ─▶ tables beside those of the draft ─▶ the tag, if it still names the draft
+//!                                  ─▶ tables beside those of the draft ─▶ the tag, if it names the draft
 //! ```
 //! 1. A seal lists nothing: its entries are those of the draft. An object that changed or vanished blocks it,
 //!    and nothing is left out.

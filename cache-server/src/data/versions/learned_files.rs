@@ -59,8 +59,8 @@ impl Versions {
         Ok(LearnedFiles { listed_ns, files, entries, next })
     }
 
-    /// Returns the entries of a draft from the ordinal `after` on, as a listing shows them, and where the next
-    /// page begins.
+    /// Returns the entries of a draft from the ordinal `after` on, as a listing shows them, and where the
+    /// next page begins.
     ///
     /// # Errors
     /// As [`Versions::learned_files`].
@@ -98,8 +98,8 @@ impl Versions {
         Ok((entries.collect(), Some(next).filter(|next| *next < version.manifest().entries)))
     }
 
-    /// Counts the files of a draft that were read whole, and the bytes that were read. Returns the bytes of its
-    /// tar shards, too, which a seal reads again.
+    /// Counts the files of a draft that were read whole, and the bytes that were read. Returns the bytes of
+    /// its tar shards, too, which a seal reads again.
     ///
     /// # Errors
     /// Those of the tables.

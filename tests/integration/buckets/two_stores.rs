@@ -247,7 +247,7 @@ fn a_folder_in_place_of_another_is_read_anew() {
     };
     let (first, second) = (content("A", &["same", "only-a"]), content("B", &["same", "only-b"]));
     write(&first);
-    user.mount("./data", "mnt-a", &[]);
+    user.mount("./data", "mnt-a", &["--index"]);
     assert_eq!(listed(&user.path("mnt-a")), first);
 
     fs::rename(user.path("data"), user.path("old")).expect("rename");

@@ -150,6 +150,12 @@ impl Site {
         self.scratch.path().join("cache")
     }
 
+    /// Returns the server's state directory.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.scratch.path().join("state")
+    }
+
     /// Returns the path of the server's unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {

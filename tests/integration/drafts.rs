@@ -5,6 +5,7 @@ use fletch_tests::bins::{command, run, stdout};
 use fletch_tests::fixture::{Site, index};
 use fletch_tests::require::{Need, have};
 use fletch_tests::user::{User, shows};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -450,6 +451,82 @@ fn a_mount_of_a_draft_shows_files_at_once_and_a_second_one_what_was_sealed() {
     let same = user.say(&["mount", "photos", "mnt"]).ok();
     assert!(same.stderr.contains("shows a draft of photos"), "{same:?}");
     user.say(&["down"]).ok();
+}
+
+/// One pass through a mount, the seal, and a second mount with a pass: every byte is fetched once in all.
+#[test]
+fn a_pass_through_a_mount_is_the_only_reading_of_a_bucket() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let all = content();
+    let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+    for (path, bytes) in &all {
+        emulator.insert(&format!("set/{path}"), bytes.clone());
+    }
+    let mut user = User::new("one");
+    user.has_keys_of(emulator.endpoint());
+    let uri = format!("{}/set", emulator.uri());
+    user.mount(&uri, "mnt", &[]);
+    assert_eq!(emulator.counts().bytes_sent, 0, "nothing is read before a program reads");
+    let files: BTreeMap<PathBuf, Vec<u8>> = all.iter().map(|(p, b)| (p.into(), b.clone())).collect();
+    shows(&user.path("mnt"), &files);
+    let until = Instant::now() + Duration::from_secs(30);
+    let show = || -> Value {
+        serde_json::from_str(&user.say(&["show", "set", "--json"]).ok().stdout).expect("JSON")
+    };
+    while show()["layout_kind"] == "draft" {
+        assert!(Instant::now() < until, "{}", show());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    user.mount(&uri, "mnt2", &[]);
+    shows(&user.path("mnt2"), &files);
+    let total: usize = all.values().map(Vec::len).sum();
+    assert_eq!(emulator.counts().bytes_sent, total as u64);
+    let direct = user.say(&["index", &uri, "--tables", &user.text("direct")]).ok();
+    assert_eq!(show()["root"], direct.stdout.trim());
+    user.say(&["down"]).ok();
+}
+
+/// A full disk below the state directory loses what was learned meanwhile, and nothing else.
+#[test]
+fn a_full_state_disk_costs_reading_again() {
+    if !have(&[Need::Root]) {
+        return;
+    }
+    let bucket = Bucket::new(content());
+    let mut site = bucket.site;
+    site.end();
+    let state = site.state_dir();
+    let kept = state.with_extension("kept");
+    fs::rename(&state, &kept).expect("rename");
+    fs::create_dir(&state).expect("mkdir");
+    let options = Some("size=8m,mode=700");
+    mount(Some("tmpfs"), &state, Some("tmpfs"), MsFlags::empty(), options).expect("tmpfs");
+    run(Command::new("cp").arg("-a").arg(kept.join(".")).arg(&state));
+    site.restart();
+    let filler = state.join("somebody-elses");
+    let filled = Command::new("dd").arg("if=/dev/zero").arg(format!("of={}", filler.display())).output();
+    assert!(!filled.expect("dd").status.success(), "dd did not fill it");
+    let bucket = Bucket { site, ..bucket };
+    let all = bucket.all.clone();
+    all.keys().for_each(|path| bucket.is_right(path));
+    let refused = bucket.fletch(&["seal", "set"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("No space left"), "{said}");
+    fs::remove_file(&filler).expect("remove");
+    std::thread::sleep(Duration::from_millis(1_500));
+    let mut site = bucket.site;
+    site.kill();
+    site.restart();
+    let bucket = Bucket { site, ..bucket };
+    all.keys().for_each(|path| bucket.is_right(path));
+    let sealing = bucket.seal();
+    assert_eq!(sealing["root"], bucket.indexed(), "{sealing}");
+    let mut site = bucket.site;
+    site.end();
+    umount2(&state, MntFlags::MNT_DETACH).expect("unmounted");
+    drop(Bucket { site, ..bucket });
 }
 
 #[test]

@@ -257,6 +257,7 @@ async fn run(
     leave_cluster.cancel();
     app.server.warmups.stop();
     app.server.seals.stop();
+    app.server.listings.stop();
     app.drain.cancel();
     accepting.close();
     accepting.wait().await;

@@ -119,7 +119,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["metrics"],
     &["server"],
     &["groups"],
-    &["jobs", "warmups", "seals", "mounts"],
+    &["jobs", "warmups", "drafts", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],
     &["reads"],
@@ -137,7 +137,7 @@ pub const SERVER_FOLDERS: &[(&str, &[&str])] = &[
     ("app", &["config", "idle", "limits", "request_metrics", "server", "telemetry", "tls"]),
     ("admin", &["dashboard", "metrics", "overview"]),
     ("training", &["allocation", "benefit", "epochs", "jobs", "prefetch", "sweep"]),
-    ("data", &["chunk_reads", "learned", "read_ahead", "reads", "seals", "versions", "warmups"]),
+    ("data", &["chunk_reads", "drafts", "learned", "read_ahead", "reads", "versions", "warmups"]),
     ("cluster", &["catalog", "groups"]),
     ("tenancy", &["accounting", "auth", "connections", "credentials", "mounts", "state", "tenants"]),
 ];

@@ -453,6 +453,57 @@ fn a_mount_of_a_draft_shows_files_at_once_and_a_second_one_what_was_sealed() {
     user.say(&["down"]).ok();
 }
 
+/// A URI alone is enough: the server lists, and whoever reads makes the version.
+#[test]
+fn a_dataset_that_is_put_by_its_uri_is_listed_by_the_server() {
+    let bucket = Bucket::new(content());
+    let put = |name: &str, uri: &str| -> (u32, Value) {
+        let url = format!("{}/v1/datasets/{name}", bucket.site.url);
+        let body = json!({ "uri": uri }).to_string();
+        let out = Command::new("curl")
+            .args(["-sS", "-X", "PUT", "--json", &body, "-w", "%{stderr}%{http_code}", &url])
+            .output()
+            .expect("curl runs");
+        let status = String::from_utf8_lossy(&out.stderr).trim().parse().expect("a status");
+        (status, serde_json::from_slice(&out.stdout).expect("JSON"))
+    };
+    // Nothing is asked of a place that no setting allows.
+    let (status, problem) = put("foreign", "s3://elsewhere/set");
+    assert_eq!((status, &problem["code"]), (403, &json!("uri_not_allowed")), "{problem}");
+    bucket.emulator.reset_counts();
+    let (status, listing) = put("new", &bucket.uri());
+    assert_eq!((status, &listing["dataset"]), (202, &json!("new")), "{listing}");
+    let until = Instant::now() + Duration::from_secs(20);
+    while bucket.site.json("/v1/datasets/new/listing")["state"] == "running" {
+        assert!(Instant::now() < until, "{}", bucket.site.json("/v1/datasets/new/listing"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let listed = bucket.site.json("/v1/datasets/new/listing");
+    assert_eq!((&listed["state"], &listed["names"]), (&json!("done"), &json!(15)), "{listed}");
+    assert_eq!(bucket.emulator.counts().bytes_sent, 0, "nothing was read");
+    // The draft is the one that the command makes of the same bucket.
+    assert_eq!(listed["root"], bucket.root);
+    let (status, dataset) = put("new", &bucket.uri());
+    assert_eq!((status, &dataset["name"]), (200, &json!("new")), "{dataset}");
+    let (status, problem) = put("new", &format!("{}/other", bucket.emulator.uri()));
+    assert_eq!((status, &problem["code"]), (409, &json!("conflict")), "{problem}");
+    // A prefix without objects has no version, and says why.
+    put("empty", &format!("{}/nothing", bucket.emulator.uri()));
+    let until = Instant::now() + Duration::from_secs(20);
+    let failed = loop {
+        let failed = bucket.site.json("/v1/datasets/empty/listing");
+        if failed["state"] != "running" {
+            break failed;
+        }
+        assert!(Instant::now() < until, "{failed}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let detail = failed["error"]["detail"].as_str().expect("a reason");
+    assert!(failed["state"] == "failed" && detail.contains("nothing"), "{failed}");
+    let sealed: Value = serde_json::from_str(&bucket.ok(&["seal", "new", "--json"])).expect("JSON");
+    assert_eq!(sealed["root"], bucket.indexed());
+}
+
 /// One pass through a mount, the seal, and a second mount with a pass: every byte is fetched once in all.
 #[test]
 fn a_pass_through_a_mount_is_the_only_reading_of_a_bucket() {

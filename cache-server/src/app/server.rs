@@ -21,10 +21,10 @@ use crate::{
     },
     data::{
         chunk_reads::{ChunkReads, READ_ATTEMPTS},
+        drafts::{Listings, SealContext, Seals},
         learned::LearnedNames,
         read_ahead::ReadAhead,
         reads::Reads,
-        seals::{SealContext, Seals},
         versions::{Allowlist, VersionLimits, Versions},
         warmups::{WarmupContext, Warmups},
     },
@@ -47,6 +47,7 @@ use crate::{
 };
 use fletch_api::DatasetUse;
 use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
+use fletch_indexer::default_tables;
 use fletch_origin::{OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
@@ -114,6 +115,20 @@ impl PublishPlace {
     }
 }
 
+/// Why there is no place for the tables of a dataset that is registered by its URI alone.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPlace {
+    /// With tokens, the domains have no directory in common.
+    #[error("the server has no place for the tables of datasets: publish.uri is not set")]
+    Unset,
+    /// The server's directory is on one machine, and a cluster has several.
+    #[error("the servers of a cluster have no place in common for the tables of datasets")]
+    Cluster,
+    /// The place is no URI.
+    #[error("the place for tables is wrong: {0}")]
+    Bad(String),
+}
+
 /// The parts of a running server.
 pub struct Server {
     /// The limits.
@@ -136,6 +151,8 @@ pub struct Server {
     pub allocator: Allocator,
     /// The warm-ups.
     pub warmups: Arc<Warmups>,
+    /// The listings of datasets that were registered by their URIs alone.
+    pub listings: Arc<Listings>,
     /// The sealing of drafts.
     pub seals: Arc<Seals>,
     /// The mounts that read through this server.
@@ -250,13 +267,13 @@ impl Server {
             tasks.clone(),
             Arc::clone(&read_watch),
         );
-        let seal_context = SealContext {
+        let seal_context = Arc::new(SealContext {
             versions: Arc::clone(&versions),
             registrations: Arc::clone(&registrations),
             origins: origins.clone(),
             dir: state.path().join(SEALS_DIR),
             parallel: (limits.origin_requests / 8).clamp(1, SEAL_PARALLEL_MAX),
-        };
+        });
         let requests = Arc::new(RequestMetrics::new());
         let read_ahead = ReadAhead::new(limits.read_ahead_bytes());
         let reads = Reads {
@@ -347,6 +364,7 @@ impl Server {
             cache: config.cache.clone(),
             store,
             warmups: Warmups::new(warmup_context, tasks.clone()),
+            listings: Listings::new(Arc::clone(&seal_context), tasks.clone()),
             seals: Seals::new(seal_context, tasks.clone()),
             shares,
             allocator: Allocator::default(),
@@ -379,6 +397,20 @@ impl Server {
             last_request_ns: AtomicU64::new(0),
             state,
         }))
+    }
+
+    /// Returns where the tables of a dataset go that is registered by its URI alone: where clients put them.
+    ///
+    /// # Errors
+    /// [`NoPlace`].
+    pub fn place_of_tables(&self, dataset: &OriginUri) -> Result<OriginUri, NoPlace> {
+        let place = match &self.publish {
+            PublishPlace::Everywhere(place) => place.to_string(),
+            PublishPlace::OwnMachine(_) if self.cluster.peers().is_some() => return Err(NoPlace::Cluster),
+            PublishPlace::OwnMachine(dir) => dir.display().to_string(),
+            PublishPlace::None => return Err(NoPlace::Unset),
+        };
+        default_tables::below(&place, dataset).map_err(|e| NoPlace::Bad(e.to_string()))
     }
 
     /// Returns the configuration with which the disk tier is opened now.
@@ -469,7 +501,7 @@ impl Server {
             running: self.tenants.requests.used(),
             mounts: self.mounts.count(self.now_ns()) as u64,
             epochs: self.registry.stats().epochs_open,
-            warmups: self.warmups.stats().live + self.seals.stats().running,
+            warmups: self.warmups.stats().live + self.seals.stats().running + self.listings.running(),
         }
     }
 

@@ -9,14 +9,14 @@
 //! - `chunk_reads` decides whom a read asks: this server's store, other servers, the origin.
 //! - `versions` opens versions, locates their chunks and fetches them from origins.
 //! - `learned` knows the content of what a draft names by its place.
-//! - `seals` makes versions of drafts, of what was learned and what it reads for that.
+//! - `drafts` lists datasets, and makes versions of drafts: of what was learned, and what it reads for that.
 //! - `warmups` fetches versions before jobs read them, and protects them.
 //! - `read_ahead` is the memory for what is read ahead of being sent.
 
 pub mod chunk_reads;
+pub mod drafts;
 pub mod learned;
 pub mod read_ahead;
 pub mod reads;
-pub mod seals;
 pub mod versions;
 pub mod warmups;

@@ -1,26 +1,32 @@
-//! Drafts: what the server learned of them, and their sealing.
+//! Datasets by their URIs alone, what the server learned of drafts, and their sealing.
 
 use super::{
     admission::{ReadRequest, WriteAccess},
     datasets::find_dataset,
     error::{ApiError, ApiResult},
-    request::{OnePath, parse_param},
+    request::{OnePath, parse_param, read_json},
 };
 use crate::{
-    app::server::Server,
-    data::seals::{SealError, StartedSeal},
-    tenancy::auth::Principal,
+    app::server::{NoPlace, Server},
+    data::drafts::{SealError, StartedSeal, TooManyListings},
+    tenancy::{
+        auth::Principal,
+        state::{Registration, RegistrationHandle},
+    },
 };
 use axum::{
     Json,
+    body::Body,
     extract::{Path, Query, State, rejection::QueryRejection},
     http::StatusCode,
     response::IntoResponse as _,
 };
-use fletch_api::{Code, LearnedFiles, Problem, SealState, Sealing};
-use fletch_core::Root;
+use fletch_api::{Code, Dataset, LearnedFiles, Listing, Problem, PutDataset, RunState, Sealing};
+use fletch_core::{DatasetName, Root};
+use fletch_origin::OriginUri;
 use serde::Deserialize;
 use std::sync::Arc;
+use tokio::task::spawn_blocking;
 
 /// The query of a page.
 #[derive(Debug, Deserialize)]
@@ -88,7 +94,7 @@ pub async fn seal(
             let done = Sealing {
                 dataset,
                 draft: root,
-                state: SealState::Done,
+                state: RunState::Done,
                 entries,
                 bytes,
                 entries_done: entries,
@@ -128,6 +134,129 @@ pub async fn sealing(
         let detail = format!("dataset {name} was not sealed since the server started");
         ApiError::new(Code::NotFound, detail, format!("`fletch seal {name}` seals it"))
     })
+}
+
+/// Registers a dataset by the URI of its objects alone.
+///
+/// If its tables are at the URI, or where the server keeps tables for clients, the dataset is ready. Otherwise
+/// the server lists the objects, which reads none of them, and writes the tables of a draft to that place. The
+/// listing goes on when the client disconnects; the same request shows how far it is, and goes on with a
+/// listing that a restart or an error ended.
+#[utoipa::path(
+    put, path = "/v1/datasets/{name}", tag = "datasets", request_body = PutDataset,
+    params(("name" = String, Path, description = "Name of the dataset")),
+    responses(
+        (status = 200, description = "The dataset is registered, and has a version", body = Dataset),
+        (status = 202, description = "The dataset is registered, and is being listed", body = Listing),
+        (status = 400, description = "The name or the URI is not valid, or the server has no place for tables",
+            body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "The server may not read the URI, or the tenant is over its quota",
+            body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The name is registered for another URI", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 429, description = "Too many datasets are being listed", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn put(
+    State(server): State<Arc<Server>>,
+    WriteAccess(principal): WriteAccess,
+    path: OnePath,
+    body: Body,
+) -> ApiResult {
+    let Path(name) = path?;
+    let name: DatasetName = parse_param(&name)?;
+    let PutDataset { uri } = read_json(&server, &principal.tenant, body).await?;
+    let (versions, domain) = (Arc::clone(&server.versions), principal.domain.clone());
+    // Blocking: directories are looked up.
+    let uri = spawn_blocking(move || versions.allowed().check(&domain, &uri)).await??;
+    let is_registered = |entry: &Arc<RegistrationHandle>| entry.dataset.uri == uri.to_string();
+    let known = server.registrations.get(&principal.domain, &name).filter(is_registered);
+    let entry = match known {
+        Some(entry) => entry,
+        None => register_by_uri(&server, &principal, &name, &uri).await?,
+    };
+    if server.versions.tags(&entry, 1).await?.is_empty() {
+        let listing = server.listings.start(&entry)?;
+        return Ok((StatusCode::ACCEPTED, Json(listing)).into_response());
+    }
+    Ok(Json(entry.dataset.clone()).into_response())
+}
+
+/// Registers a dataset with the tables at its URI, if they have a tag, else at the server's place.
+async fn register_by_uri(
+    server: &Arc<Server>,
+    principal: &Principal,
+    name: &DatasetName,
+    uri: &OriginUri,
+) -> ApiResult<Arc<RegistrationHandle>> {
+    let registration = |tables: &OriginUri| Registration {
+        domain: principal.domain.clone(),
+        tenant: principal.tenant.clone(),
+        dataset: Dataset {
+            name: name.clone(),
+            uri: uri.to_string(),
+            tables: tables.to_string(),
+            registered_ns: server.now_ns(),
+        },
+    };
+    let beside = registration(uri);
+    let entry = match server.versions.tags(&beside, 1).await?.is_empty() {
+        true => registration(&server.place_of_tables(uri).map_err(no_place)?),
+        false => beside,
+    };
+    let (versions, domain) = (Arc::clone(&server.versions), principal.domain.clone());
+    let tables = entry.dataset.tables.clone();
+    spawn_blocking(move || versions.allowed().check(&domain, &tables)).await??;
+    let bytes = match server.auth.quota(&entry.tenant).registered {
+        Some(_) => server.versions.bytes_of_latest(&entry).await?,
+        None => 0,
+    };
+    let quota = server.auth.quota(&entry.tenant).registered;
+    let done = server.catalog.register(entry, bytes, quota, false).await?;
+    tracing::info!(dataset = %name, %uri, tables = %done.dataset.tables, "a dataset was registered by its URI");
+    find_dataset(server, &principal.domain, name.as_str())
+}
+
+fn no_place(why: NoPlace) -> ApiError {
+    ApiError::new(
+        Code::BadRequest,
+        why.to_string(),
+        "set publish.uri at the server, or run `fletch index` and `fletch register` with --tables URI",
+    )
+}
+
+/// Returns the last listing of a dataset by the server.
+///
+/// The server remembers it until it restarts.
+#[utoipa::path(
+    get, path = "/v1/datasets/{name}/listing", tag = "datasets",
+    params(("name" = String, Path, description = "Name of the dataset")),
+    responses(
+        (status = 200, description = "The listing, and how far it is", body = Listing),
+        (status = 404, description = "The domain has no dataset of that name, or the server did not list it \
+            since its start", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn listing(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Listing>> {
+    let Path(name) = path?;
+    let entry = find_dataset(&server, &principal.domain, &name)?;
+    let listing = server.listings.get(&entry.domain, &entry.dataset.name);
+    listing.map(Json).ok_or_else(|| {
+        let detail = format!("the server did not list dataset {name} since it started");
+        let hint = format!("`PUT /v1/datasets/{name}` with its URI lists a dataset that has no version");
+        ApiError::new(Code::NotFound, detail, hint)
+    })
+}
+
+impl From<TooManyListings> for ApiError {
+    fn from(e: TooManyListings) -> Self {
+        ApiError::new(Code::Overloaded, e.to_string(), "wait until one of them has ended")
+    }
 }
 
 impl From<SealError> for ApiError {

@@ -112,6 +112,14 @@ pub struct RegisterDataset {
     pub check: bool,
 }
 
+/// A dataset that is registered by its URI alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PutDataset {
+    /// The URI of the dataset's objects.
+    pub uri: String,
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_false(value: &bool) -> bool {
     !value

@@ -55,17 +55,41 @@ pub struct Draft {
     pub known_bytes: u64,
 }
 
-/// How far the sealing of a draft is.
+/// A dataset that the server lists, to make a draft of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Listing {
+    /// The dataset.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// How far it is: `running`, `done` or `failed`.
+    pub state: RunState,
+    /// Names that were listed.
+    pub names: u64,
+    /// When it began, in nanoseconds since 1970.
+    pub started_ns: u64,
+    /// When it ended, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ns: Option<u64>,
+    /// The root of the draft, once it is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub root: Option<Root>,
+    /// Why no draft was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Problem>,
+}
+
+/// How far the listing of a dataset or the sealing of a draft is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum SealState {
-    /// The server reads what it does not know, and then writes the tables of the version.
+pub enum RunState {
+    /// It runs, or waits for its turn.
     Running,
-    /// The version is there, and the tag `latest` names it.
+    /// The tables are there, and the tag `latest` names them.
     Done,
     /// Objects changed or vanished since the listing, or cannot be read. No version was made.
     Blocked,
-    /// The sealing failed. What was read is not read again by the next one.
+    /// It failed. What was read is not read again by the next one.
     Failed,
     /// A state that this client does not know.
     #[serde(other)]
@@ -82,7 +106,7 @@ pub struct Sealing {
     #[schema(value_type = String)]
     pub draft: Root,
     /// How far it is.
-    pub state: SealState,
+    pub state: RunState,
     /// Files and other entries of the draft.
     pub entries: u64,
     /// Bytes of the draft.

@@ -35,10 +35,10 @@ pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, MemberState, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{
-    Dataset, Datasets, ObjectPin, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
+    Dataset, Datasets, ObjectPin, PutDataset, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
     ResolvedVersion, Tags, Unconfirmed,
 };
-pub use drafts::{Draft, LearnedFile, LearnedFiles, SealState, Sealing};
+pub use drafts::{Draft, LearnedFile, LearnedFiles, Listing, RunState, Sealing};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,

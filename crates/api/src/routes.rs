@@ -26,7 +26,7 @@ pub const BATCH: &str = "/v1/versions/{root}/batch";
 pub const HITS: &str = "/v1/hits";
 /// GET: all datasets. POST: registers a dataset.
 pub const DATASETS: &str = "/v1/datasets";
-/// GET: a dataset. DELETE: deletes its registration.
+/// GET: a dataset. PUT: registers it by its URI, and lists it. DELETE: deletes its registration.
 pub const DATASET: &str = "/v1/datasets/{name}";
 /// GET: the version that a tag or root of a dataset names.
 pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
@@ -36,6 +36,8 @@ pub const DATASET_TAGS: &str = "/v1/datasets/{name}/tags";
 pub const RENEWED_PINS: &str = "/v1/datasets/{name}/renewed-pins";
 /// GET: the files of a draft that the server has read whole.
 pub const LEARNED: &str = "/v1/versions/{root}/learned";
+/// GET: the last listing of a dataset by the server.
+pub const LISTING: &str = "/v1/datasets/{name}/listing";
 /// GET: the last sealing of a dataset. POST: seals its draft.
 pub const SEAL: &str = "/v1/datasets/{name}/seal";
 /// DELETE: evicts a dataset's chunks from disk.

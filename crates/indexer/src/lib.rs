@@ -5,8 +5,9 @@
 //!
 //! Rooms, from the top down: [`index`] → [`run`] (what an index and a pack share) → [`source`] (reading
 //! files), [`tables_location`] (tags and versions). [`out`], [`progress`], [`failure`] and [`select`] are for
-//! all. [`meanings`] knows which store or folder a URI meant.
+//! all. [`meanings`] knows which store or folder a URI meant, and [`default_tables`] where tables go.
 
+pub mod default_tables;
 pub mod failure;
 pub mod index;
 pub mod meanings;

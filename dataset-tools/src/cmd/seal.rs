@@ -5,7 +5,7 @@ use super::prepare::{Connected, Registered, registered_dataset};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::progress::{Done, Progress, Total};
-use fletch_api::{SealState, Sealing};
+use fletch_api::{RunState, Sealing};
 use fletch_client::Client;
 use fletch_core::{DatasetName, Kind};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub fn make_version(
     let client = connected.client.for_dataset(Some(dataset));
     ctx.rt.block_on(async {
         let begun = client.seal(dataset).await?;
-        if begun.state == SealState::Done {
+        if begun.state == RunState::Done {
             return Ok(None);
         }
         let ended = tokio::select! {

@@ -1,19 +1,22 @@
 //! One seal, from its turn to its end.
 
-use super::{SealEnd, SealOf, SealRecord, Seals, pages::DraftPages, unix_ns};
+use super::{
+    index_on_a_thread,
+    pages::DraftPages,
+    problem_of,
+    seals::{SealEnd, SealOf, SealRecord, Seals},
+    unix_ns,
+};
 use crate::{data::versions::Sources, tenancy::state::RegistrationHandle};
-use fletch_api::{Code, Problem, SealState};
+use fletch_api::{Code, Problem, RunState};
 use fletch_core::{
     Root, TagName,
     manifest::{KeyRule, SampleRule},
 };
 use fletch_indexer::{
     failure::{Exit, Failure},
-    index,
-    out::{Notes, Out},
     progress::Mode,
     run::{
-        RunContext,
         options::{OnFault, RunFailure, RunOptions},
         renewed::RenewedPins,
     },
@@ -24,7 +27,6 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
-use tokio::{runtime::Handle, sync::oneshot};
 
 /// The most objects that an error names.
 const NAMED_MAX: usize = 3;
@@ -56,21 +58,21 @@ impl Seals {
             Err(_) => Err(NotSealed::Stopped),
         };
         let (state, root, error) = match sealed {
-            Ok(root) => (SealState::Done, Some(root), None),
+            Ok(root) => (RunState::Done, Some(root), None),
             Err(NotSealed::Stopped) => {
                 let problem = Problem::new(Code::NotReady, "the server stops", "seal again after its start");
-                (SealState::Failed, None, Some(problem))
+                (RunState::Failed, None, Some(problem))
             }
             Err(NotSealed::Run(failed)) => {
-                let (state, problem) = problem_of(failed, entry);
+                let (state, problem) = blocked_or_failed(failed, entry);
                 (state, None, Some(problem))
             }
         };
         let [done, blocked, failed] = &self.ended;
         let count = match state {
-            SealState::Done => done,
-            SealState::Blocked => blocked,
-            SealState::Failed | SealState::Running | SealState::Unknown => failed,
+            RunState::Done => done,
+            RunState::Blocked => blocked,
+            RunState::Failed | RunState::Running | RunState::Unknown => failed,
         };
         count.fetch_add(1, Relaxed);
         self.bytes_read.fetch_add(record.counters.bytes_read.load(Relaxed), Relaxed);
@@ -87,24 +89,11 @@ impl Seals {
         *record.ended.lock() = Some(end);
     }
 
-    /// Makes the version on a thread of its own, because the indexer blocks.
     async fn seal(&self, record: &Arc<SealRecord>, of: &SealOf<'_>) -> Result<Root, NotSealed> {
         let options = self.options(of).await?;
-        let (origins, stop, counters) =
-            (self.context.origins.clone(), Arc::clone(&self.stop), Arc::clone(&record.counters));
-        let (rt, (done, waits)) = (Handle::current(), oneshot::channel());
-        let work = move || {
-            let out = Out { json: false, quiet: true, notes: Notes::Log };
-            let ctx = RunContext { origins: &origins, rt: &rt, out, stop: &stop, counters: &counters };
-            // Nobody waits any more if the server stops.
-            let _nobody = done.send(index::run(&options, ctx));
-        };
-        let thread = std::thread::Builder::new().name("seal".to_owned()).spawn(work);
-        thread.map_err(|e| Failure::io("cannot start a thread", &e))?;
-        let report = match waits.await {
-            Ok(report) => report.map_err(NotSealed::Run)?,
-            Err(_) => return Err(Failure::new("the thread of the seal was lost").into()),
-        };
+        let (stop, counters) = (Arc::clone(&self.stop), Arc::clone(&record.counters));
+        let made = index_on_a_thread(&self.context, options, stop, counters).await;
+        let report = made.map_err(NotSealed::Run)?;
         let root = report.root.parse::<Root>().map_err(|e| Failure::new(e.to_string()))?;
         Ok(root)
     }
@@ -148,7 +137,7 @@ impl Seals {
 }
 
 /// Returns the state and the problem of a seal that made no version.
-fn problem_of(failed: RunFailure, entry: &RegistrationHandle) -> (SealState, Problem) {
+fn blocked_or_failed(failed: RunFailure, entry: &RegistrationHandle) -> (RunState, Problem) {
     let (RunFailure { failure, faults }, dataset) = (failed, &entry.dataset);
     if !faults.is_empty() {
         let named = faults.iter().take(NAMED_MAX).map(|fault| format!("{}: {}", fault.path, fault.why));
@@ -158,18 +147,11 @@ fn problem_of(failed: RunFailure, entry: &RegistrationHandle) -> (SealState, Pro
             n => format!("blocked: {n} objects changed or cannot be read: {named}"),
         };
         let hint = format!("run `fletch refresh {}`, then seal again", dataset.name);
-        return (SealState::Blocked, Problem::new(Code::OriginChanged, detail, hint));
+        return (RunState::Blocked, Problem::new(Code::OriginChanged, detail, hint));
     }
-    let code = match failure.exit {
-        Exit::Denied => Code::OriginDenied,
-        Exit::Unreachable => Code::OriginUnavailable,
-        Exit::Interrupted => Code::NotReady,
-        _ => Code::Internal,
-    };
-    // Its own hint is for who gave the command `fletch index`.
     let hint = format!(
         "seal again; or run `fletch index {}` where its objects can be read and {} can be written",
         dataset.uri, dataset.tables
     );
-    (SealState::Failed, Problem::new(code, failure.what, hint))
+    (RunState::Failed, problem_of(failure, hint))
 }

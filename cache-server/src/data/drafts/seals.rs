@@ -1,31 +1,15 @@
-//! Seals drafts: makes the version of a draft, from what the server learned and what it reads for that.
-//!
-//! ```text
-//! asked, or every byte was learned ─▶ one thread a draft: `fletch_indexer` over the entries of the draft
-//!                                     ├ known by their places ─▶ no request, no byte
-//!                                     └ the rest ─▶ read from the origin, pinned, few at once
-//!                                  ─▶ tables beside those of the draft ─▶ the tag, if it names the draft
-//! ```
-//! 1. A seal lists nothing: its entries are those of the draft. An object that changed or vanished blocks it,
-//!    and nothing is left out.
-//! 2. (I5) The journal of a seal is in the state directory. What was read is not read again after a restart.
-//! 3. (I6) [`RUNNING_MAX`] seals run at once, [`QUEUED_MAX`] wait, and [`KNOWN_MAX`] are remembered.
-//! 4. (I7) A seal belongs to the domain of its dataset.
-//! 5. The tables go to where those of the draft are, by the credentials that the server reads them with.
+//! All seals: starts them, remembers the last one of each dataset, and begins those that cost nothing.
 
-mod known;
-mod pages;
-mod run;
-
+use super::{known::KnownShares, unix_ns};
 use crate::{
     data::versions::{Reader, Sources, VersionError, Versions},
     tenancy::state::{RegistrationHandle, Registrations},
 };
-use fletch_api::{Draft, Problem, SealState, Sealing};
+use fletch_api::{Draft, Problem, RunState, Sealing};
 use fletch_core::{DatasetName, Domain, Root, TagName};
 use fletch_indexer::run::Counters;
 use fletch_origin::Origins;
-use known::KnownShares;
+
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -34,7 +18,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
@@ -68,22 +52,22 @@ pub struct SealContext {
 pub struct TooManySeals;
 
 /// One seal.
-struct SealRecord {
-    draft: Root,
-    entries: u64,
-    bytes: u64,
-    started_ns: u64,
-    counters: Arc<Counters>,
-    ended: Mutex<Option<SealEnd>>,
+pub(super) struct SealRecord {
+    pub(super) draft: Root,
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
+    pub(super) started_ns: u64,
+    pub(super) counters: Arc<Counters>,
+    pub(super) ended: Mutex<Option<SealEnd>>,
 }
 
 /// How a seal ended.
-struct SealEnd {
-    at: Instant,
-    at_ns: u64,
-    state: SealState,
-    root: Option<Root>,
-    error: Option<Problem>,
+pub(super) struct SealEnd {
+    pub(super) at: Instant,
+    pub(super) at_ns: u64,
+    pub(super) state: RunState,
+    pub(super) root: Option<Root>,
+    pub(super) error: Option<Problem>,
 }
 
 impl SealRecord {
@@ -95,7 +79,7 @@ impl SealRecord {
         let (ended, counters) = (self.ended.lock(), &self.counters);
         let (state, ended_ns, root, error) = match &*ended {
             Some(end) => (end.state, Some(end.at_ns), end.root, end.error.clone()),
-            None => (SealState::Running, None, None, None),
+            None => (RunState::Running, None, None, None),
         };
         Sealing {
             dataset: dataset.clone(),
@@ -131,25 +115,20 @@ pub struct SealStats {
 
 /// All seals.
 pub struct Seals {
-    context: SealContext,
-    all: Mutex<HashMap<(Domain, DatasetName), Arc<SealRecord>>>,
-    shares: KnownShares,
-    permits: Semaphore,
-    tasks: TaskTracker,
-    stop: Arc<AtomicBool>,
-    ended: [AtomicU64; 3],
-    bytes_read: AtomicU64,
-}
-
-fn unix_ns() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+    pub(super) context: Arc<SealContext>,
+    pub(super) all: Mutex<HashMap<(Domain, DatasetName), Arc<SealRecord>>>,
+    pub(super) shares: KnownShares,
+    pub(super) permits: Semaphore,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) ended: [AtomicU64; 3],
+    pub(super) bytes_read: AtomicU64,
 }
 
 impl Seals {
     /// Creates the room, without seals. Their work runs on `tasks`.
     #[must_use]
-    pub fn new(context: SealContext, tasks: TaskTracker) -> Arc<Self> {
+    pub fn new(context: Arc<SealContext>, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Seals {
             context,
             all: Mutex::default(),
@@ -293,7 +272,7 @@ pub enum SealError {
 }
 
 /// What one seal is about.
-struct SealOf<'a> {
-    entry: &'a RegistrationHandle,
-    sources: Arc<Sources>,
+pub(super) struct SealOf<'a> {
+    pub(super) entry: &'a RegistrationHandle,
+    pub(super) sources: Arc<Sources>,
 }

@@ -1,6 +1,6 @@
 //! How much of each draft in use is known.
 
-use super::Seals;
+use super::seals::Seals;
 use crate::{data::versions::Sources, tenancy::state::RegistrationHandle};
 use fletch_api::Draft;
 use fletch_core::{DatasetName, Domain, Root};

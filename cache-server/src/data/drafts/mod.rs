@@ -1,0 +1,80 @@
+//! Drafts: lists datasets, and makes versions of what was listed.
+//!
+//! ```text
+//! a URI alone ─▶ `listings`: one thread a dataset lists it ─▶ tables of a draft, at the server's place
+//!
+//! asked, or every byte was learned ─▶ `seals`: one thread a draft, over the entries of the draft
+//!                                     ├ known by their places ─▶ no request, no byte
+//!                                     └ the rest ─▶ read from the origin, pinned, few at once
+//!                                  ─▶ tables beside those of the draft ─▶ the tag, if it names the draft
+//! ```
+//! 1. A seal lists nothing: its entries are those of the draft. An object that changed or vanished blocks it,
+//!    and nothing is left out.
+//! 2. (I5) The journals are in the state directory. What was read is not read again after a restart.
+//! 3. (I6) Two seals and two listings run at once, some wait, and the last ones are remembered.
+//! 4. (I7) They belong to the domain of their dataset. Places are checked again before each.
+//! 5. The tables of a version go to where those of its draft are, by the credentials with which the server
+//!    reads them.
+
+mod known;
+mod listings;
+mod pages;
+mod run;
+mod seals;
+
+pub use listings::{Listings, TooManyListings};
+pub use seals::{SealContext, SealError, Seals, StartedSeal};
+
+use fletch_api::{Code, Problem};
+use fletch_indexer::{
+    failure::{Exit, Failure},
+    index,
+    out::{Notes, Out},
+    run::{
+        Counters, RunContext,
+        options::{RunFailure, RunOptions, RunReport},
+    },
+};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tokio::{runtime::Handle, sync::oneshot};
+
+fn unix_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Runs the indexer on a thread of its own, because it blocks.
+async fn index_on_a_thread(
+    context: &SealContext,
+    options: RunOptions,
+    stop: Arc<AtomicBool>,
+    counters: Arc<Counters>,
+) -> Result<RunReport, RunFailure> {
+    let (origins, rt, (done, made)) = (context.origins.clone(), Handle::current(), oneshot::channel());
+    let work = move || {
+        let out = Out { json: false, quiet: true, notes: Notes::Log };
+        let ctx = RunContext { origins: &origins, rt: &rt, out, stop: &stop, counters: &counters };
+        // Nobody waits any more if the server stops.
+        let _nobody = done.send(index::run(&options, ctx));
+    };
+    let thread = std::thread::Builder::new().name("indexer".to_owned()).spawn(work);
+    thread.map_err(|e| Failure::io("cannot start a thread", &e))?;
+    match made.await {
+        Ok(made) => made,
+        Err(_) => Err(Failure::new("the thread of the indexer was lost").into()),
+    }
+}
+
+/// Returns the problem of a failed run. Its own hint is for who gave the command `fletch index`.
+fn problem_of(failure: Failure, hint: String) -> Problem {
+    let code = match failure.exit {
+        Exit::Denied => Code::OriginDenied,
+        Exit::Unreachable => Code::OriginUnavailable,
+        Exit::Interrupted => Code::NotReady,
+        _ => Code::Internal,
+    };
+    Problem::new(code, failure.what, hint)
+}

@@ -32,7 +32,7 @@ Global options, for every command:
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]; --json: print JSON
   -q/--quiet          No notes; --progress auto|bar|plain|none; --origin-fallback: no server needed
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 Ctrl-C.";
+Exit codes: 0 ok, 1 failed, 2 misused, 3 in part, 4 unreachable, 5 denied, 6 disk full, 130 Ctrl-C.";
 
 /// Index and pack datasets, show their versions, and call a Fletch server.
 #[derive(Debug, Parser)]
@@ -112,7 +112,7 @@ pub enum Command {
   fletch mount https://host/photos /mnt/photos --list names.txt
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
-The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
+The first run reads everything, to know every file and its checksum. Ctrl-C stops it, and the
 same command goes on. Later runs show at once what was read last, and mend a mount that stopped.
 Starts a server of your own unless one runs, with the credentials of this terminal (AWS_*, AZURE_*,
 GOOGLE_*, AWS_ENDPOINT_URL). docs/howto/mount-a-bucket.md has more.

@@ -30,7 +30,7 @@ fn a_folder_is_mounted_refreshed_and_taken_down() {
     let mut all = user.dataset("photos", 30);
     let before = files(&user.path("photos"));
     let first = user.say(&["mount", "photos", "mnt"]).ok().in_plain_words();
-    for part in ["started your server", "reads ", " once, 30 files, about ", "; writes "] {
+    for part in ["started your server", "reads ", " now, 30 files, about ", "; writes "] {
         assert!(first.stderr.contains(part), "{part:?} is not in: {}", first.stderr);
     }
     for part in ["photos is at ", "30 files", "cache ", "state ", "logs ", "fusermount3 -u ", "fletch down"] {

@@ -35,7 +35,7 @@ pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, MemberState, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{
-    Dataset, Datasets, ObjectPin, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
+    Dataset, Datasets, ListedDataset, ObjectPin, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
     ResolvedVersion, Tags, Unconfirmed,
 };
 pub use drafts::{LearnedFile, LearnedFiles};

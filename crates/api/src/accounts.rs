@@ -125,8 +125,8 @@ pub struct DatasetUse {
     /// of the largest version that was open before. Absent if none ever was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version_bytes: Option<u64>,
-    /// What all chunks of that version occupy on disk: an upper bound until all of them are there. Absent while
-    /// no version is open.
+    /// What all chunks of that version occupy on disk: an upper bound until all of them are there. Absent
+    /// while no version is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout_bytes: Option<u64>,
     /// What its chunks occupy on the server's disk now. Absent without a disk cache.

@@ -250,7 +250,7 @@ fn counted(counts: &Counted) -> impl Iterator<Item = DashboardProblem> {
     let burns = |of: Counts| of.requests > 0 && of.errors as f64 > allowed * of.requests as f64;
     let errors = (hour.requests >= REQUESTS_MIN && burns(hour) && burns(recent)).then(|| {
         let detail = format!(
-            "{} of {} requests in the last hour ended with an error of the server, and {} of {} in ten minutes",
+            "{} of {} requests in an hour, and {} of {} in ten minutes, ended with an error of the server",
             hour.errors, hour.requests, recent.errors, recent.requests
         );
         problem(Alert::FletchErrorBudgetBurn, Severity::Critical, "requests", detail)

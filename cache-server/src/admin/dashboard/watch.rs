@@ -184,7 +184,7 @@ impl JobWatches {
         }
     }
 
-    /// Takes over new verdicts of measured jobs between two samples, so that all programs show the latest one.
+    /// Takes over new verdicts of measured jobs between two samples: all programs show the latest one.
     pub fn remeasure(&mut self, unix_ns: u64, verdicts: &HashMap<String, BenefitVerdict>) {
         for (id, watch) in &mut self.0 {
             let Some(mut seen) = watch.seen.take() else { continue };

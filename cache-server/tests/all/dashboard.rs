@@ -348,6 +348,7 @@ async fn numbers_of_a_dataset_agree_and_survive_a_restart() {
     let (after, restarted) = seen(&node).await;
     assert_eq!(after, savings, "nothing was read since");
     assert_eq!(restarted.delivered_bytes, usage.delivered_bytes);
+    assert_eq!(node.metric_sum("fletch_avoided_bytes_total").await, 0, "metrics count from the start");
     read(&node).await;
     let (later, usage) = seen(&node).await;
     assert_eq!(usage.delivered_bytes, 4 * size);

@@ -38,6 +38,8 @@ pub struct Balance {
     delivered: AtomicU64,
     read: Arc<AtomicU64>,
     avoided: AtomicU64,
+    /// The part of `avoided` from before the server's latest start.
+    avoided_before: AtomicU64,
     /// Sent to other servers of the cluster, which deliver them.
     sent: AtomicU64,
     /// Received from other servers, which read or avoided them.
@@ -71,6 +73,7 @@ impl Balance {
         self.delivered.fetch_add(before.delivered, Relaxed);
         self.read.fetch_add(before.read, Relaxed);
         self.avoided.fetch_add(before.avoided, Relaxed);
+        self.avoided_before.fetch_add(before.avoided, Relaxed);
         self.sent.fetch_add(before.sent, Relaxed);
         self.received.fetch_add(before.received, Relaxed);
     }
@@ -315,6 +318,14 @@ impl Costs {
     #[must_use]
     pub fn datasets(&self) -> BTreeMap<(Domain, DatasetName), DatasetBytes> {
         self.balances.lock().iter().map(|(of, b)| (of.clone(), b.bytes())).collect()
+    }
+
+    /// Returns what was avoided of each dataset since the server's latest start. Metrics count from there: a
+    /// counter that goes on after a restart, and lost its last minute, would look like one that began anew.
+    #[must_use]
+    pub fn avoided_since_start(&self) -> BTreeMap<(Domain, DatasetName), u64> {
+        let since = |b: &Balance| b.avoided.load(Relaxed).saturating_sub(b.avoided_before.load(Relaxed));
+        self.balances.lock().iter().map(|(of, b)| (of.clone(), since(b))).collect()
     }
 
     /// Returns all counters of each dataset.

@@ -3,7 +3,7 @@
 import { read } from "./access.js";
 import { bar, h, number, patch, sizeBars, table } from "./dom.js";
 import { jobs, mounts } from "./overview.js";
-import { bytes, count, duration, part, percent, time } from "./words.js";
+import { bytes, count, part, percent, time } from "./words.js";
 
 export function datasetView(domain, name) {
     const slot = h("div");
@@ -60,8 +60,8 @@ function view(d, now) {
                 " read from its origins, ",
                 number(bytes(row.avoided_bytes), row.avoided_bytes, "avoided"),
                 " saved: ",
-                number(duration(row.avoided_origin_s), row.avoided_origin_s, "origin-time"),
-                " of the origin's time",
+                number(count(row.avoided_requests), row.avoided_requests, "avoided-requests"),
+                " requests were not sent",
             ),
         ),
         h(

@@ -155,8 +155,8 @@ function saved(now) {
         h(
             "p",
             { class: "big second" },
-            number(duration(s.avoided_origin_s), s.avoided_origin_s, "origin-time"),
-            h("span", { class: "unit" }, " of the origins' time"),
+            number(count(s.avoided_requests), s.avoided_requests, "avoided-requests"),
+            h("span", { class: "unit" }, " requests not sent to origins"),
         ),
         bar(`${percent(saving)} of the delivered bytes`, ["hit", saving]),
         h(
@@ -165,7 +165,7 @@ function saved(now) {
             number(bytes(s.delivered_bytes), s.delivered_bytes, "delivered"),
             " delivered, ",
             number(bytes(s.origin_bytes), s.origin_bytes, "origin"),
-            " read from origins, since the start",
+            " read from origins, since the server's state directory is in use",
         ),
     ];
 }

@@ -70,31 +70,9 @@ export function time(ns) {
     return ns ? new Date(ns / 1e6).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "–";
 }
 
-const WAITS = {
-    failing_origin: "the origin, which fails",
-    origin: "the origin",
-    disk: "the server's disk",
-    server: "the server",
-    bytes: "bytes",
-    preparation: "its own preparation",
-    trainer: "its training process",
-};
-
-/** What a job does, in one line. */
+/** What a job does, in one line: the server's own words, which `fletch jobs show` prints, too. */
 export function doing(job) {
-    const what = job.waits_for && WAITS[job.waits_for];
-    switch (job.state) {
-        case "stalled":
-            return job.waits_for === "trainer"
-                ? "stands still: its training process acknowledges nothing"
-                : `stands still: waits for ${what ?? "bytes"}`;
-        case "waiting":
-            return `waits for ${what ?? "bytes"}`;
-        case "running":
-            return what ? `runs; waits for ${what}` : "runs";
-        default:
-            return "asks for nothing";
-    }
+    return job.words;
 }
 
 /** The part of a job's bytes with each result, with the classes of its bar. */

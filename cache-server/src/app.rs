@@ -232,11 +232,18 @@ async fn run(
                     break;
                 }
             }
-            _ = expire.tick() => app.server.expire_jobs(),
+            _ = expire.tick() => {
+                app.server.expire_jobs();
+                let server = Arc::clone(&app.server);
+                accepting.spawn_blocking(move || overview::write_savings(&server));
+            }
             _ = probe.tick() => app.server.versions.probe_failing(),
             _ = decide.tick() => {
                 let server = Arc::clone(&app.server);
-                accepting.spawn_blocking(move || server.allocate_if_due());
+                accepting.spawn_blocking(move || {
+                    server.allocate_if_due();
+                    overview::remeasure(&server);
+                });
             }
             _ = sample.tick() => {
                 let server = Arc::clone(&app.server);
@@ -280,6 +287,7 @@ async fn run(
     let server = Arc::clone(&app.server);
     let last_writes = tokio::task::spawn_blocking(move || {
         server.versions.learned().write_log();
+        overview::write_savings(&server);
         server.registry.end_traces();
     });
     if tokio::time::timeout(ABORT_TIMEOUT, last_writes).await.is_err() {

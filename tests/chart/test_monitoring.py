@@ -32,6 +32,10 @@ ALERTS = {
     "FletchVersionSkew",
     "FletchNoCoordinator",
     "FletchCertificateExpires",
+    "FletchStateDiskFull",
+    "FletchMemoryNearLimit",
+    "FletchCredentialsExpire",
+    "FletchRestartLoop",
 }
 RUNBOOKS = "https://github.com/fletch-cache/fletch/blob/main/docs/runbooks/"
 # A ConfigMap holds at most 1 MiB.

@@ -259,3 +259,28 @@ fn a_mount_without_a_server_reads_the_pack_and_finds_the_long_files() {
         assert!(!log.contains('\u{1b}'), "{log}");
     }
 }
+
+#[test]
+fn a_full_disk_is_named_and_has_its_own_exit_code() {
+    if !have(&[Need::Root, Need::Fuse]) {
+        return;
+    }
+    let desk = Desk::new();
+    desk.dataset("data");
+    let disk = PathBuf::from(desk.path("disk"));
+    fs::create_dir(&disk).expect("mkdir");
+    let (kind, options) = (Some("tmpfs"), Some("size=64k"));
+    nix::mount::mount(kind, &disk, kind, nix::mount::MsFlags::empty(), options).expect("tmpfs");
+    fs::write(disk.join("ballast"), vec![0; 60 << 10]).expect("write");
+    let (data, tables) = (desk.path("data"), desk.path("disk/tables"));
+    let indexed = desk.alone(&["index", &data, "--tables", &tables]);
+    let mounted = said({
+        let mut c = desk.fletch(&["mount", &data, &desk.path("mnt"), "--tables", &tables]);
+        c.env("FLETCH_SERVER", &desk.site.url);
+        c
+    });
+    nix::mount::umount(&disk).expect("umount");
+    indexed.mistake(6, &["No space left on device"]);
+    let said = mounted.mistake(6, &["no room for the tables at ", "4.00 KiB are free", "nothing was read"]);
+    assert!(!said.stderr.contains("reads "), "{said:?}");
+}

@@ -244,7 +244,7 @@ async fn the_page_answers_with_the_numbers_of_the_metrics_and_of_the_api() {
         assert_eq!(number(wide, "cached"), metrics["fletch_disk_chunk_bytes"]);
         assert_eq!(number(wide, "capacity"), metrics["fletch_disk_capacity_bytes"]);
         assert_eq!(number(wide, "chunks"), metrics["fletch_disk_chunks"]);
-        assert!(number(wide, "avoided") > 0.0 && number(wide, "origin-time") > 0.0);
+        assert!(number(wide, "avoided") > 0.0 && number(wide, "avoided-requests") > 0.0);
         let images =
             accounts["datasets"].as_array().expect("a list").iter().find(|d| d["dataset"] == "images");
         let images = images.expect("the dataset");

@@ -146,3 +146,35 @@ fn a_stranger_s_socket_gets_nothing() {
         assert!(said.contains(part), "{part:?} is not in: {said}");
     }
 }
+
+/// The kernel shows unmapped users as `nobody`, too. In a namespace that maps all users there are none.
+#[test]
+fn nobody_uses_the_server_that_it_started() {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    if !have(&[Need::Root]) || map.split_whitespace().nth(2) != Some("4294967295") {
+        return;
+    }
+    const NOBODY: u32 = 65_534;
+    let machine = Machine::new(&["fletch", "fletch-server"]);
+    let home = machine.home("nobody", NOBODY, 0o700);
+    let data = machine.home("data", NOBODY, 0o755);
+    fs::write(data.join("a"), "hi").expect("write");
+    let ok = |words: &[&str]| {
+        let out = machine.fletch(NOBODY, &home, words);
+        assert!(out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stderr));
+        stdout(&out)
+    };
+    ok(&["up"]);
+    let data = data.display().to_string();
+    ok(&["index", &data]);
+    ok(&["register", "set", &data]);
+    assert!(ok(&["datasets"]).contains("set"));
+    ok(&["unregister", "set"]);
+    ok(&["down"]);
+    // Without a home the error says what to set.
+    let mut c = machine.program(NOBODY, &machine.dir.path().join("fletch"), &home);
+    let out = c.arg("up").env("HOME", "/nonexistent").output().expect("spawn");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(5), "{said}");
+    assert!(said.contains("FLETCH_STATE_DIR and FLETCH_CACHE_DIR"), "{said}");
+}

@@ -385,6 +385,40 @@ fn connections(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )
 }
 
+fn host(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let used = server.dashboard.host();
+    let row = |n: Option<u64>| n.map(|n| (vec![], n)).into_iter().collect::<Vec<_>>();
+    page.gauge(
+        "fletch_state_disk_bytes",
+        "Size of the file system of the state directory",
+        &[],
+        &row(used.state_size),
+    )?;
+    page.gauge("fletch_state_disk_free_bytes", "Free bytes of that file system", &[], &row(used.state_free))?;
+    page.gauge(
+        "fletch_process_memory_bytes",
+        "Memory of the process that the kernel cannot take back",
+        &[],
+        &row(used.memory),
+    )?;
+    page.gauge(
+        "fletch_process_memory_limit_bytes",
+        "Memory limit of the container; absent without one",
+        &[],
+        &row(used.memory_limit),
+    )?;
+    let given = server.credentials.list();
+    let expire =
+        given.iter().filter_map(|of| Some((vec![of.origin.as_str()], of.expires_ns? / 1_000_000_000)));
+    let rows: Vec<_> = expire.collect();
+    page.gauge(
+        "fletch_credentials_expire_timestamp_seconds",
+        "When credentials that a user handed over expire, in seconds since 1970",
+        &["origin"],
+        &rows,
+    )
+}
+
 fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     page.gauge(
         "fletch_requests_in_flight",
@@ -467,6 +501,7 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     page.gauge("fletch_versions_open", "Open versions", &[], &[(vec![], server.versions.open_count())])?;
     drafts::families(page, server)?;
+    host(page, server)?;
     page.gauge(
         "fletch_uptime_seconds",
         "Seconds since the start",

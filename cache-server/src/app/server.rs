@@ -25,11 +25,11 @@ use crate::{
         learned::LearnedNames,
         read_ahead::ReadAhead,
         reads::Reads,
-        versions::{Allowlist, VersionLimits, Versions},
+        versions::{Allowlist, VersionLimits, Versions, dataset_bytes},
         warmups::{WarmupContext, Warmups},
     },
     tenancy::{
-        accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
+        accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, SavingsFile, TooManyJobs},
         auth::{AllowedHosts, Auth, Quota},
         connections::{Connections, RequestMemory, TableLimits},
         credentials::{HeldCredentials, is_personal},
@@ -56,7 +56,7 @@ use fletch_store::{
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
@@ -173,6 +173,8 @@ pub struct Server {
     pub live_jobs: LiveJobs,
     /// The accounts of delivered bytes.
     pub accounts: Arc<Accounts>,
+    /// What the cache saved, across restarts.
+    pub savings: SavingsFile,
     /// The metrics of requests.
     pub requests: Arc<RequestMetrics>,
     /// How long reads wait, and where.
@@ -235,7 +237,8 @@ impl Server {
                 .push(LocalDir::own(dir).map_err(|error| StateError::Open { path: dir.clone(), error })?);
         }
         let accounts = Arc::new(Accounts::default());
-        let credentials = HeldCredentials::new(config, auth.own_uid());
+        let savings = SavingsFile::open(state.path(), &accounts.costs);
+        let credentials = HeldCredentials::new(config, auth.own_user());
         let allowed = Allowlist::new(origins.clone(), &local_dirs, config.auth_tokens.is_none())
             .taking_credentials(is_personal(config));
         let versions = Versions::new(
@@ -380,6 +383,7 @@ impl Server {
             registrations,
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts,
+            savings,
             requests,
             read_watch,
             dashboard: DashboardState::new(prometheus),
@@ -550,12 +554,14 @@ impl Server {
     pub fn dataset_uses(&self, wanted: impl Fn(&Domain) -> bool) -> Vec<DatasetUse> {
         let tier = self.store.disk().map(|d| d.engine().map(|t| t.stats()));
         // By the dataset of plain readers: a chunk of a sweep is theirs, too.
-        let on_disk: Option<HashMap<DatasetId, u64>> = tier.map(|tier| {
-            let mut bytes = HashMap::new();
+        let on_disk: Option<HashMap<DatasetId, (u64, u64)>> = tier.map(|tier| {
+            let mut all: HashMap<DatasetId, (u64, u64)> = HashMap::new();
             for d in tier.iter().flat_map(|t| &t.datasets) {
-                *bytes.entry(d.plain).or_default() += d.bytes;
+                let (bytes, chunks) = all.entry(d.plain).or_default();
+                *bytes += d.bytes;
+                *chunks += d.chunks;
             }
-            bytes
+            all
         });
         let (bytes, sizes) = (self.accounts.costs.datasets(), self.versions.sizes());
         let changed = self.versions.changed_objects().counts();
@@ -563,16 +569,17 @@ impl Server {
         for entry in self.registrations.all().iter().filter(|r| wanted(&r.domain)) {
             let key = (entry.domain.clone(), entry.dataset.name.clone());
             let (size, counted) = (sizes.get(&key), bytes.get(&key).copied().unwrap_or_default());
-            let cached_bytes = on_disk
+            let cached = on_disk
                 .as_ref()
-                .map(|on_disk| on_disk.get(&DatasetId::of(&key.0, &key.1)).copied().unwrap_or(0));
+                .map(|on_disk| on_disk.get(&DatasetId::of(&key.0, &key.1)).copied().unwrap_or_default());
+            let (cached_bytes, cached_chunks) = cached.unwrap_or_default();
             uses.push(DatasetUse {
                 changed_objects: changed.get(&key).copied().unwrap_or(0),
                 domain: key.0,
                 dataset: key.1,
-                version_bytes: size.map(|s| s.0),
-                layout_bytes: size.map(|s| s.1),
-                cached_bytes,
+                version_bytes: dataset_bytes(entry, size),
+                layout_bytes: size.map(|s| s.layout_bytes(cached_bytes, cached_chunks)),
+                cached_bytes: cached.map(|cached| cached.0),
                 delivered_bytes: counted.delivered,
                 origin_bytes: counted.read,
                 avoided_bytes: counted.avoided,
@@ -580,6 +587,12 @@ impl Server {
         }
         uses.sort_by(|a, b| (&a.dataset, &a.domain).cmp(&(&b.dataset, &b.domain)));
         uses
+    }
+
+    /// Returns the state directory.
+    #[must_use]
+    pub fn state_dir(&self) -> &Path {
+        self.state.path()
     }
 
     /// Returns this server's part of the tenants' quotas on disk, and the bytes that their datasets have

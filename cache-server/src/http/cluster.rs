@@ -38,9 +38,9 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 ///
 /// The directory of the server is for clients of this machine. A user of the socket gets it only if that user
 /// can write there. A TCP connection shows no user.
-fn publish_info(place: &PublishPlace, peer: Peer, is_near: bool, own_uid: u32) -> Option<Publish> {
+fn publish_info(place: &PublishPlace, peer: Peer, is_near: bool, own_user: Option<u32>) -> Option<Publish> {
     let writes = match peer {
-        Peer::Unix { uid, .. } => uid == own_uid || uid == 0,
+        Peer::Unix { uid, .. } => own_user == Some(uid) || uid == 0,
         Peer::Tcp => is_near,
     };
     match place {
@@ -193,7 +193,7 @@ pub async fn info(
         },
         uptime_s: server.uptime().as_secs(),
         disk: disk_info(&server, &principal),
-        publish: publish_info(&server.publish, peer, is_near, server.auth.own_uid()),
+        publish: publish_info(&server.publish, peer, is_near, server.auth.own_user()),
     })
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     app::server::Server,
-    data::versions::{Source, UriNotAllowed, VersionError},
+    data::versions::{Source, UriNotAllowed, VersionError, dataset_bytes},
     tenancy::{
         auth::Principal,
         state::{RegisterChange, Registration, RegistrationHandle},
@@ -22,8 +22,8 @@ use axum::{
     response::IntoResponse as _,
 };
 use fletch_api::{
-    Code, Dataset, Datasets, Problem, RegisterDataset, RegisteredDataset, RenewedPins, ResolvedVersion, Tags,
-    Unconfirmed,
+    Code, Dataset, Datasets, ListedDataset, Problem, RegisterDataset, RegisteredDataset, RenewedPins,
+    ResolvedVersion, Tags, Unconfirmed,
 };
 use fletch_core::{DatasetName, Domain, MemberId, Root, TagName};
 use serde::Deserialize;
@@ -46,7 +46,12 @@ const RENEWED_PINS_MAX: usize = 1000;
     responses((status = 200, description = "The datasets, sorted by name", body = Datasets))
 )]
 pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<Datasets> {
-    let datasets = server.registrations.list(&principal.domain).iter().map(|e| e.dataset.clone()).collect();
+    let sizes = server.versions.sizes();
+    let listed = |entry: &Arc<RegistrationHandle>| {
+        let key = (entry.domain.clone(), entry.dataset.name.clone());
+        ListedDataset { bytes: dataset_bytes(entry, sizes.get(&key)), dataset: entry.dataset.clone() }
+    };
+    let datasets = server.registrations.list(&principal.domain).iter().map(listed).collect();
     Json(Datasets { datasets, drafts: server.seals.drafts(&principal.domain) })
 }
 

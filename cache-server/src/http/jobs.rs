@@ -8,6 +8,7 @@ use super::{
     request::{OnePath, read_body, read_json},
 };
 use crate::{
+    admin::overview,
     app::server::Server,
     cluster::groups::{KnownJob, NewJob},
     data::versions::{Source, Sources},
@@ -90,6 +91,7 @@ pub async fn open_to_replace(
 pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
     let mut shown = job.view().await?;
     shown.share = share_of(server, job);
+    shown.doing = Some(overview::job_doing(server, &shown.id));
     let costs = server.accounts.costs.find(&CostsOf {
         domain: job.sources.domain.clone(),
         tenant: job.setup.tenant.clone(),

@@ -5,7 +5,7 @@
 //! 3. While the server holds credentials, it answers no other user: nobody reads through another's rights.
 
 use crate::app::config::Config;
-use crate::tenancy::auth::{Peer, UNKNOWN_UID};
+use crate::tenancy::auth::Peer;
 use fletch_api::{GivenCredentials, credentials::ORIGINS_MAX};
 use fletch_origin::{GiveError, Given, OriginUri, Origins};
 use parking_lot::{Mutex, MutexGuard};
@@ -48,15 +48,15 @@ impl NotYours {
 pub struct HeldCredentials {
     /// Whether the server is one user's own.
     is_personal: bool,
-    own_uid: u32,
+    own_user: Option<u32>,
     held: Mutex<BTreeMap<OriginUri, GivenCredentials>>,
 }
 
 impl HeldCredentials {
-    /// Returns the empty table of a server with this configuration, which the user `own_uid` runs.
+    /// Returns the empty table of a server with this configuration, which the user `own_user` runs.
     #[must_use]
-    pub fn new(config: &Config, own_uid: u32) -> Self {
-        HeldCredentials { is_personal: is_personal(config), own_uid, held: Mutex::default() }
+    pub fn new(config: &Config, own_user: Option<u32>) -> Self {
+        HeldCredentials { is_personal: is_personal(config), own_user, held: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<OriginUri, GivenCredentials>> {
@@ -78,7 +78,7 @@ impl HeldCredentials {
         match peer {
             Peer::Tcp => Err(NotYours::NoUser),
             Peer::Unix { uid: 0, .. } => Ok(()),
-            Peer::Unix { uid, .. } if uid == self.own_uid && uid != UNKNOWN_UID => Ok(()),
+            Peer::Unix { uid, .. } if self.own_user == Some(uid) => Ok(()),
             Peer::Unix { uid, .. } => Err(NotYours::OtherUser(uid)),
         }
     }
@@ -132,9 +132,10 @@ pub fn is_personal(config: &Config) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenancy::auth::UNKNOWN_UID;
 
-    fn held(is_personal: bool, own_uid: u32) -> HeldCredentials {
-        HeldCredentials { is_personal, own_uid, held: Mutex::default() }
+    fn held(is_personal: bool, own_user: Option<u32>) -> HeldCredentials {
+        HeldCredentials { is_personal, own_user, held: Mutex::default() }
     }
 
     fn user(uid: u32) -> Peer {
@@ -150,13 +151,13 @@ mod tests {
 
     #[test]
     fn the_user_of_the_server_and_root_hand_over_credentials() {
-        let own = held(true, 1000);
+        let own = held(true, Some(1000));
         assert_eq!((own.check(user(1000)), own.check(user(0))), (Ok(()), Ok(())));
         assert_eq!(own.check(user(1001)), Err(NotYours::OtherUser(1001)));
         assert_eq!(own.check(Peer::Tcp), Err(NotYours::NoUser));
-        let nobody = held(true, UNKNOWN_UID);
+        let nobody = held(true, None);
         assert_eq!(nobody.check(user(UNKNOWN_UID)), Err(NotYours::OtherUser(UNKNOWN_UID)), "many look so");
-        let many = held(false, 1000);
+        let many = held(false, Some(1000));
         for peer in [user(1000), user(0), user(1001), Peer::Tcp] {
             assert_eq!(many.check(peer), Err(NotYours::ManyUsers), "{peer:?}");
             assert_eq!(many.check_reader(peer), Ok(()), "{peer:?}");
@@ -165,7 +166,8 @@ mod tests {
 
     #[test]
     fn nobody_else_reads_while_the_server_holds_credentials() {
-        let (own, origins) = (held(true, 1000), Origins::new(Vec::new(), Default::default()).expect("none"));
+        let (own, origins) =
+            (held(true, Some(1000)), Origins::new(Vec::new(), Default::default()).expect("none"));
         assert_eq!(own.check_reader(user(1001)), Ok(()));
         give(&own, &origins, "s3://bkt").expect("given");
         assert_eq!(own.check_reader(user(1001)), Err(NotYours::OtherUser(1001)));
@@ -174,7 +176,8 @@ mod tests {
 
     #[test]
     fn credentials_are_replaced_and_bounded() {
-        let (own, origins) = (held(true, 1000), Origins::new(Vec::new(), Default::default()).expect("none"));
+        let (own, origins) =
+            (held(true, Some(1000)), Origins::new(Vec::new(), Default::default()).expect("none"));
         for i in 0..ORIGINS_MAX {
             give(&own, &origins, &format!("s3://bucket-{i}")).expect("given");
         }

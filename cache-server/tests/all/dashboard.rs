@@ -302,3 +302,56 @@ async fn no_tenant_takes_the_pages_of_another() {
     drop(pages);
     node.running.shutdown().await;
 }
+
+/// Savings, requests that were not sent and the size of a dataset survive a restart, a dataset that is all on
+/// disk is there to 100 %, and a mount, a list and the page say one size.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_of_a_dataset_agree_and_survive_a_restart() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &["--cache-size=64MiB"]).await;
+    let size: u64 = tree.files.values().map(|bytes| bytes.len() as u64).sum();
+    let read = async |node: &Node| {
+        for path in tree.files.keys() {
+            let r = node.get(&routes::file(root, path)).send().await.expect("answer");
+            assert_eq!(body(r, StatusCode::OK).await.len(), tree.files[path].len(), "{path}");
+        }
+    };
+    for _ in 0..3 {
+        read(&node).await;
+    }
+    let seen = async |node: &Node| {
+        let page: Dashboard =
+            serde_json::from_value(json(node, routes::DASHBOARD, None).await).expect("a dashboard");
+        let listed = json(node, routes::DATASETS, None).await["datasets"][0]["bytes"].as_u64();
+        let usage = node.accounts().await.datasets.remove(0);
+        assert_eq!((listed, usage.version_bytes), (Some(size), Some(size)));
+        assert_eq!(page.datasets[0].usage, usage, "the page and the accounts");
+        (page.savings, usage)
+    };
+    let begun = Instant::now();
+    let (savings, usage) = loop {
+        let (savings, usage) = seen(&node).await;
+        // Chunks reach the disk a moment after they were delivered.
+        if usage.cached_bytes == usage.layout_bytes || begun.elapsed() > Duration::from_secs(20) {
+            break (savings, usage);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(usage.cached_bytes, usage.layout_bytes, "all is there: 100 %");
+    assert_eq!(usage.delivered_bytes, 3 * size);
+    assert!(savings.avoided_bytes > size && savings.avoided_requests.is_some_and(|n| n > 0), "{savings:?}");
+    let Node { state, running, .. } = node;
+    running.shutdown().await;
+
+    let node = Node::start_in(state, &["--cache-size=64MiB"]).await;
+    let (after, restarted) = seen(&node).await;
+    assert_eq!(after, savings, "nothing was read since");
+    assert_eq!(restarted.delivered_bytes, usage.delivered_bytes);
+    assert_eq!(node.metric_sum("fletch_avoided_bytes_total").await, 0, "metrics count from the start");
+    read(&node).await;
+    let (later, usage) = seen(&node).await;
+    assert_eq!(usage.delivered_bytes, 4 * size);
+    assert!(later.avoided_bytes >= savings.avoided_bytes + size * 9 / 10, "{later:?} after {savings:?}");
+    node.running.shutdown().await;
+}

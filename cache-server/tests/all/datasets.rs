@@ -9,7 +9,7 @@ use reqwest::{Method, StatusCode};
 async fn names(node: &Node) -> Vec<String> {
     let text = node.get("/v1/datasets").send().await.expect("answer").text().await.expect("text");
     let list: Datasets = serde_json::from_str(&text).expect("datasets");
-    list.datasets.into_iter().map(|d| d.name.to_string()).collect()
+    list.datasets.into_iter().map(|d| d.dataset.name.to_string()).collect()
 }
 
 #[tokio::test]

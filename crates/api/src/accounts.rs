@@ -111,7 +111,8 @@ pub struct Accounts {
     pub jobs: Vec<JobUse>,
 }
 
-/// What a dataset is, what the cache holds of it, and what the cache saved, since the server started.
+/// What a dataset is, what the cache holds of it, and what the cache saved, since the server first ran with
+/// its state directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DatasetUse {
     /// The domain of the dataset.
@@ -120,10 +121,12 @@ pub struct DatasetUse {
     /// The name of the dataset.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// Content bytes of its version. Absent while no version is open.
+    /// Bytes of the files of its newest open version, as a mount shows them. While no version is open, those
+    /// of the largest version that was open before. Absent if none ever was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version_bytes: Option<u64>,
-    /// What all chunks of the version occupy on disk. Absent while no version is open.
+    /// What all chunks of that version occupy on disk: an upper bound until all of them are there. Absent
+    /// while no version is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout_bytes: Option<u64>,
     /// What its chunks occupy on the server's disk now. Absent without a disk cache.

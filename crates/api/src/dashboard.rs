@@ -75,7 +75,7 @@ pub struct DashboardServer {
     pub has_prometheus: bool,
 }
 
-/// What the cache saved since the server started.
+/// What the cache saved since the server first ran with its state directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Savings {
     /// Content bytes that were sent.
@@ -84,10 +84,10 @@ pub struct Savings {
     pub origin_bytes: u64,
     /// Bytes that were sent beyond those that were read.
     pub avoided_bytes: u64,
-    /// How long the origins would have worked for the avoided bytes, in seconds: the sum over requests, at
-    /// the mean time that each origin took for a byte. Absent while the server read nothing.
+    /// Requests for content that were not sent to origins: the avoided bytes, at the mean size of the
+    /// requests that each origin answered. Absent while the server read nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub avoided_origin_s: Option<f64>,
+    pub avoided_requests: Option<u64>,
 }
 
 /// The severity of a problem.
@@ -123,11 +123,19 @@ pub enum Alert {
     FletchMountBroken,
     /// An epoch cannot be delivered exactly once.
     FletchEpochNotExactlyOnce,
+    /// The disk of the state directory is almost full.
+    FletchStateDiskFull,
+    /// The server uses almost all of the memory that its container may use.
+    FletchMemoryNearLimit,
+    /// Credentials that a user handed over expire soon.
+    FletchCredentialsExpire,
+    /// The certificate of the listener expires soon.
+    FletchCertificateExpires,
 }
 
 impl Alert {
     /// All alerts.
-    pub const ALL: [Alert; 10] = [
+    pub const ALL: [Alert; 14] = [
         Alert::FletchErrorBudgetBurn,
         Alert::FletchWrongBytes,
         Alert::FletchJobStalled,
@@ -138,6 +146,10 @@ impl Alert {
         Alert::FletchCacheFull,
         Alert::FletchMountBroken,
         Alert::FletchEpochNotExactlyOnce,
+        Alert::FletchStateDiskFull,
+        Alert::FletchMemoryNearLimit,
+        Alert::FletchCredentialsExpire,
+        Alert::FletchCertificateExpires,
     ];
 
     /// Returns the name, which is also that of its runbook.
@@ -154,6 +166,10 @@ impl Alert {
             Alert::FletchCacheFull => "FletchCacheFull",
             Alert::FletchMountBroken => "FletchMountBroken",
             Alert::FletchEpochNotExactlyOnce => "FletchEpochNotExactlyOnce",
+            Alert::FletchStateDiskFull => "FletchStateDiskFull",
+            Alert::FletchMemoryNearLimit => "FletchMemoryNearLimit",
+            Alert::FletchCredentialsExpire => "FletchCredentialsExpire",
+            Alert::FletchCertificateExpires => "FletchCertificateExpires",
         }
     }
 }
@@ -188,9 +204,9 @@ pub struct DashboardDataset {
     pub jobs: u64,
     /// Whether an origin of it fails now.
     pub is_failing: bool,
-    /// As [`Savings::avoided_origin_s`].
+    /// As [`Savings::avoided_requests`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub avoided_origin_s: Option<f64>,
+    pub avoided_requests: Option<u64>,
 }
 
 /// What a job does now.
@@ -238,6 +254,55 @@ impl WaitsFor {
             BenefitVerdict::Disk => Some(WaitsFor::Disk),
             BenefitVerdict::Queue => Some(WaitsFor::Server),
         }
+    }
+}
+
+impl WaitsFor {
+    /// Returns the words that follow "waits for".
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            WaitsFor::FailingOrigin => "the origin, which fails",
+            WaitsFor::Origin => "the origin",
+            WaitsFor::Disk => "the server's disk",
+            WaitsFor::Server => "the server",
+            WaitsFor::Bytes => "bytes",
+            WaitsFor::Preparation => "its own preparation",
+            WaitsFor::Trainer => "its training process",
+        }
+    }
+}
+
+/// What a job does now: the one verdict that the admin page, `fletch status` and `fletch jobs show` print.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JobDoing {
+    /// What it does now.
+    pub state: JobState,
+    /// What it waits for. Absent if it does not wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<WaitsFor>,
+    /// Since when it has been in this state, waiting for this, in nanoseconds since 1970.
+    pub since_ns: u64,
+    /// Both in words, which follow the name of the job.
+    pub words: String,
+}
+
+impl JobDoing {
+    /// Returns a verdict with its words.
+    #[must_use]
+    pub fn new(state: JobState, waits_for: Option<WaitsFor>, since_ns: u64) -> Self {
+        let what = waits_for.map_or("bytes", WaitsFor::words);
+        let words = match (state, waits_for) {
+            (JobState::Stalled, Some(WaitsFor::Trainer)) => {
+                "stands still: its training process acknowledges nothing".to_owned()
+            }
+            (JobState::Stalled, _) => format!("stands still: waits for {what}"),
+            (JobState::Waiting, _) => format!("waits for {what}"),
+            (JobState::Running, Some(_)) => format!("runs; waits for {what}"),
+            (JobState::Running, None) => "runs".to_owned(),
+            (JobState::Idle, _) => "asks for nothing".to_owned(),
+        };
+        JobDoing { state, waits_for, since_ns, words }
     }
 }
 
@@ -290,13 +355,9 @@ pub struct DashboardJob {
     /// The dataset.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// What it does now.
-    pub state: JobState,
-    /// What it waits for. Absent if it does not wait.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waits_for: Option<WaitsFor>,
-    /// Since when it has been in this state, waiting for this, in nanoseconds since 1970.
-    pub since_ns: u64,
+    /// What it does now, since when.
+    #[serde(flatten)]
+    pub doing: JobDoing,
     /// The latest epoch. Absent for jobs without one, and while a declared job is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<EpochProgress>,

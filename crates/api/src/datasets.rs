@@ -38,11 +38,22 @@ pub struct Unconfirmed {
     pub unconfirmed: Vec<String>,
 }
 
+/// A dataset of a list, with its size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ListedDataset {
+    /// The dataset.
+    #[serde(flatten)]
+    pub dataset: Dataset,
+    /// Bytes of its files, as [`crate::DatasetUse::version_bytes`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
 /// The datasets of the caller's domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Datasets {
     /// The datasets, in the order of their names.
-    pub datasets: Vec<Dataset>,
+    pub datasets: Vec<ListedDataset>,
     /// The drafts among their versions that are in use, in the order of the names of their datasets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drafts: Vec<Draft>,

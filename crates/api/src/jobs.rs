@@ -2,6 +2,7 @@
 
 use crate::allocation::{JobSettings, JobShare};
 use crate::benefit::JobBenefit;
+use crate::dashboard::JobDoing;
 use crate::epochs::Epoch;
 use crate::loaders::JobLoaders;
 use crate::world::WorldSpec;
@@ -285,6 +286,9 @@ pub struct Job {
     /// What cache is worth to the job. Absent in the answers of older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benefit: Option<JobBenefit>,
+    /// What the job does now. Absent in the answers of older servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doing: Option<JobDoing>,
     /// What users set of the job.
     #[serde(default)]
     pub settings: JobSettings,

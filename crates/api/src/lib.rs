@@ -35,8 +35,8 @@ pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, MemberState, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{
-    Dataset, Datasets, ObjectPin, PutDataset, RegisterDataset, RegisteredDataset, RenewedPin, RenewedPins,
-    ResolvedVersion, Tags, Unconfirmed,
+    Dataset, Datasets, ListedDataset, ObjectPin, PutDataset, RegisterDataset, RegisteredDataset, RenewedPin,
+    RenewedPins, ResolvedVersion, Tags, Unconfirmed,
 };
 pub use drafts::{Draft, LearnedFile, LearnedFiles, Listing, RunState, Sealing};
 pub use epochs::{

@@ -20,7 +20,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub async fn datasets(&self) -> Result<Vec<Dataset>, ClientError> {
-        Ok(self.get_json::<Datasets>(routes::DATASETS).await?.datasets)
+        let listed = self.get_json::<Datasets>(routes::DATASETS).await?.datasets;
+        Ok(listed.into_iter().map(|listed| listed.dataset).collect())
     }
 
     /// Returns one dataset.

@@ -92,6 +92,7 @@ fn job() -> Job {
         epochs: Vec::new(),
         sweep: None,
         benefit: None,
+        doing: None,
         settings: Default::default(),
         share: None,
         loaders: None,

@@ -7,6 +7,9 @@ use fletch_core::Kind;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// What to do about a full disk.
+const FREE_SPACE: &str = "free some space, or give another --state-dir or --tables";
+
 /// The exit codes. Scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -22,6 +25,8 @@ pub enum Exit {
     Unreachable = 4,
     /// Access was denied.
     Denied = 5,
+    /// A disk of this machine is full, or a quota on it is used up.
+    NoSpace = 6,
     /// Ctrl-C or SIGTERM stopped the command.
     Interrupted = 130,
 }
@@ -37,6 +42,7 @@ impl Exit {
             Exit::Partial => "partial",
             Exit::Unreachable => "unreachable",
             Exit::Denied => "denied",
+            Exit::NoSpace => "no_space",
             Exit::Interrupted => "interrupted",
         }
     }
@@ -70,7 +76,18 @@ impl Failure {
             Kind::Unavailable | Kind::Overloaded => Exit::Unreachable,
             Kind::NotFound | Kind::Invalid | Kind::Corrupt | Kind::Internal => Exit::Failed,
         };
-        Failure { exit, ..Failure::new(what) }
+        Failure { exit, ..Failure::new(what) }.if_full()
+    }
+
+    /// Sets the exit code of a full disk, if the error has the text of one. Errors of tables and of origins
+    /// that are directories keep the text of the system's error, and not its number.
+    #[must_use]
+    pub fn if_full(self) -> Self {
+        let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT];
+        match full.iter().any(|errno| self.what.contains(&format!("(os error {})", errno.raw_os_error()))) {
+            true => self.exit(Exit::NoSpace).hint(FREE_SPACE),
+            false => self,
+        }
     }
 
     /// Returns the failure of a local file operation.
@@ -79,7 +96,7 @@ impl Failure {
             std::io::ErrorKind::PermissionDenied => Exit::Denied,
             _ => Exit::Failed,
         };
-        Failure { exit, ..Failure::new(format!("{what}: {e}")) }
+        Failure { exit, ..Failure::new(format!("{what}: {e}")) }.if_full()
     }
 
     /// Returns the failure of an operation on temporary files in the state directory.
@@ -157,5 +174,25 @@ impl From<ServerChoiceError> for Failure {
         let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
         let failure = Failure::new(what).exit(exit);
         if hint.is_empty() { failure } else { failure.hint(hint) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_full_disk_has_its_own_exit_code() {
+        for errno in [28, 122] {
+            let e = io::Error::from_raw_os_error(errno);
+            assert_eq!(Failure::io("cannot write /t", &e).exit, Exit::NoSpace, "{e}");
+            let of_tables = Failure::of(Kind::Unavailable, format!("chunks.parquet: cannot write: {e}"));
+            assert_eq!((of_tables.exit as u8, of_tables.exit.as_str()), (6, "no_space"));
+            assert!(of_tables.hint.is_some_and(|hint| hint.contains("--state-dir")));
+        }
+        let denied = io::Error::from_raw_os_error(13);
+        assert_eq!(Failure::io("cannot write /t", &denied).exit, Exit::Denied);
+        assert_eq!(Failure::of(Kind::Unavailable, "timed out (os error 110)").exit, Exit::Unreachable);
     }
 }

@@ -31,7 +31,7 @@ impl From<OriginError> for Failure {
             | OriginError::WrongAnswer { .. } => Exit::Unreachable,
             _ => Exit::Failed,
         };
-        Failure::new(e.to_string()).exit(exit)
+        Failure::new(e.to_string()).exit(exit).if_full()
     }
 }
 

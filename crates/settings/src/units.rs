@@ -21,8 +21,8 @@ pub enum UnitError {
 
 /// A number of bytes.
 ///
-/// `KiB MiB GiB TiB` are powers of 1024, `kB MB GB TB` are powers of 1000, and a number without a unit is
-/// bytes.
+/// `KiB MiB GiB TiB`, or `Ki Mi Gi Ti`, are powers of 1024, `kB MB GB TB` are powers of 1000, and a number
+/// without a unit is bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
 
@@ -207,6 +207,11 @@ mod tests {
     fn sizes_are_read_and_written_exactly() {
         for (text, bytes) in [
             ("200GiB", 200u64 << 30),
+            // As Kubernetes writes quantities: the chart's values have this one notation.
+            ("200Gi", 200u64 << 30),
+            ("64Mi", 64 << 20),
+            ("5Ti", 5 << 40),
+            ("7Ki", 7 << 10),
             ("64MB", 64_000_000),
             ("1048576", 1 << 20),
             ("1.5 KiB", 1536),

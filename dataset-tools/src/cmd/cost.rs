@@ -1,7 +1,7 @@
 //! What a first run costs, said before it is paid: how much is read, for how long, and what is written.
 
 use super::Context;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::progress::Total;
 use crate::source::listing::{KeyOrder, KeySorting, Listed, ListingError, Objects};
@@ -46,9 +46,45 @@ impl Cost {
         }
     }
 
+    /// Returns what any dataset costs, for one that is not counted.
+    #[must_use]
+    pub fn least() -> Self {
+        Cost { files: 0, bytes: 0, is_whole: false, is_local: true }
+    }
+
     fn seconds(&self) -> u64 {
         let (bytes_s, files_s) = if self.is_local { LOCAL } else { STORE };
         (self.bytes / bytes_s + self.files / files_s).max(1)
+    }
+
+    /// Checks that there is room for the tables, before anything is read.
+    ///
+    /// Tables at a store need no room of this machine. Of a dataset that was not counted to its end, the
+    /// counted part must have room.
+    ///
+    /// # Errors
+    /// A [`Failure`] with [`Exit::NoSpace`].
+    pub fn check_room(&self, to: &OriginUri) -> Result<(), Failure> {
+        let Some(dir) = to.as_local() else { return Ok(()) };
+        let Some(above) = dir.ancestors().find(|above| above.exists()) else { return Ok(()) };
+        // A file system that does not say how much is free may have room.
+        let Ok(space) = nix::sys::statvfs::statvfs(above) else { return Ok(()) };
+        self.fits(dir, space.blocks_available().saturating_mul(space.fragment_size()))
+    }
+
+    fn fits(&self, dir: &std::path::Path, free: u64) -> Result<(), Failure> {
+        let needed = self.written();
+        if free >= needed {
+            return Ok(());
+        }
+        let (shown, least) = (dir.display(), if self.is_whole { "about" } else { "more than" });
+        Err(Failure::new(format!(
+            "no room for the tables at {shown}: they take {least} {}, and {} are free",
+            bytes(needed),
+            bytes(free)
+        ))
+        .hint("free some space, or give another --state-dir or --tables; nothing was read")
+        .exit(Exit::NoSpace))
     }
 
     fn written(&self) -> u64 {
@@ -64,14 +100,14 @@ impl Cost {
                 "many files".to_owned()
             };
             let copies = if packed { "copies in large pieces, " } else { "" };
-            return format!("reads everything once ({more}); writes {copies}names and checksums to {to}");
+            return format!("reads everything now ({more}); writes {copies}names and checksums to {to}");
         }
         let (all, files, seconds) = (bytes(self.bytes), count(self.files, "file"), self.seconds());
         let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
         let written = bytes(self.written());
         let copies = if packed { format!("{all} of copies in large pieces and ") } else { String::new() };
         format!(
-            "reads {all} once, {files}, about {time}; writes {copies}{written} of names and checksums to {to}"
+            "reads {all} now, {files}, about {time}; writes {copies}{written} of names and checksums to {to}"
         )
     }
 }
@@ -137,13 +173,27 @@ mod tests {
     fn the_cost_is_said_in_bytes_and_time() {
         let cost = Cost { files: 2000, bytes: 190 << 20, is_whole: true, is_local: false };
         let said = cost.text("/state", false);
-        assert!(said.starts_with("reads 190.00 MiB once, 2000 files, about 3 s; writes "), "{said}");
+        assert!(said.starts_with("reads 190.00 MiB now, 2000 files, about 3 s; writes "), "{said}");
         assert!(said.ends_with(" of names and checksums to /state"), "{said}");
         assert!(cost.text("/state", true).contains("190.00 MiB of copies"));
         let long = Cost { bytes: 1 << 40, ..cost };
         assert!(long.text("/s", false).contains(" min;"), "{}", long.text("/s", false));
         let unknown = Cost { files: 7, is_whole: false, ..cost };
         assert!(unknown.text("/s", false).contains("more than 7 files"), "{}", unknown.text("/s", false));
+    }
+
+    #[test]
+    fn tables_without_room_end_the_command_before_it_reads() {
+        let cost = Cost { files: 1_000_000, bytes: 1 << 40, is_whole: true, is_local: false };
+        let at = std::path::Path::new("/state/tables");
+        assert!(cost.fits(at, cost.written()).is_ok());
+        let full = cost.fits(at, cost.written() - 1).expect_err("no room");
+        assert_eq!(full.exit, Exit::NoSpace);
+        assert!(full.what.contains("/state/tables: they take about 2"), "{full}");
+        let more = Cost { is_whole: false, ..cost }.fits(at, 0).expect_err("no room");
+        assert!(more.what.contains("more than") && more.what.contains("0 B are free"), "{more}");
+        let store = OriginUri::parse("s3://bucket/tables").expect("uri");
+        assert!(cost.check_room(&store).is_ok(), "a store has its own room");
     }
 
     #[test]

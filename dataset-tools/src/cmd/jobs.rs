@@ -8,6 +8,7 @@ use crate::status::span;
 use fletch_api::{
     EpochState, GateWait, JobLine, JobLoaders, JobSettings, JobShare, ShareBasis,
     benefit::{BenefitEstimate, JobBenefit},
+    dashboard::{JobDoing, JobState, WaitsFor},
 };
 use fletch_client::Client;
 use fletch_client::epochs::JobHandle;
@@ -15,7 +16,7 @@ use fletch_settings::ByteSize;
 use serde::Serialize;
 use std::{
     io::{self, Write},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// The most names that an error lists.
@@ -111,11 +112,17 @@ fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
         let world = &job.world;
         writeln!(w, "world\t{}, batch {}", count(world.ranks, "rank"), world.batch)?;
         writeln!(w, "epoch\t{} of {}", count(job.entries, "sample"), count(job.steps, "step"))?;
+        if let Some(doing) = &job.doing {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let since = now.saturating_sub(Duration::from_nanos(doing.since_ns));
+            writeln!(w, "now\tit {}, for {}", doing.words, span(since))?;
+        }
         if let Some(benefit) = &job.benefit {
-            write_benefit(w, benefit)?;
+            write_benefit(w, benefit, job.doing.as_ref())?;
         }
         if let Some(share) = &job.share {
-            write_share(w, share, job.benefit.as_ref().and_then(|b| b.estimate.as_ref()))?;
+            let estimate = job.benefit.as_ref().and_then(|b| b.estimate.as_ref());
+            write_share(w, share, estimate, job.doing.as_ref())?;
         }
         write_settings(w, &job.settings)?;
         write_waits(w, &job.waits)?;
@@ -185,8 +192,18 @@ fn write_loaders(w: &mut dyn Write, loaders: &JobLoaders) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns what the job waits for. Where the server's verdict of now is known, no other one is printed.
+fn verdict_words<'a>(estimate: &BenefitEstimate, doing: Option<&'a JobDoing>) -> &'a str {
+    match doing {
+        Some(doing) if doing.state == JobState::Idle || doing.waits_for != WaitsFor::of(estimate.verdict) => {
+            &doing.words
+        }
+        _ => estimate.verdict.words(),
+    }
+}
+
 /// Writes what cache is worth to a job.
-fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
+fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit, doing: Option<&JobDoing>) -> io::Result<()> {
     let Some(estimate) = &benefit.estimate else {
         return writeln!(w, "speed\t{}", benefit.not_measured.as_deref().unwrap_or("not measured yet"));
     };
@@ -197,7 +214,7 @@ fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
     writeln!(
         w,
         "time\t{compute} computing, {preparation} preparing batches, {fetch} waiting for data: it {}",
-        estimate.verdict.words()
+        verdict_words(estimate, doing)
     )?;
     write!(w, "cached\t{} of its bytes", percent(estimate.cached))?;
     for what_if in &estimate.what_if {
@@ -210,7 +227,12 @@ fn write_benefit(w: &mut dyn Write, benefit: &JobBenefit) -> io::Result<()> {
 }
 
 /// Writes what a job has of the disk, and why.
-fn write_share(w: &mut dyn Write, share: &JobShare, estimate: Option<&BenefitEstimate>) -> io::Result<()> {
+fn write_share(
+    w: &mut dyn Write,
+    share: &JobShare,
+    estimate: Option<&BenefitEstimate>,
+    doing: Option<&JobDoing>,
+) -> io::Result<()> {
     let (Some(has), Some(size), Some(basis)) = (share.share_bytes, share.size_bytes, share.basis) else {
         return writeln!(w, "share\tnone: the disk is not divided among datasets");
     };
@@ -234,7 +256,7 @@ fn write_share(w: &mut dyn Write, share: &JobShare, estimate: Option<&BenefitEst
         let why = if now.rate >= 0.95 * bound {
             "and it is there".to_owned()
         } else {
-            format!("and it {}", now.verdict.words())
+            format!("and it {}", verdict_words(now, doing))
         };
         writeln!(w, "bound\t{bound:.0} samples/s with this share once it is filled, {why}")?;
     }
@@ -359,7 +381,7 @@ mod tests {
 
     fn text(benefit: &JobBenefit) -> String {
         let mut out = Vec::new();
-        write_benefit(&mut out, benefit).expect("memory");
+        write_benefit(&mut out, benefit, None).expect("memory");
         String::from_utf8(out).expect("text")
     }
 
@@ -372,7 +394,7 @@ mod tests {
     fn a_job_says_what_it_has_of_the_disk_and_why() {
         let text = |share: &JobShare| {
             let mut out = Vec::new();
-            write_share(&mut out, share, None).expect("memory");
+            write_share(&mut out, share, None, None).expect("memory");
             String::from_utf8(out).expect("text")
         };
         let sizes = r#""share_bytes":1024,"size_bytes":4096"#;
@@ -386,6 +408,32 @@ mod tests {
         assert!(text(&reads).ends_with("by what is read of it: the job is not measured yet\n"));
         assert!(text(&share(r#""speed":1.0"#)).contains("not divided"));
         assert_eq!(gain_words(0.0), "and more would hardly help");
+    }
+
+    #[test]
+    fn one_verdict_is_printed() {
+        let estimate = BenefitEstimate {
+            rate: 50.0,
+            most_rate: 200.0,
+            is_sure: true,
+            origin_rate: None,
+            disk_rate: None,
+            compute: 0.25,
+            preparation: 0.0,
+            fetch: 0.75,
+            verdict: BenefitVerdict::Origin,
+            cached: 0.3,
+            sample_bytes: 8192.0,
+            what_if: Vec::new(),
+        };
+        let words =
+            |state, waits_for| verdict_words(&estimate, Some(&JobDoing::new(state, waits_for, 0))).to_owned();
+        assert_eq!(words(JobState::Waiting, Some(WaitsFor::Origin)), "waits for the origin");
+        let fails = Some(WaitsFor::FailingOrigin);
+        assert_eq!(words(JobState::Stalled, fails), "stands still: waits for the origin, which fails");
+        assert_eq!(words(JobState::Idle, None), "asks for nothing", "its epoch is over");
+        assert_eq!(words(JobState::Running, None), "runs");
+        assert_eq!(verdict_words(&estimate, None), "waits for the origin", "an older server");
     }
 
     #[test]

@@ -279,7 +279,11 @@ fn dataset(
             let names = args.list.as_deref().map(|file| NameList::read(file, &uri)).transpose()?;
             if !draft {
                 let cost = Cost::of(ctx, &uri, names.as_ref())?;
+                cost.check_room(&place)?;
                 ctx.out.note(cost.text(&place_for_people(connected, &place), pack));
+            } else {
+                // Nothing is counted before a listing, but a full disk is full for it, too.
+                Cost::least().check_room(&place)?;
             }
         }
         // A version that the server alone can read is not indexed again from here.

@@ -153,7 +153,12 @@ impl OwnPaths {
             private(dir, self.uid)?;
         }
         for dir in [&self.state, &self.cache] {
-            let cannot = |e| Failure::io(format_args!("cannot create {}", dir.display()), &e);
+            let cannot = |e| {
+                Failure::io(format_args!("cannot create {}", dir.display()), &e).hint(
+                    "set HOME to a directory of yours, or FLETCH_STATE_DIR and FLETCH_CACHE_DIR to \
+                     directories that you may write",
+                )
+            };
             DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(cannot)?;
         }
         Ok(())

@@ -103,7 +103,10 @@ pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {
     for line in idle {
         let none = || "-".to_owned();
         let (name, dataset) = (line.name.to_string(), line.dataset.to_string());
-        let (speed, waits) = benefit(now, Some(line));
+        let (speed, mut waits) = benefit(now, Some(line));
+        if let Some(seen) = now.seen.iter().find(|s| s.id == line.id) {
+            waits = waiting(seen).to_owned();
+        }
         let epoch = epoch(Some(line));
         table.push([name, dataset, epoch, none(), none(), none(), none(), none(), none(), speed, waits]);
     }
@@ -116,10 +119,10 @@ fn benefit(now: &Snapshot, line: Option<&JobLine>) -> (String, String) {
     let speed = share.and_then(|s| s.speed).map(|speed| format!("{:.0} %", speed * 100.0));
     let waits = share.and_then(|s| s.verdict).map(|verdict| match verdict {
         BenefitVerdict::Compute => "nothing",
-        BenefitVerdict::Preparation => "itself",
-        BenefitVerdict::Origin => "origin",
-        BenefitVerdict::Disk => "disk",
-        BenefitVerdict::Queue => "server",
+        BenefitVerdict::Preparation => WaitsFor::Preparation.words(),
+        BenefitVerdict::Origin => WaitsFor::Origin.words(),
+        BenefitVerdict::Disk => WaitsFor::Disk.words(),
+        BenefitVerdict::Queue => WaitsFor::Server.words(),
     });
     (speed.unwrap_or_else(|| "-".to_owned()), waits.unwrap_or("-").to_owned())
 }
@@ -130,16 +133,10 @@ fn of(job: &JobUse) -> (&Tenant, &JobName, &DatasetName) {
 
 /// Returns what a job waits for, by the verdict of the server. A job that asks for nothing waits for nothing.
 fn waiting(seen: &DashboardJob) -> &'static str {
-    match (seen.state, seen.waits_for) {
+    match (seen.doing.state, seen.doing.waits_for) {
         (JobState::Idle, _) => "-",
         (_, None) => "nothing",
-        (_, Some(WaitsFor::FailingOrigin)) => "origin, which fails",
-        (_, Some(WaitsFor::Origin)) => "origin",
-        (_, Some(WaitsFor::Disk)) => "disk",
-        (_, Some(WaitsFor::Server)) => "server",
-        (_, Some(WaitsFor::Bytes)) => "bytes",
-        (_, Some(WaitsFor::Preparation)) => "itself",
-        (_, Some(WaitsFor::Trainer)) => "its training loop",
+        (_, Some(waits_for)) => waits_for.words(),
     }
 }
 

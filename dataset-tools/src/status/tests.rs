@@ -153,7 +153,7 @@ datasets
 
 jobs
   JOB      DATASET  EPOCH             RATE     HIT  SHARED    MISS  FROM ORIGIN   STALL  SPEED  WAITS FOR
-  train-7  images   3 at 42.1 %  512.00 KiB/s  50.0 %  25.0 %  25.0 %   512.00 KiB  50.0 %   41 %  origin
+  train-7  images   3 at 42.1 %  512.00 KiB/s  50.0 %  25.0 %  25.0 %   512.00 KiB  50.0 %   41 %  the origin
 
 shares of the disk
   DATASET  SHARE  SWEEP  OF DISK  FILLED   CAN USE  BY READS  JOBS  PLACE  BY

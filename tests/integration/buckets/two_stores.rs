@@ -75,7 +75,7 @@ fn a_bucket_of_the_same_name_at_another_store_is_another_dataset() {
     a.reset_counts();
     let mounted = user.say(&["mount", "--index", &uri, "mnt-b", "--json"]).ok();
     let said = format!("{} was read from {of_a}; AWS_ENDPOINT_URL now names {of_b}", a.uri());
-    says(&mounted, &[&said, " once, 2 files"]);
+    says(&mounted, &[&said, " now, 2 files"]);
     let shown: Value = serde_json::from_str(&mounted.stdout).expect("JSON");
     let name = format!("set-at-{}", of_b.replace(':', "-"));
     let there = format!("{}~{of_b}/set", b.uri());
@@ -258,7 +258,7 @@ fn a_folder_in_place_of_another_is_read_anew() {
     let doctor = user.say(&["doctor", "./data"]);
     assert!(doctor.stderr.contains(why), "{doctor:?}");
     let mounted = user.say(&["mount", "--index", "./data", "mnt-b"]).ok();
-    says(&mounted, &[why, " once, 2 files"]);
+    says(&mounted, &[why, " now, 2 files"]);
     assert_eq!(listed(&user.path("mnt-b")), second);
     let again = user.say(&["mount", "./data", "mnt-c"]).ok();
     assert!(!again.stderr.contains(why) && !again.stderr.contains("reads "), "{again:?}");

@@ -1,8 +1,9 @@
 //! The last hour: a ring of samples of what the server counted.
 
 use fletch_api::dashboard::{DashboardHistory, HistorySeries, HistorySource};
-use fletch_core::Domain;
+use fletch_core::{DatasetName, Domain};
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
@@ -11,6 +12,12 @@ use std::{
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 /// The most samples: one hour.
 pub const SAMPLES_MAX: usize = 720;
+/// The time between two samples of datasets.
+const DATASETS_EVERY: Duration = Duration::from_secs(60);
+/// The most samples of datasets: one hour.
+const DATASET_SAMPLES_MAX: usize = 61;
+/// The most datasets of a sample: those that were read most.
+const DATASETS_MAX: usize = 64;
 /// The most domains of a sample. The numbers of further domains belong to no domain, and to the sum.
 const DOMAINS_MAX: usize = 64;
 
@@ -26,6 +33,14 @@ pub struct Totals {
 }
 
 impl Totals {
+    fn since(self, before: Totals) -> Totals {
+        Totals {
+            delivered: self.delivered.saturating_sub(before.delivered),
+            origin: self.origin.saturating_sub(before.origin),
+            avoided: self.avoided.saturating_sub(before.avoided),
+        }
+    }
+
     /// Adds the numbers of another dataset.
     pub fn add(&mut self, other: Totals) {
         self.delivered += other.delivered;
@@ -95,9 +110,19 @@ pub struct Sample {
     pub counts: Counts,
 }
 
+/// A dataset with its domain.
+pub type DatasetOf = (Domain, DatasetName);
+
 /// The samples of the last hour, the oldest first.
 #[derive(Debug, Default)]
-pub struct History(VecDeque<Sample>);
+pub struct History(VecDeque<Sample>, VecDeque<DatasetSample>);
+
+/// What was counted of each dataset at one time.
+#[derive(Debug, Default)]
+struct DatasetSample {
+    at_ns: u64,
+    datasets: BTreeMap<DatasetOf, Totals>,
+}
 
 impl History {
     /// Adds a sample, and forgets what is older than an hour.
@@ -111,6 +136,39 @@ impl History {
         self.0.push_back(sample);
     }
 
+    /// Adds what was counted of each dataset, once a minute. Keeps those that were read most.
+    pub fn push_datasets(&mut self, at_ns: u64, datasets: BTreeMap<DatasetOf, Totals>) {
+        // A sample may come a little early.
+        let least = DATASETS_EVERY.saturating_sub(SAMPLE_EVERY / 2);
+        let due = self.1.back().is_none_or(|last| {
+            Duration::from_nanos(at_ns.saturating_sub(last.at_ns)) >= least || at_ns < last.at_ns
+        });
+        if !due {
+            return;
+        }
+        let mut most: Vec<_> = datasets.into_iter().collect();
+        most.sort_by_key(|(_, totals)| Reverse(totals.origin));
+        most.truncate(DATASETS_MAX);
+        if self.1.len() == DATASET_SAMPLES_MAX {
+            self.1.pop_front();
+        }
+        self.1.push_back(DatasetSample { at_ns, datasets: most.into_iter().collect() });
+    }
+
+    /// Returns what was counted of each dataset in the last hour.
+    ///
+    /// A dataset that is in no earlier sample was first read in this hour, or was not among those that were
+    /// read most. Nobody knows which, so its first sample counts as its beginning.
+    #[must_use]
+    pub fn datasets_hour(&self) -> BTreeMap<DatasetOf, Totals> {
+        let Some(now) = self.1.back() else { return BTreeMap::new() };
+        let since = |(of, totals): (&DatasetOf, &Totals)| {
+            let first = self.1.iter().find_map(|sample| sample.datasets.get(of)).copied();
+            (of.clone(), totals.since(first.unwrap_or(*totals)))
+        };
+        now.datasets.iter().map(since).collect()
+    }
+
     /// Returns what was counted in the last `window`, and the numbers of all domains in it.
     #[must_use]
     pub fn last(&self, window: Duration) -> (Counts, Totals) {
@@ -118,12 +176,7 @@ impl History {
         let from = now.at_ns.saturating_sub(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
         let before = self.0.iter().rev().find(|s| s.at_ns <= from).or(self.0.front());
         let before = before.cloned().unwrap_or_default();
-        let totals = Totals {
-            delivered: now.all.delivered.saturating_sub(before.all.delivered),
-            origin: now.all.origin.saturating_sub(before.all.origin),
-            avoided: now.all.avoided.saturating_sub(before.all.avoided),
-        };
-        (now.counts.since(before.counts), totals)
+        (now.counts.since(before.counts), now.all.since(before.all))
     }
 
     /// Returns the hour of one domain, or of the whole server with its errors.
@@ -180,6 +233,23 @@ mod tests {
             (0..1000).map(|i| (Domain::new(&format!("d{i}")).expect("name"), Totals::default())).collect();
         history.push(crowded);
         assert_eq!(history.0.back().map(|s| s.domains.len()), Some(DOMAINS_MAX));
+    }
+
+    #[test]
+    fn i6_datasets_have_an_hour_and_nothing_more() {
+        let mut history = History::default();
+        let of = |i: u64| (Domain::default_domain(), DatasetName::new(&format!("d{i}")).expect("name"));
+        let totals = |origin| Totals { origin, ..Totals::default() };
+        for at in (0..7200).step_by(5) {
+            let datasets = (0..100).map(|i| (of(i), totals(at * i))).collect();
+            history.push_datasets(at * 1_000_000_000, datasets);
+        }
+        assert_eq!(history.1.len(), DATASET_SAMPLES_MAX);
+        let hour = history.datasets_hour();
+        assert_eq!(hour.len(), DATASETS_MAX);
+        assert_eq!(hour[&of(99)], totals(3600 * 99), "the dataset that was read most");
+        history.push_datasets(7200 * 1_000_000_000, [(of(500), totals(1 << 40))].into());
+        assert_eq!(history.datasets_hour(), [(of(500), totals(0))].into(), "it begins now");
     }
 
     #[test]

@@ -1,35 +1,27 @@
 //! What is wrong now: a pure function over the state that a caller may see.
 //!
-//! Each problem has the name of an alert of the Prometheus rules, and the runbook of that name. The bounds
-//! here are those of one server in the last minutes; the rules look at all servers and for longer.
+//! Each problem has the name of an alert of the Prometheus rules, the runbook of that name, and the bounds of
+//! that rule ([`bounds`]). The rules look at all servers, and some wait for a problem to last.
 
-use super::history::{Counts, Totals};
+use super::{
+    bounds,
+    history::{Counts, Totals},
+};
 use fletch_api::{
-    Mount, OriginView,
+    GivenCredentials, Mount, OriginView,
     dashboard::{Alert, DashboardJob, DashboardProblem, JobState, Severity, WaitsFor},
     origins::OriginState,
 };
+use fletch_core::DatasetName;
+use fletch_host::usage::HostUsage;
+use std::time::Duration;
 
 /// The most problems of one alert that are listed.
 const LISTED_MAX: usize = 20;
 /// The fewest requests that tell a part of errors.
 const REQUESTS_MIN: u64 = 50;
-/// The part of requests that may end with an error of the server: 14.4 times that of an objective of 99.9 %,
-/// which would use up a month's errors in two days.
-const ERRORS_PART: f64 = 0.0144;
-/// The fewest evicted bytes that can be thrashing.
-const THRASHED_BYTES_MIN: u64 = 64 << 20;
-/// A cache thrashes if it evicts and appends at least this part of what it delivers.
-const THRASHED_PART: f64 = 0.5;
-/// A cache that saves more than this part of what it delivers does not thrash.
-const THRASHED_SAVED_PART: f64 = 0.1;
-/// The most pauses in ten minutes that an origin may ask for.
-const PAUSES_MAX: u64 = 3;
-/// A job that waits for as long, and runs at less than half of its speed, is stalled for its user.
-const WAITED_LONG_NS: u64 = 600 * 1_000_000_000;
-/// The part of its speed, and the part of the time in which it does not wait, below which a job is slow.
-const SLOW_SPEED: f64 = 0.5;
-const SLOW_STALL: f64 = 0.9;
+/// [`bounds::SLOW_FOR`], in nanoseconds.
+const SLOW_FOR_NS: u64 = bounds::SLOW_FOR.as_secs() * 1_000_000_000;
 
 /// What a caller may see of the state.
 #[derive(Debug, Default)]
@@ -44,8 +36,38 @@ pub struct Findings<'a> {
     pub jobs: &'a [DashboardJob],
     /// The mounts.
     pub mounts: &'a [Mount],
-    /// What the server counted in the last ten minutes, and in the last hour. `None` for all but admins.
-    pub counted: Option<(Counts, Totals, Counts)>,
+    /// What the server counted. `None` for all but admins.
+    pub counted: Option<Counted>,
+    /// What the server uses of its machine. Empty for all but admins.
+    pub host: HostUsage,
+    /// The credentials that a user handed over. Empty for all but admins.
+    pub credentials: &'a [GivenCredentials],
+    /// When the certificate of the listener expires, in seconds since 1970.
+    pub certificate_expires_s: Option<u64>,
+}
+
+/// What the server counted, in the windows of the rules.
+#[derive(Debug, Default)]
+pub struct Counted {
+    /// In [`bounds::PAUSES_WITHIN`].
+    pub recent: Counts,
+    /// In [`bounds::DISK_ERRORS_WITHIN`].
+    pub disk: Counts,
+    /// In [`bounds::HOUR`].
+    pub hour: Counts,
+    /// What was read of each dataset in [`bounds::HOUR`].
+    pub datasets: Vec<ReadDataset>,
+}
+
+/// What was read of a dataset in an hour.
+#[derive(Debug, Clone)]
+pub struct ReadDataset {
+    /// The dataset.
+    pub name: DatasetName,
+    /// The bytes of its version.
+    pub version_bytes: u64,
+    /// What was read and delivered.
+    pub bytes: Totals,
 }
 
 /// Returns the path of the runbook of an alert, at this server.
@@ -69,8 +91,12 @@ pub fn problems(f: &Findings<'_>) -> Vec<DashboardProblem> {
     all.extend(origins(f.origins).take(LISTED_MAX));
     all.extend(stalled_jobs(f.jobs, f.at_ns).take(LISTED_MAX));
     all.extend(mounts(f.mounts).take(LISTED_MAX));
-    if let Some((recent, bytes, hour)) = f.counted {
-        all.extend(counted(recent, bytes, hour));
+    all.extend(host(&f.host));
+    all.extend(credentials(f.credentials, f.at_ns).take(LISTED_MAX));
+    all.extend(certificate(f));
+    if let Some(counts) = &f.counted {
+        all.extend(counted(counts));
+        all.extend(thrashing(counts).take(LISTED_MAX));
     }
     all.sort_by(|a, b| (a.severity, a.alert, &a.subject).cmp(&(b.severity, b.alert, &b.subject)));
     all
@@ -108,18 +134,18 @@ fn origins(origins: &[OriginView]) -> impl Iterator<Item = DashboardProblem> + '
 
 /// Returns whether a job waits for long, and is slow.
 fn is_slow(job: &DashboardJob, now_ns: u64) -> bool {
-    job.state == JobState::Waiting
-        && now_ns.saturating_sub(job.since_ns) >= WAITED_LONG_NS
+    job.doing.state == JobState::Waiting
+        && now_ns.saturating_sub(job.doing.since_ns) >= SLOW_FOR_NS
         && match job.speed {
-            Some(speed) => speed < SLOW_SPEED,
-            None => job.stall_part.is_some_and(|part| part > SLOW_STALL),
+            Some(speed) => speed < bounds::SLOW_SPEED,
+            None => job.stall_part.is_some_and(|part| part > bounds::SLOW_STALL),
         }
 }
 
 fn stalled_jobs(jobs: &[DashboardJob], now_ns: u64) -> impl Iterator<Item = DashboardProblem> + '_ {
-    let stalled = move |j: &&DashboardJob| j.state == JobState::Stalled || is_slow(j, now_ns);
+    let stalled = move |j: &&DashboardJob| j.doing.state == JobState::Stalled || is_slow(j, now_ns);
     jobs.iter().filter(stalled).map(|j| {
-        let what = match j.waits_for {
+        let what = match j.doing.waits_for {
             Some(WaitsFor::FailingOrigin) => "it waits for bytes of an origin that fails",
             Some(WaitsFor::Origin) => "it waits for bytes of the origin",
             Some(WaitsFor::Disk) => "it waits for the server's disk",
@@ -127,7 +153,7 @@ fn stalled_jobs(jobs: &[DashboardJob], now_ns: u64) -> impl Iterator<Item = Dash
             Some(WaitsFor::Trainer) => "its training process has samples and acknowledges none",
             Some(WaitsFor::Bytes | WaitsFor::Preparation) | None => "it waits for bytes",
         };
-        let how = match j.state {
+        let how = match j.doing.state {
             JobState::Stalled => "the job makes no progress",
             _ => "the job has run at less than half of its speed for ten minutes",
         };
@@ -146,16 +172,89 @@ fn mounts(mounts: &[Mount]) -> impl Iterator<Item = DashboardProblem> + '_ {
     })
 }
 
-fn counted(recent: Counts, bytes: Totals, hour: Counts) -> impl Iterator<Item = DashboardProblem> {
-    let errors = (recent.requests >= REQUESTS_MIN
-        && recent.errors as f64 > ERRORS_PART * recent.requests as f64)
-        .then(|| {
+/// Returns what is wrong with the machine of the server.
+fn host(host: &HostUsage) -> impl Iterator<Item = DashboardProblem> {
+    let mib = |bytes: u64| bytes >> 20;
+    let disk = match (host.state_free, host.state_size) {
+        (Some(free), Some(size)) if (free as f64) < bounds::STATE_FREE_MIN * size as f64 => {
             let detail = format!(
-                "{} of {} requests in the last ten minutes ended with an error of the server",
-                recent.errors, recent.requests
+                "the disk of the state directory has {} of {} MiB free; without room no job makes progress",
+                mib(free),
+                mib(size)
             );
-            problem(Alert::FletchErrorBudgetBurn, Severity::Critical, "requests", detail)
-        });
+            Some(problem(Alert::FletchStateDiskFull, Severity::Warning, "state directory", detail))
+        }
+        _ => None,
+    };
+    let memory = match (host.memory, host.memory_limit) {
+        (Some(used), Some(limit)) if used as f64 > bounds::MEMORY_MAX * limit as f64 => {
+            let (used, limit) = (mib(used), mib(limit));
+            let detail = format!("the server uses {used} of {limit} MiB; at the limit the kernel kills it");
+            Some(problem(Alert::FletchMemoryNearLimit, Severity::Warning, "memory", detail))
+        }
+        _ => None,
+    };
+    [disk, memory].into_iter().flatten()
+}
+
+fn credentials(given: &[GivenCredentials], now_ns: u64) -> impl Iterator<Item = DashboardProblem> + '_ {
+    given.iter().filter_map(move |of| {
+        let left = Duration::from_nanos(of.expires_ns?.saturating_sub(now_ns));
+        if left >= bounds::CREDENTIALS_WITHIN {
+            return None;
+        }
+        let detail = match left.as_secs() {
+            0 => format!("the credentials of {} expired; hand over new ones with `fletch up`", of.identity),
+            s => format!(
+                "the credentials of {} expire in {} min; hand over new ones with `fletch up`",
+                of.identity,
+                s.div_ceil(60)
+            ),
+        };
+        Some(problem(Alert::FletchCredentialsExpire, Severity::Warning, &of.origin, detail))
+    })
+}
+
+fn certificate(f: &Findings<'_>) -> Option<DashboardProblem> {
+    let expires = Duration::from_secs(f.certificate_expires_s?);
+    let left = expires.saturating_sub(Duration::from_nanos(f.at_ns));
+    if left >= bounds::CERTIFICATE_WITHIN {
+        return None;
+    }
+    let hours = left.as_secs() / 3600;
+    let detail = format!("the certificate expires in {hours} h; then no client connects");
+    Some(problem(Alert::FletchCertificateExpires, Severity::Warning, "certificate", detail))
+}
+
+fn thrashing(counts: &Counted) -> impl Iterator<Item = DashboardProblem> + '_ {
+    let evicts = counts.hour.evicted_bytes > 0;
+    counts.datasets.iter().filter(move |of| evicts && thrashes(of)).map(|of| {
+        let detail = format!(
+            "in an hour {} MiB of {} MiB were read from the origin, and less than a tenth of what was \
+             delivered was saved: the cache evicts what is read next",
+            of.bytes.origin >> 20,
+            of.version_bytes >> 20
+        );
+        problem(Alert::FletchThrashing, Severity::Warning, of.name.as_str(), detail)
+    })
+}
+
+fn thrashes(of: &ReadDataset) -> bool {
+    of.bytes.origin as f64 > bounds::THRASHED_READS * of.version_bytes as f64
+        && (of.bytes.avoided as f64) < bounds::THRASHED_SAVED * of.bytes.delivered as f64
+}
+
+fn counted(counts: &Counted) -> impl Iterator<Item = DashboardProblem> {
+    let (recent, hour) = (counts.recent, counts.hour);
+    let allowed = bounds::ERRORS_BURN * bounds::ERRORS_OBJECTIVE;
+    let burns = |of: Counts| of.requests > 0 && of.errors as f64 > allowed * of.requests as f64;
+    let errors = (hour.requests >= REQUESTS_MIN && burns(hour) && burns(recent)).then(|| {
+        let detail = format!(
+            "{} of {} requests in an hour, and {} of {} in ten minutes, ended with an error of the server",
+            hour.errors, hour.requests, recent.errors, recent.requests
+        );
+        problem(Alert::FletchErrorBudgetBurn, Severity::Critical, "requests", detail)
+    });
     let wrong = (hour.corrupt > 0).then(|| {
         let detail = format!(
             "wrong bytes were found {} in the last hour; none of them was delivered",
@@ -163,7 +262,7 @@ fn counted(recent: Counts, bytes: Totals, hour: Counts) -> impl Iterator<Item = 
         );
         problem(Alert::FletchWrongBytes, Severity::Critical, "content", detail)
     });
-    let throttled = (recent.pauses > PAUSES_MAX || recent.throttled > 0).then(|| {
+    let throttled = (recent.pauses > bounds::PAUSES_MAX || recent.throttled > 0).then(|| {
         let detail = format!(
             "an origin asked the server to slow down {} in ten minutes; calls that failed for it: {}",
             times(recent.pauses),
@@ -180,34 +279,24 @@ fn counted(recent: Counts, bytes: Totals, hour: Counts) -> impl Iterator<Item = 
         );
         problem(Alert::FletchEpochNotExactlyOnce, Severity::Warning, "epochs", detail)
     });
-    let turned_over = recent.evicted_bytes.min(recent.put_bytes);
-    let thrashes = turned_over >= THRASHED_BYTES_MIN
-        && turned_over as f64 >= THRASHED_PART * bytes.delivered as f64
-        && (bytes.avoided as f64) < THRASHED_SAVED_PART * bytes.delivered as f64;
-    let thrashing = thrashes.then(|| {
+    let damaged = (counts.disk.disk_errors > 0 || hour.quarantined > 0).then(|| {
         let detail = format!(
-            "in ten minutes the cache evicted {} MiB and appended {} MiB to deliver {} MiB",
-            recent.evicted_bytes >> 20,
-            recent.put_bytes >> 20,
-            bytes.delivered >> 20
-        );
-        problem(Alert::FletchThrashing, Severity::Warning, "disk cache", detail)
-    });
-    let damaged = (recent.disk_errors > 0 || hour.quarantined > 0).then(|| {
-        let detail = format!(
-            "failed operations on the disk of the cache in ten minutes: {}; damaged chunks in an hour: {}",
-            recent.disk_errors, hour.quarantined
+            "failed operations on the disk of the cache in 15 minutes: {}; damaged chunks in an hour: {}",
+            counts.disk.disk_errors, hour.quarantined
         );
         problem(Alert::FletchDiskFailing, Severity::Warning, "disk cache", detail)
     });
-    [errors, wrong, throttled, not_once, thrashing, damaged].into_iter().flatten()
+    [errors, wrong, throttled, not_once, damaged].into_iter().flatten()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_api::{AnnounceMount, EpochState, OriginFailure, dashboard::EpochProgress};
-    use fletch_core::{DatasetName, Domain, Hash, JobName, MountId, Root, Tenant};
+    use fletch_api::{
+        AnnounceMount, EpochState, OriginFailure,
+        dashboard::{EpochProgress, JobDoing},
+    };
+    use fletch_core::{Domain, Hash, JobName, MountId, Root, Tenant};
 
     fn found(f: &Findings<'_>) -> Vec<Alert> {
         problems(f).into_iter().map(|p| p.alert).collect()
@@ -221,9 +310,7 @@ mod tests {
             tenant: Tenant::default_tenant(),
             domain: Domain::default_domain(),
             dataset: DatasetName::new("set").expect("name"),
-            state,
-            waits_for,
-            since_ns: 0,
+            doing: JobDoing::new(state, waits_for, 0),
             epoch: epoch.map(|state| EpochProgress {
                 epoch: 3,
                 state,
@@ -296,7 +383,8 @@ mod tests {
                 job(JobState::Idle, None, Some(EpochState::Finished)),
             ],
             mounts: &[mount(None)],
-            counted: Some((counts, Totals::default(), Counts::default())),
+            counted: Some(Counted { recent: counts, disk: counts, hour: counts, datasets: Vec::new() }),
+            ..Findings::default()
         };
         assert_eq!(found(&healthy), []);
         assert_eq!(found(&Findings::default()), []);
@@ -316,15 +404,15 @@ mod tests {
         assert_eq!(with(Findings { jobs: &jobs, ..Findings::default() }), [Alert::FletchJobStalled]);
         let mounts = [mount(Some("the version is gone"))];
         assert_eq!(with(Findings { mounts: &mounts, ..Findings::default() }), [Alert::FletchMountBroken]);
-        let recent = Counts { requests: 1000, errors: 15, ..Counts::default() };
         let counted = |recent, hour| {
-            let bytes = Totals { delivered: 100 << 20, ..Totals::default() };
-            with(Findings { counted: Some((recent, bytes, hour)), ..Findings::default() })
+            let counted = Counted { recent, disk: recent, hour, datasets: Vec::new() };
+            with(Findings { counted: Some(counted), ..Findings::default() })
         };
-        let none = Counts::default();
-        assert_eq!(counted(recent, none), [Alert::FletchErrorBudgetBurn]);
-        assert_eq!(counted(Counts { errors: 14, ..recent }, none), []);
-        assert_eq!(counted(Counts { requests: 49, ..recent }, none), [], "too few requests tell nothing");
+        let (none, burns) = (Counts::default(), Counts { requests: 1000, errors: 15, ..Counts::default() });
+        assert_eq!(counted(burns, burns), [Alert::FletchErrorBudgetBurn]);
+        assert_eq!(counted(burns, Counts { errors: 14, ..burns }), []);
+        assert_eq!(counted(Counts { errors: 14, ..burns }, burns), [], "it is over");
+        assert_eq!(counted(burns, Counts { requests: 49, ..burns }), [], "too few requests tell nothing");
         assert_eq!(counted(none, Counts { corrupt: 1, ..none }), [Alert::FletchWrongBytes]);
         assert_eq!(counted(Counts { pauses: 3, ..none }, none), []);
         assert_eq!(counted(Counts { pauses: 4, ..none }, none), [Alert::FletchOriginThrottled]);
@@ -338,12 +426,53 @@ mod tests {
         ] {
             assert_eq!(counted(none, faults), [Alert::FletchEpochNotExactlyOnce]);
         }
-        let turned = Counts { evicted_bytes: 80 << 20, put_bytes: 90 << 20, ..none };
-        assert_eq!(counted(turned, none), [Alert::FletchThrashing]);
-        assert_eq!(counted(Counts { evicted_bytes: 63 << 20, ..turned }, none), []);
-        let bytes = Totals { delivered: 100 << 20, avoided: 20 << 20, ..Totals::default() };
-        let saves = Findings { counted: Some((turned, bytes, none)), ..Findings::default() };
-        assert_eq!(with(saves), [], "it saves enough");
+        let read = |evicted_bytes, origin, avoided| {
+            let bytes = Totals { delivered: 1000, origin, avoided };
+            let name = DatasetName::new("set").expect("name");
+            let datasets = vec![ReadDataset { name, version_bytes: 100, bytes }];
+            let hour = Counts { evicted_bytes, ..none };
+            let counted = Counted { recent: none, disk: none, hour, datasets };
+            with(Findings { counted: Some(counted), ..Findings::default() })
+        };
+        assert_eq!(read(1, 121, 99), [Alert::FletchThrashing]);
+        for (evicted, origin, avoided) in [(0, 121, 99), (1, 120, 99), (1, 121, 100)] {
+            assert_eq!(read(evicted, origin, avoided), [], "{evicted} {origin} {avoided}");
+        }
+    }
+
+    #[test]
+    fn what_will_go_wrong_soon_is_a_problem() {
+        let with = |f: Findings<'_>| found(&f);
+        let host = |state_free, memory| {
+            let (state_size, memory_limit) = (Some(1000), Some(1000));
+            HostUsage { state_free: Some(state_free), state_size, memory: Some(memory), memory_limit }
+        };
+        let of_host = |host| with(Findings { host, ..Findings::default() });
+        assert_eq!(of_host(host(50, 900)), []);
+        assert_eq!(of_host(host(49, 900)), [Alert::FletchStateDiskFull]);
+        assert_eq!(of_host(host(50, 901)), [Alert::FletchMemoryNearLimit]);
+        assert_eq!(of_host(HostUsage { memory_limit: None, ..host(50, 5000) }), [], "no limit");
+        let now_s: u64 = 1_000_000;
+        let given = |expires_s: Option<u64>| GivenCredentials {
+            origin: "s3://b".to_owned(),
+            identity: "AKIA…7Q".to_owned(),
+            given_ns: 1,
+            expires_ns: expires_s.map(|s| s * 1_000_000_000),
+        };
+        let expire = |expires_s| {
+            let (at_ns, credentials) = (now_s * 1_000_000_000, [given(expires_s)]);
+            with(Findings { at_ns, credentials: &credentials, ..Findings::default() })
+        };
+        assert_eq!((expire(None), expire(Some(now_s + 900))), (vec![], vec![]));
+        for soon in [now_s + 899, now_s, 1] {
+            assert_eq!(expire(Some(soon)), [Alert::FletchCredentialsExpire], "{soon}");
+        }
+        let certificate = |expires_s| {
+            let at_ns = now_s * 1_000_000_000;
+            with(Findings { at_ns, certificate_expires_s: Some(expires_s), ..Findings::default() })
+        };
+        assert_eq!(certificate(now_s + 7 * 86_400), []);
+        assert_eq!(certificate(now_s + 7 * 86_400 - 1), [Alert::FletchCertificateExpires]);
     }
 
     #[test]
@@ -351,7 +480,9 @@ mod tests {
         let found = |speed, stall_part, since_s: u64| {
             let waits =
                 DashboardJob { speed, stall_part, ..job(JobState::Waiting, Some(WaitsFor::Origin), None) };
-            let jobs = [DashboardJob { since_ns: (10_000 - since_s) * 1_000_000_000, ..waits }];
+            let since_ns = (10_000 - since_s) * 1_000_000_000;
+            let doing = JobDoing { since_ns, ..waits.doing.clone() };
+            let jobs = [DashboardJob { doing, ..waits }];
             problems(&Findings { at_ns: 10_000 * 1_000_000_000, jobs: &jobs, ..Findings::default() }).len()
         };
         assert_eq!((found(Some(0.4), None, 600), found(Some(0.4), None, 599)), (1, 0));

@@ -6,7 +6,9 @@ use super::history::SAMPLE_EVERY;
 use fletch_api::{
     EpochState,
     benefit::BenefitVerdict,
-    dashboard::{DashboardHistory, EpochProgress, HistorySeries, HistorySource, JobState, WaitsFor},
+    dashboard::{
+        DashboardHistory, EpochProgress, HistorySeries, HistorySource, JobDoing, JobState, WaitsFor,
+    },
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -62,6 +64,11 @@ impl JobReading {
         self.epoch.filter(|e| e.state == EpochState::Open && e.acked < e.planned)
     }
 
+    /// Returns whether the latest epoch is over: nothing of it is left to be asked for.
+    fn is_over(&self) -> bool {
+        self.epoch.is_some() && self.open_epoch().is_none()
+    }
+
     /// Returns what grows while the job makes progress.
     fn progress(&self) -> (u64, u64) {
         match self.open_epoch() {
@@ -86,6 +93,14 @@ pub struct JobVerdict {
     pub bytes_rate: Option<f64>,
     /// The part of the last minute in which it waited.
     pub stall_part: Option<f64>,
+}
+
+impl JobVerdict {
+    /// Returns what the job does, in the form in which all programs show it.
+    #[must_use]
+    pub fn doing(&self) -> JobDoing {
+        JobDoing::new(self.state, self.waits_for, self.since_ns)
+    }
 }
 
 /// The numbers of a job at one time.
@@ -122,6 +137,19 @@ impl Point {
     }
 }
 
+/// What a verdict depends on.
+#[derive(Debug)]
+struct Seen {
+    reading: JobReading,
+    /// Whether it received bytes since the sample before.
+    reads: bool,
+    /// The time without progress.
+    silent: Duration,
+    /// The part of the last minute in which replies waited.
+    stall_part: f64,
+    is_waiting_now: bool,
+}
+
 #[derive(Debug)]
 struct Watch {
     recent: VecDeque<Point>,
@@ -129,6 +157,8 @@ struct Watch {
     progress: (u64, u64),
     /// When the progress changed, or the watch began.
     progressed: Now,
+    /// What the latest sample saw.
+    seen: Option<Seen>,
     verdict: JobVerdict,
 }
 
@@ -154,10 +184,34 @@ impl JobWatches {
         }
     }
 
-    /// Returns what a job does. `None` before its first sample.
+    /// Takes over new verdicts of measured jobs between two samples: all programs show the latest one.
+    pub fn remeasure(&mut self, unix_ns: u64, verdicts: &HashMap<String, BenefitVerdict>) {
+        for (id, watch) in &mut self.0 {
+            let Some(mut seen) = watch.seen.take() else { continue };
+            let verdict = verdicts.get(id).copied();
+            if seen.reading.verdict != verdict {
+                seen.reading.verdict = verdict;
+                watch.decide(unix_ns, &seen);
+            }
+            watch.seen = Some(seen);
+        }
+    }
+
+    /// Returns what a job does. Before its first sample nobody knows, and it asks for nothing.
     #[must_use]
-    pub fn verdict(&self, id: &str) -> Option<JobVerdict> {
-        self.0.get(id).map(|w| w.verdict)
+    pub fn verdict(&self, id: &str, unix_ns: u64) -> JobVerdict {
+        let unseen = JobVerdict {
+            state: JobState::Idle,
+            waits_for: None,
+            since_ns: unix_ns,
+            rate: None,
+            bytes_rate: None,
+            stall_part: None,
+        };
+        match self.0.get(id) {
+            Some(watch) => watch.verdict,
+            None => unseen,
+        }
     }
 
     /// Returns the last hour of a job: its rate, and the part of the time in which it waited.
@@ -192,6 +246,7 @@ impl Watch {
             hour: VecDeque::new(),
             progress: reading.progress(),
             progressed: now,
+            seen: None,
             verdict,
         }
     }
@@ -214,18 +269,27 @@ impl Watch {
         let first = self.recent.front().copied().unwrap_or(point);
         let stall_part = point.stall_since(&first);
         let silent = Duration::from_nanos(now.mono_ns.saturating_sub(self.progressed.mono_ns));
-        let (state, waits_for) =
-            judge(reading, silent, stall_part.unwrap_or(0.0), self.is_waiting_now(&point));
+        let same_epoch = self.recent.iter().find(|p| p.epoch == point.epoch);
+        self.verdict.rate = reading.open_epoch().and(same_epoch).and_then(|p| point.rate_since(p));
+        self.verdict.bytes_rate = point.bytes_since(&first);
+        self.verdict.stall_part = stall_part;
+        let reads = self.recent.iter().rev().nth(1).is_some_and(|p| p.delivered < point.delivered);
+        let (stall_part, is_waiting_now) = (stall_part.unwrap_or(0.0), self.is_waiting_now(&point));
+        let seen = Seen { reading: reading.clone(), reads, silent, stall_part, is_waiting_now };
+        self.decide(now.unix_ns, &seen);
+        self.seen = Some(seen);
+    }
+
+    /// Sets the verdict.
+    fn decide(&mut self, unix_ns: u64, seen: &Seen) {
+        let (state, waits_for) = judge(seen);
         let is_same = (state, waits_for) == (self.verdict.state, self.verdict.waits_for);
-        let since_ns = match state {
+        self.verdict.since_ns = match state {
             JobState::Stalled | JobState::Idle => self.progressed.unix_ns,
             JobState::Waiting | JobState::Running if is_same => self.verdict.since_ns,
-            JobState::Waiting | JobState::Running => now.unix_ns,
+            JobState::Waiting | JobState::Running => unix_ns,
         };
-        let same_epoch = self.recent.iter().find(|p| p.epoch == point.epoch);
-        let rate = reading.open_epoch().and(same_epoch).and_then(|p| point.rate_since(p));
-        let bytes_rate = point.bytes_since(&first);
-        self.verdict = JobVerdict { state, waits_for, since_ns, rate, bytes_rate, stall_part };
+        (self.verdict.state, self.verdict.waits_for) = (state, waits_for);
     }
 
     /// Returns whether replies of the job wait without a pause.
@@ -236,14 +300,13 @@ impl Watch {
 }
 
 /// Decides what a job does and waits for.
-///
-/// `silent` is the time without progress, `stall_part` the part of the last minute in which replies waited.
-fn judge(
-    reading: &JobReading,
-    silent: Duration,
-    stall_part: f64,
-    is_waiting_now: bool,
-) -> (JobState, Option<WaitsFor>) {
+fn judge(seen: &Seen) -> (JobState, Option<WaitsFor>) {
+    let Seen { reading, reads, silent, stall_part, is_waiting_now } = seen;
+    let (silent, stall_part, is_waiting_now) = (*silent, *stall_part, *is_waiting_now);
+    // Nothing of its epoch is left to wait for.
+    if reading.is_over() {
+        return (if *reads { JobState::Running } else { JobState::Idle }, None);
+    }
     let measured = reading.verdict.and_then(WaitsFor::of);
     let source = || match measured {
         _ if reading.is_origin_failing => WaitsFor::FailingOrigin,
@@ -305,7 +368,7 @@ mod tests {
     fn observe(watches: &mut JobWatches, at_s: u64, reading: JobReading) -> JobVerdict {
         let now = Now { mono_ns: at_s * NS, unix_ns: (START_S + at_s) * NS };
         watches.observe(now, &[reading]);
-        watches.verdict("j").expect("watched")
+        watches.verdict("j", 0)
     }
 
     #[test]
@@ -378,6 +441,53 @@ mod tests {
             let found = observe(&mut watches, 5, now);
             assert_eq!((found.state, found.waits_for), want, "{verdict:?}");
         }
+    }
+
+    #[test]
+    fn a_job_whose_epoch_is_over_waits_for_nothing() {
+        let mut watches = JobWatches::default();
+        let waits = |epoch, delivered, stalled_s| JobReading {
+            verdict: Some(BenefitVerdict::Origin),
+            is_origin_failing: true,
+            ..reading(epoch, delivered, stalled_s)
+        };
+        observe(&mut watches, 0, waits(epoch(0, 8), 0, 0));
+        let before = observe(&mut watches, 5, waits(epoch(9_990, 8), 500, 5));
+        assert_eq!((before.state, before.waits_for), (JobState::Waiting, Some(WaitsFor::FailingOrigin)));
+        for state in [EpochState::Open, EpochState::Finished, EpochState::Abandoned] {
+            let over = epoch(10_000, 0).map(|e| EpochProgress { state, ..e });
+            let mut watches = JobWatches::default();
+            observe(&mut watches, 0, waits(epoch(0, 8), 0, 0));
+            observe(&mut watches, 5, waits(epoch(9_990, 8), 500, 5));
+            let last = observe(&mut watches, 10, waits(over, 510, 10));
+            assert_eq!((last.state, last.waits_for), (JobState::Running, None), "its last bytes");
+            for at in [15, 20, 60, 100, 400] {
+                // A reply that was cut off may still count as one that waits.
+                let verdict = observe(&mut watches, at, waits(over, 510, at));
+                assert_eq!((verdict.state, verdict.waits_for), (JobState::Idle, None), "{state:?} at {at}");
+            }
+            let next = EpochProgress { epoch: 1, acked: 1, ..epoch(0, 8).expect("epoch") };
+            let verdict = observe(&mut watches, 405, waits(Some(next), 600, 400));
+            assert_eq!(verdict.state, JobState::Waiting, "the next epoch");
+        }
+    }
+
+    #[test]
+    fn a_new_measurement_is_shown_before_the_next_sample() {
+        let mut watches = JobWatches::default();
+        observe(&mut watches, 0, reading(epoch(0, 8), 0, 0));
+        assert_eq!(observe(&mut watches, 5, reading(epoch(50, 8), 50, 0)).state, JobState::Running);
+        let of = |verdict| HashMap::from([("j".to_owned(), verdict)]);
+        for at_s in [7, 8] {
+            watches.remeasure((START_S + at_s) * NS, &of(BenefitVerdict::Origin));
+            let verdict = watches.verdict("j", 0);
+            assert_eq!((verdict.state, verdict.waits_for), (JobState::Waiting, Some(WaitsFor::Origin)));
+            assert_eq!(verdict.since_ns, (START_S + 7) * NS, "since the first of them");
+        }
+        watches.remeasure((START_S + 9) * NS, &of(BenefitVerdict::Compute));
+        assert_eq!(watches.verdict("j", 0).state, JobState::Running);
+        watches.remeasure((START_S + 9) * NS, &HashMap::from([("k".to_owned(), BenefitVerdict::Disk)]));
+        assert_eq!(watches.0.len(), 1, "a job that is not watched stays so");
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         &stalled.collect::<Vec<_>>(),
     )?;
     let mut avoided: BTreeMap<String, u64> = BTreeMap::new();
-    for ((_, dataset), bytes) in server.accounts.costs.datasets() {
-        *avoided.entry(dataset.to_string()).or_default() += bytes.avoided;
+    for ((_, dataset), bytes) in server.accounts.costs.avoided_since_start() {
+        *avoided.entry(dataset.to_string()).or_default() += bytes;
     }
     let rows: Vec<_> = avoided.iter().map(|(dataset, n)| (vec![dataset.as_str()], *n)).collect();
     page.counter(

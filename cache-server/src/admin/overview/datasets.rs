@@ -1,7 +1,7 @@
 //! The datasets of the admin page.
 
 use super::Viewer;
-use crate::{app::server::Server, data::versions::OriginCondition};
+use crate::{app::server::Server, data::versions::OriginCondition, training::benefit::ServiceSums};
 use fletch_api::{
     Mount,
     dashboard::{DashboardDataset, DashboardJob, DashboardVersion, JobState},
@@ -16,39 +16,44 @@ use std::{
 /// A dataset, with its domain.
 type Name = (Domain, DatasetName);
 
-/// How long the origins of each dataset take for a byte, and which datasets have an origin that fails.
+/// The requests to the origins of each dataset, and which datasets have an origin that fails.
 #[derive(Debug, Default)]
-pub(super) struct OriginTimes {
-    /// Bytes that were read, and the seconds of these reads.
-    reads: BTreeMap<Name, (u64, f64)>,
+pub(super) struct OriginReads {
+    reads: BTreeMap<Name, ServiceSums>,
     failing: BTreeSet<Name>,
 }
 
-impl OriginTimes {
-    pub fn of(conditions: &[OriginCondition]) -> Self {
-        let mut times = OriginTimes::default();
+impl OriginReads {
+    /// `before` are the requests before the server's latest start.
+    pub fn of(conditions: &[OriginCondition], before: BTreeMap<Name, ServiceSums>) -> Self {
+        let mut reads = OriginReads { reads: before, failing: BTreeSet::new() };
         for origin in conditions {
             for dataset in &origin.datasets {
                 let name = (origin.domain.clone(), dataset.clone());
-                let (bytes, seconds) = times.reads.entry(name.clone()).or_default();
-                *bytes += origin.reads.0;
-                *seconds += origin.reads.1;
+                let sums = reads.reads.entry(name.clone()).or_default();
+                sums.requests += origin.reads.requests;
+                sums.bytes += origin.reads.bytes;
                 if origin.condition.failing {
-                    times.failing.insert(name);
+                    reads.failing.insert(name);
                 }
             }
         }
-        times
+        reads
     }
 
     pub fn is_failing(&self, name: &Name) -> bool {
         self.failing.contains(name)
     }
 
-    /// Returns how long the dataset's origins would work for `bytes`, in seconds.
-    fn seconds_for(&self, name: &Name, bytes: u64) -> Option<f64> {
-        let (read, seconds) = self.reads.get(name).copied().filter(|(read, _)| *read > 0)?;
-        Some(bytes as f64 * seconds / read as f64)
+    /// Returns the requests that would have brought `bytes`, at the mean size of those that were sent.
+    fn requests_for(&self, name: &Name, bytes: u64) -> Option<u64> {
+        let sent = self.reads.get(name).copied().filter(|sent| sent.bytes > 0)?;
+        Some((bytes as f64 * sent.requests as f64 / sent.bytes as f64).round() as u64)
+    }
+
+    /// Returns the requests of each dataset.
+    pub fn sums(&self) -> &BTreeMap<Name, ServiceSums> {
+        &self.reads
     }
 }
 
@@ -56,7 +61,7 @@ impl OriginTimes {
 pub(super) fn dataset_rows(
     server: &Server,
     viewer: &Viewer,
-    times: &OriginTimes,
+    reads: &OriginReads,
     jobs: &[DashboardJob],
 ) -> Vec<DashboardDataset> {
     // By the dataset of plain readers: its share and those of its sweeps.
@@ -68,7 +73,7 @@ pub(super) fn dataset_rows(
         }
     }
     let mut readers: HashMap<Name, u64> = HashMap::new();
-    for job in jobs.iter().filter(|j| j.state != JobState::Idle) {
+    for job in jobs.iter().filter(|j| j.doing.state != JobState::Idle) {
         *readers.entry((job.domain.clone(), job.dataset.clone())).or_default() += 1;
     }
     let registered = server.registrations.all();
@@ -82,8 +87,8 @@ pub(super) fn dataset_rows(
             uri: uris.get(&name).map(|uri| (*uri).to_owned()).unwrap_or_default(),
             share_bytes: shares.get(&DatasetId::of(&name.0, &name.1)).copied(),
             jobs: readers.get(&name).copied().unwrap_or(0),
-            is_failing: times.is_failing(&name),
-            avoided_origin_s: times.seconds_for(&name, usage.avoided_bytes),
+            is_failing: reads.is_failing(&name),
+            avoided_requests: reads.requests_for(&name, usage.avoided_bytes),
             usage,
         }
     };
@@ -100,10 +105,10 @@ pub fn dataset_row(
     viewer: &Viewer,
     (domain, dataset): (&Domain, &DatasetName),
 ) -> Option<(DashboardDataset, Vec<DashboardJob>)> {
-    let times = OriginTimes::of(&server.versions.conditions());
+    let reads = super::origin_reads(server);
     let mut jobs = super::jobs_of(server, viewer);
     jobs.retain(|j| j.domain == *domain && j.dataset == *dataset);
-    let rows = dataset_rows(server, viewer, &times, &jobs);
+    let rows = dataset_rows(server, viewer, &reads, &jobs);
     let row = rows.into_iter().find(|d| d.usage.domain == *domain && d.usage.dataset == *dataset)?;
     Some((row, jobs))
 }

@@ -1,6 +1,6 @@
 //! The jobs of the admin page: declared ones, and those that only read.
 
-use super::{Viewer, datasets::OriginTimes};
+use super::Viewer;
 use crate::{
     admin::dashboard::{JobReading, JobVerdict},
     app::server::Server,
@@ -9,7 +9,7 @@ use crate::{
 };
 use fletch_api::{
     EpochState, JobUse,
-    dashboard::{DashboardJob, EpochProgress, JobState},
+    dashboard::{DashboardJob, EpochProgress, JobDoing, JobState},
 };
 use fletch_core::Hash;
 use std::{
@@ -87,10 +87,10 @@ fn measured(server: &Server) -> HashMap<String, Measured> {
 
 /// Returns the numbers of all jobs, for their watches.
 pub(super) fn readings(server: &Server) -> Vec<JobReading> {
-    let (times, measured) = (OriginTimes::of(&server.versions.conditions()), measured(server));
+    let (origins, measured) = (super::origin_reads(server), measured(server));
     let reading = |(of, job): (CostsOf, Known)| JobReading {
         verdict: measured.get(&job.id).map(|m| m.verdict),
-        is_origin_failing: times.is_failing(&(of.domain, of.dataset)),
+        is_origin_failing: origins.is_failing(&(of.domain, of.dataset)),
         id: job.id,
         epoch: job.epoch,
         delivered: job.usage.delivered_bytes(),
@@ -109,18 +109,33 @@ pub fn jobs_of(server: &Server, viewer: &Viewer) -> Vec<DashboardJob> {
     let known = known(server, Some(viewer));
     let watches = server.dashboard.watches();
     let row = |(of, job): (CostsOf, Known)| {
-        let verdict = watches.verdict(&job.id);
-        view(of, job, &measured, verdict, super::unix_ns(std::time::SystemTime::now()))
+        let verdict = watches.verdict(&job.id, super::unix_ns(std::time::SystemTime::now()));
+        view(of, job, &measured, verdict)
     };
     let mut rows: Vec<_> = known.into_iter().map(row).collect();
     drop(watches);
     rows.sort_by(|a, b| {
-        let key = |j: &DashboardJob| (j.state, !j.is_declared);
+        let key = |j: &DashboardJob| (j.doing.state, !j.is_declared);
         // Of those that wait, the one that has waited for longest comes first.
-        let since = |j: &DashboardJob| if j.state <= JobState::Waiting { j.since_ns } else { 0 };
+        let since = |j: &DashboardJob| match j.doing.state {
+            JobState::Stalled | JobState::Waiting => j.doing.since_ns,
+            JobState::Running | JobState::Idle => 0,
+        };
         (key(a), since(a), &a.name).cmp(&(key(b), since(b), &b.name))
     });
     rows
+}
+
+/// Takes over what the latest decision about the disk knows of the jobs. Blocking.
+pub fn remeasure(server: &Server) {
+    let verdicts = measured(server).into_iter().map(|(id, of)| (id, of.verdict)).collect();
+    server.dashboard.watches().remeasure(super::unix_ns(std::time::SystemTime::now()), &verdicts);
+}
+
+/// Returns what a job does now, by its id: the verdict of the admin page.
+#[must_use]
+pub fn job_doing(server: &Server, id: &str) -> JobDoing {
+    server.dashboard.watches().verdict(id, super::unix_ns(std::time::SystemTime::now())).doing()
 }
 
 /// Returns one job that a caller may see.
@@ -129,24 +144,8 @@ pub fn job_row(server: &Server, viewer: &Viewer, id: &str) -> Option<DashboardJo
     jobs_of(server, viewer).into_iter().find(|j| j.id == id)
 }
 
-fn view(
-    of: CostsOf,
-    job: Known,
-    measured: &HashMap<String, Measured>,
-    verdict: Option<JobVerdict>,
-    now_ns: u64,
-) -> DashboardJob {
+fn view(of: CostsOf, job: Known, measured: &HashMap<String, Measured>, verdict: JobVerdict) -> DashboardJob {
     let Known { id, is_declared, epoch, usage } = job;
-    // Before its first sample nobody knows what it does.
-    let unseen = JobVerdict {
-        state: JobState::Idle,
-        waits_for: None,
-        since_ns: now_ns,
-        rate: None,
-        bytes_rate: None,
-        stall_part: None,
-    };
-    let verdict = verdict.unwrap_or(unseen);
     let left = epoch.filter(|e| e.state == EpochState::Open).map(|e| e.planned.saturating_sub(e.acked));
     let rate = verdict.rate.filter(|rate| *rate > 0.0);
     let CostsOf { domain, tenant, job: name, dataset } = of;
@@ -158,9 +157,7 @@ fn view(
         tenant,
         domain,
         dataset,
-        state: verdict.state,
-        waits_for: verdict.waits_for,
-        since_ns: verdict.since_ns,
+        doing: verdict.doing(),
         epoch,
         rate: verdict.rate,
         bytes_rate: verdict.bytes_rate,

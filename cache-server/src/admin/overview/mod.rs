@@ -10,30 +10,26 @@ mod jobs;
 mod samples;
 
 pub use datasets::{dataset_row, known_versions};
-pub use jobs::{job_row, jobs_of};
+pub use jobs::{job_doing, job_row, jobs_of, remeasure};
 pub use samples::sample;
 
 use crate::{
     admin::{
-        dashboard::{Findings, problems},
+        dashboard::{Counted, Findings, ReadDataset, bounds, problems},
         metrics::disk_state,
     },
     app::server::Server,
     data::versions::OriginCondition,
     tenancy::{auth::Principal, mounts::MountOwner},
 };
-use datasets::{OriginTimes, dataset_rows};
+use datasets::{OriginReads, dataset_rows};
 use fletch_api::{
     InfoDisk, Mount, OriginFailure, OriginState, OriginView,
-    dashboard::{Dashboard, DashboardJob, DashboardServer, JobState, JobsByState, Savings},
+    dashboard::{Dashboard, DashboardDataset, DashboardJob, DashboardServer, JobState, JobsByState, Savings},
 };
 use fletch_core::{Domain, Tenant};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// The window of counts that tell what is wrong now.
-const RECENT: Duration = Duration::from_secs(600);
-/// The window of counts of wrong bytes.
-const HOUR: Duration = Duration::from_secs(3600);
+use fletch_host::usage::HostUsage;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A caller, and what it may see.
 #[derive(Debug, Clone)]
@@ -74,6 +70,15 @@ impl Viewer {
 #[must_use]
 pub fn unix_ns(at: SystemTime) -> u64 {
     u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn origin_reads(server: &Server) -> OriginReads {
+    OriginReads::of(&server.versions.conditions(), server.accounts.costs.requests_before())
+}
+
+/// Writes what the cache saved of each dataset to the state directory. Blocking.
+pub fn write_savings(server: &Server) {
+    server.savings.write(&server.accounts.costs, origin_reads(server).sums());
 }
 
 /// Returns an origin as the API shows it.
@@ -124,21 +129,17 @@ pub fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
 #[must_use]
 pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
     let conditions = server.versions.conditions();
-    let times = OriginTimes::of(&conditions);
+    let reads = OriginReads::of(&conditions, server.accounts.costs.requests_before());
     let mut jobs = jobs_of(server, viewer);
-    let mut datasets = dataset_rows(server, viewer, &times, &jobs);
+    let mut datasets = dataset_rows(server, viewer, &reads, &jobs);
     let seen = conditions.into_iter().filter(|o| viewer.sees_domain(&o.domain));
     let mut origins: Vec<_> = seen.map(|o| as_seen(viewer, origin_view(o))).collect();
     origins.sort_by_key(|o| o.state == OriginState::Ok);
     let mut mounts = viewer.mounts(server);
     mounts.sort_by_key(|m| m.announced.problem.is_none());
     let disk = disk_info(server, &viewer.principal);
-    let history = server.dashboard.history();
-    let counted = viewer.sees_all().then(|| {
-        let (recent, bytes) = history.last(RECENT);
-        (recent, bytes, history.last(HOUR).0)
-    });
-    drop(history);
+    let counted = viewer.sees_all().then(|| counted(server, &datasets));
+    let credentials = if viewer.sees_all() { server.credentials.list() } else { Vec::new() };
     let at_ns = unix_ns(SystemTime::now());
     let problems = problems(&Findings {
         at_ns,
@@ -147,13 +148,16 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
         jobs: &jobs,
         mounts: &mounts,
         counted,
+        host: if viewer.sees_all() { server.dashboard.host() } else { HostUsage::default() },
+        credentials: &credentials,
+        certificate_expires_s: server.tls.as_ref().map(|tls| tls.stats().expires_s),
     });
     if !viewer.sees_all() {
         origins.clear();
     }
-    let times: Vec<f64> = datasets.iter().filter_map(|d| d.avoided_origin_s).collect();
-    let mut savings =
-        Savings { avoided_origin_s: (!times.is_empty()).then(|| times.iter().sum()), ..Savings::default() };
+    let requests: Vec<u64> = datasets.iter().filter_map(|d| d.avoided_requests).collect();
+    let avoided_requests = (!requests.is_empty()).then(|| requests.iter().sum());
+    let mut savings = Savings { avoided_requests, ..Savings::default() };
     // Datasets that were unregistered count, as they do in the metrics.
     for (_, bytes) in server.accounts.costs.datasets().iter().filter(|((d, _), _)| viewer.sees_domain(d)) {
         savings.delivered_bytes += bytes.delivered;
@@ -186,6 +190,22 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
     }
 }
 
+/// Returns what the server counted, in the windows of the rules.
+fn counted(server: &Server, datasets: &[DashboardDataset]) -> Counted {
+    let history = server.dashboard.history();
+    let last = |window| history.last(window).0;
+    let (recent, disk, hour) =
+        (last(bounds::PAUSES_WITHIN), last(bounds::DISK_ERRORS_WITHIN), last(bounds::HOUR));
+    let read = history.datasets_hour();
+    drop(history);
+    let of = |d: &DashboardDataset| {
+        let bytes = *read.get(&(d.usage.domain.clone(), d.usage.dataset.clone()))?;
+        let version_bytes = d.usage.version_bytes?;
+        Some(ReadDataset { name: d.usage.dataset.clone(), version_bytes, bytes })
+    };
+    Counted { recent, disk, hour, datasets: datasets.iter().filter_map(of).collect() }
+}
+
 /// Returns an origin as the caller may see it: only an admin sees its URI and its errors.
 fn as_seen(viewer: &Viewer, mut origin: OriginView) -> OriginView {
     if !viewer.sees_all() {
@@ -196,7 +216,7 @@ fn as_seen(viewer: &Viewer, mut origin: OriginView) -> OriginView {
 }
 
 fn count_states(jobs: &[DashboardJob]) -> JobsByState {
-    let count = |state| jobs.iter().filter(|j| j.state == state).count() as u64;
+    let count = |state| jobs.iter().filter(|j| j.doing.state == state).count() as u64;
     JobsByState {
         stalled: count(JobState::Stalled),
         waiting: count(JobState::Waiting),

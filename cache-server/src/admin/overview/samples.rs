@@ -2,7 +2,7 @@
 
 use super::{jobs::readings, unix_ns};
 use crate::{
-    admin::dashboard::{Counts, Now, Sample, Totals},
+    admin::dashboard::{Counts, DatasetOf, Now, Sample, Totals},
     app::server::Server,
 };
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::SystemTime};
@@ -11,11 +11,15 @@ use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::SystemTi
 pub fn sample(server: &Server) {
     let at_ns = unix_ns(SystemTime::now());
     let (mut all, mut domains) = (Totals::default(), BTreeMap::new());
-    for ((domain, _), bytes) in server.accounts.costs.datasets() {
+    server.dashboard.measure_host(server.state_dir());
+    let mut datasets: BTreeMap<DatasetOf, Totals> = BTreeMap::new();
+    for ((domain, dataset), bytes) in server.accounts.costs.datasets() {
         let more = Totals { delivered: bytes.delivered, origin: bytes.read, avoided: bytes.avoided };
         all.add(more);
-        domains.entry(domain).or_insert_with(Totals::default).add(more);
+        domains.entry(domain.clone()).or_insert_with(Totals::default).add(more);
+        datasets.insert((domain, dataset), more);
     }
+    server.dashboard.history().push_datasets(at_ns, datasets);
     server.dashboard.history().push(Sample { at_ns, all, domains, counts: counts(server) });
     let now = Now { mono_ns: server.now_ns(), unix_ns: at_ns };
     let readings = readings(server);

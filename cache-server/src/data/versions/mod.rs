@@ -53,8 +53,10 @@ pub use sources::{Reader, Sources};
 use crate::data::learned::LearnedNames;
 use crate::tenancy::accounting::Accounts;
 use crate::tenancy::state::{Registration, RegistrationHandle, Registrations};
+use crate::training::benefit::ServiceSums;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{OriginUri, Origins};
+use fletch_store::Footprint;
 use fletch_tables::{PartCache, TagDoc, Version};
 use home::Homes;
 use lookups::RootLookups;
@@ -107,8 +109,46 @@ pub struct OriginCondition {
     pub datasets: Vec<DatasetName>,
     /// What its calls did.
     pub condition: ConditionView,
-    /// The bytes of content that were read there, and the sum of the times of these reads in seconds.
-    pub reads: (u64, f64),
+    /// The requests for content that were sent there.
+    pub reads: ServiceSums,
+}
+
+/// How large an open version is.
+#[derive(Debug, Clone, Copy)]
+pub struct VersionSize {
+    /// When it was made, in nanoseconds since 1970.
+    made_ns: u64,
+    /// The bytes of its entries.
+    pub bytes: u64,
+    /// What its chunks occupy on disk at most.
+    pub footprint: Footprint,
+}
+
+impl VersionSize {
+    /// Returns what its chunks occupy, if the disk has `bytes` in `chunks` of the dataset.
+    ///
+    /// Without a table of all lengths the sum is known only when all chunks are there. Until then it is the
+    /// upper bound.
+    #[must_use]
+    pub fn layout_bytes(&self, bytes: u64, chunks: u64) -> u64 {
+        match chunks >= self.footprint.chunks {
+            true => self.footprint.bytes.min(bytes),
+            false => self.footprint.bytes,
+        }
+    }
+}
+
+/// Returns the size of a dataset, which every program shows: that of its newest open version.
+///
+/// A dataset that nobody has opened since the start has the size that was recorded. `None`: nobody ever
+/// opened it.
+#[must_use]
+pub fn dataset_bytes(entry: &RegistrationHandle, open: Option<&VersionSize>) -> Option<u64> {
+    match (open, entry.bytes()) {
+        (Some(open), _) => Some(open.bytes),
+        (None, 0) => None,
+        (None, recorded) => Some(recorded),
+    }
 }
 
 type Slot = Arc<OnceCell<Arc<Sources>>>;
@@ -302,15 +342,20 @@ impl Versions {
 
     /// Returns the sizes of each dataset's open version: content bytes, and what its chunks occupy on disk.
     ///
-    /// Of several open versions of a dataset, the largest one.
+    /// Of several open versions of a dataset, the newest one.
     #[must_use]
-    pub fn sizes(&self) -> BTreeMap<(Domain, DatasetName), (u64, u64)> {
+    pub fn sizes(&self) -> BTreeMap<(Domain, DatasetName), VersionSize> {
         let mut out = BTreeMap::new();
         for (key, slot) in self.open.iter() {
             let Some(sources) = slot.get() else { continue };
-            let size = (sources.first.version.manifest().bytes, sources.first.footprint().bytes);
-            let largest = out.entry((key.0.clone(), sources.dataset().clone())).or_insert(size);
-            *largest = size.max(*largest);
+            let manifest = sources.first.version.manifest();
+            let (made_ns, bytes, footprint) =
+                (manifest.created_ns(), manifest.bytes, sources.first.footprint());
+            let size = VersionSize { made_ns, bytes, footprint };
+            let newest = out.entry((key.0.clone(), sources.dataset().clone())).or_insert(size);
+            if (newest.made_ns, newest.bytes) < (made_ns, bytes) {
+                *newest = size;
+            }
         }
         out
     }

@@ -10,10 +10,12 @@
 //!    sends to another one counts with `delivered`, and what it receives with `read`. So the sum over all
 //!    servers is right.
 
+use crate::training::benefit::ServiceSums;
 use fletch_bounds::{Gate, RecordWait, Waits};
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::Meter;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -36,6 +38,8 @@ pub struct Balance {
     delivered: AtomicU64,
     read: Arc<AtomicU64>,
     avoided: AtomicU64,
+    /// The part of `avoided` from before the server's latest start.
+    avoided_before: AtomicU64,
     /// Sent to other servers of the cluster, which deliver them.
     sent: AtomicU64,
     /// Received from other servers, which read or avoided them.
@@ -55,6 +59,25 @@ impl Balance {
         self.avoided.fetch_max(given.saturating_sub(taken), Relaxed);
     }
 
+    fn saved(&self) -> SavedBytes {
+        SavedBytes {
+            delivered: self.delivered.load(Relaxed),
+            read: self.read.load(Relaxed),
+            avoided: self.avoided.load(Relaxed),
+            sent: self.sent.load(Relaxed),
+            received: self.received.load(Relaxed),
+        }
+    }
+
+    fn add(&self, before: SavedBytes) {
+        self.delivered.fetch_add(before.delivered, Relaxed);
+        self.read.fetch_add(before.read, Relaxed);
+        self.avoided.fetch_add(before.avoided, Relaxed);
+        self.avoided_before.fetch_add(before.avoided, Relaxed);
+        self.sent.fetch_add(before.sent, Relaxed);
+        self.received.fetch_add(before.received, Relaxed);
+    }
+
     /// Returns the bytes: delivered, read from origins, and avoided.
     #[must_use]
     pub fn bytes(&self) -> DatasetBytes {
@@ -66,7 +89,24 @@ impl Balance {
     }
 }
 
-/// The bytes of a dataset since the server started.
+/// All counters of a [`Balance`], as they survive a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SavedBytes {
+    /// Content handed to connections.
+    pub delivered: u64,
+    /// Read from origins.
+    pub read: u64,
+    /// Delivered bytes that needed no read.
+    pub avoided: u64,
+    /// Sent to other servers of the cluster.
+    #[serde(default)]
+    pub sent: u64,
+    /// Received from other servers of the cluster.
+    #[serde(default)]
+    pub received: u64,
+}
+
+/// The bytes of a dataset since the server first ran with its state directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DatasetBytes {
     /// Content handed to connections.
@@ -221,6 +261,8 @@ pub struct CostRow {
 pub struct Costs {
     jobs: Mutex<BTreeMap<CostsOf, Arc<JobCosts>>>,
     balances: Mutex<BTreeMap<(Domain, DatasetName), Arc<Balance>>>,
+    /// The requests to origins before the server's latest start.
+    requests_before: Mutex<BTreeMap<(Domain, DatasetName), ServiceSums>>,
 }
 
 impl Costs {
@@ -276,6 +318,34 @@ impl Costs {
     #[must_use]
     pub fn datasets(&self) -> BTreeMap<(Domain, DatasetName), DatasetBytes> {
         self.balances.lock().iter().map(|(of, b)| (of.clone(), b.bytes())).collect()
+    }
+
+    /// Returns what was avoided of each dataset since the server's latest start. Metrics count from there: a
+    /// counter that goes on after a restart, and lost its last minute, would look like one that began anew.
+    #[must_use]
+    pub fn avoided_since_start(&self) -> BTreeMap<(Domain, DatasetName), u64> {
+        let since = |b: &Balance| b.avoided.load(Relaxed).saturating_sub(b.avoided_before.load(Relaxed));
+        self.balances.lock().iter().map(|(of, b)| (of.clone(), since(b))).collect()
+    }
+
+    /// Returns all counters of each dataset.
+    #[must_use]
+    pub fn saved(&self) -> BTreeMap<(Domain, DatasetName), SavedBytes> {
+        self.balances.lock().iter().map(|(of, b)| (of.clone(), b.saved())).collect()
+    }
+
+    /// Adds the counters of a dataset from before the server's latest start.
+    pub fn restore(&self, of: (Domain, DatasetName), bytes: SavedBytes, requests: ServiceSums) {
+        self.balances.lock().entry(of.clone()).or_default().add(bytes);
+        if requests.bytes > 0 {
+            self.requests_before.lock().insert(of, requests);
+        }
+    }
+
+    /// Returns the requests to the origins of each dataset before the server's latest start.
+    #[must_use]
+    pub fn requests_before(&self) -> BTreeMap<(Domain, DatasetName), ServiceSums> {
+        self.requests_before.lock().clone()
     }
 
     /// Moves the costs of jobs that are no longer live to the job `expired`.

@@ -16,7 +16,9 @@ mod tokens_file;
 
 pub use fletch_api::hosts::AllowedHosts;
 pub use new_token::{Minted, NewToken, command};
-pub use peer::{Peer, SocketAdmins, UNKNOWN_UID};
+#[cfg(test)]
+pub use peer::UNKNOWN_UID;
+pub use peer::{Peer, SocketAdmins};
 pub use tokens_file::{Quota, Role, TokensError};
 
 use fletch_core::{Domain, Tenant};
@@ -76,7 +78,7 @@ pub struct Auth {
     /// The admins of the unix socket of a server without tokens.
     socket_admins: SocketAdmins,
     /// The user of this process.
-    own_uid: u32,
+    own_user: Option<u32>,
     refused: AtomicU64,
     reloads: AtomicU64,
     reload_errors: AtomicU64,
@@ -105,7 +107,7 @@ impl Auth {
         Ok(Auth {
             file: path.map(watched).transpose()?,
             socket_admins,
-            own_uid: nix::unistd::geteuid().as_raw(),
+            own_user: peer::own_user(),
             refused: AtomicU64::new(0),
             reloads: AtomicU64::new(0),
             reload_errors: AtomicU64::new(0),
@@ -130,7 +132,7 @@ impl Auth {
     /// [`Unauthenticated`].
     pub fn authenticate(&self, header: Option<&[u8]>, peer: Peer) -> Result<Principal, Unauthenticated> {
         let Some(tokens) = self.tokens() else {
-            return Ok(Principal::anonymous(self.socket_admins.role_of(peer, self.own_uid)));
+            return Ok(Principal::anonymous(self.socket_admins.role_of(peer, self.own_user)));
         };
         // A missing token is looked up as the empty token, which no file can have. So both take the same
         // time.
@@ -143,8 +145,8 @@ impl Auth {
 
     /// Returns the user that runs this process.
     #[must_use]
-    pub fn own_uid(&self) -> u32 {
-        self.own_uid
+    pub fn own_user(&self) -> Option<u32> {
+        self.own_user
     }
 
     /// Whether a request needs a token.

@@ -301,7 +301,7 @@ impl Registrations {
 
     /// Records that a dataset has a version of `bytes` content bytes. Blocking.
     ///
-    /// The record survives a restart if the tenant has a quota.
+    /// The record survives a restart. Without a quota it is for people only, so a failed write ends nothing.
     ///
     /// # Errors
     /// [`RegisterError::Quota`] and [`RegisterError::Io`].
@@ -317,9 +317,13 @@ impl Registrations {
             return Ok(());
         }
         inner.check_quota(&of.registration, adds, quota)?;
-        if quota.is_some() {
-            let Registration { domain, dataset, .. } = of.registration.clone();
-            self.write(&mut inner, SIZED, &SizeRecord { domain, name: dataset.name, bytes })?;
+        let Registration { domain, dataset, .. } = of.registration.clone();
+        let record = SizeRecord { domain, name: dataset.name, bytes };
+        match self.write(&mut inner, SIZED, &record) {
+            Err(error) if quota.is_none() => {
+                tracing::warn!(dataset = %record.name, %error, "the size of a dataset is not recorded");
+            }
+            written => written?,
         }
         of.bytes.fetch_max(bytes, Ordering::Relaxed);
         Ok(())

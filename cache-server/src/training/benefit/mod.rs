@@ -13,5 +13,5 @@ mod service_log;
 mod window;
 
 pub use lease_times::{LeaseTimes, WaitCause};
-pub use service_log::{ServiceLog, busy_rate};
+pub use service_log::{ServiceLog, ServiceSums, busy_rate};
 pub use window::{AckedLease, JobWindow, PROBE_STEPS, Served};

@@ -15,6 +15,15 @@ pub(super) fn seconds(at: Instant) -> f64 {
     at.saturating_duration_since(*BEGIN).as_secs_f64()
 }
 
+/// All requests that an origin or the disk answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ServiceSums {
+    /// The number of requests.
+    pub requests: u64,
+    /// The bytes that they brought.
+    pub bytes: u64,
+}
+
 /// The latest requests that an origin or the disk answered.
 #[derive(Debug)]
 pub struct ServiceLog(Mutex<Log>);
@@ -32,8 +41,8 @@ struct Log {
     requests: VecDeque<benefit::Served>,
     /// When the latest forgotten request ended.
     since: f64,
-    /// The bytes and the seconds of all requests, forgotten ones included.
-    sums: (u64, f64),
+    /// The number of all requests and their bytes, forgotten ones included.
+    sums: ServiceSums,
 }
 
 impl ServiceLog {
@@ -42,8 +51,8 @@ impl ServiceLog {
         let request =
             benefit::Served { start: seconds(begun), end: seconds(Instant::now()), samples: bytes as f64 };
         let mut log = self.0.lock();
-        log.sums.0 += bytes;
-        log.sums.1 += request.end - request.start;
+        log.sums.requests += 1;
+        log.sums.bytes += bytes;
         if log.requests.len() == REQUESTS_MAX
             && let Some(forgotten) = log.requests.pop_front()
         {
@@ -52,9 +61,9 @@ impl ServiceLog {
         log.requests.push_back(request);
     }
 
-    /// Returns the bytes of all requests, and the sum of their times in seconds.
+    /// Returns the number of all requests, and their bytes.
     #[must_use]
-    pub fn sums(&self) -> (u64, f64) {
+    pub fn sums(&self) -> ServiceSums {
         self.0.lock().sums
     }
 
@@ -111,6 +120,6 @@ mod tests {
         let (rest, since) = log.requests(0.0, 100.0);
         assert_eq!((rest.len(), since), (REQUESTS_MAX, all[0].end));
         assert!(log.requests(f64::MAX, 100.0).0.is_empty());
-        assert_eq!(log.sums().0, 200 * (REQUESTS_MAX as u64 + 1), "sums forget nothing");
+        assert_eq!(log.sums().bytes, 200 * (REQUESTS_MAX as u64 + 1), "sums forget nothing");
     }
 }

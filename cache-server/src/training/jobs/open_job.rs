@@ -499,6 +499,7 @@ impl OpenJob {
             epochs,
             sweep: self.sweep_size(),
             benefit: Some(self.benefit()),
+            doing: None,
             settings: self.settings.get(),
             share: None,
             loaders: Some(self.loaders_view()),

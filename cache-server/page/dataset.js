@@ -75,6 +75,10 @@ function view(d, now) {
                     ["Root", (v) => h("code", { title: v.root }, v.root.slice(0, 12))],
                     ["Tags", (v) => v.tags.join(", ") || "none"],
                     ["Content", (v) => bytes(v.bytes), "n"],
+                    [
+                        "Known",
+                        (v) => (v.draft ? `draft, ${percent(part(v.draft.known_bytes, v.draft.bytes))}` : "all"),
+                    ],
                     ["Entries", (v) => count(v.entries), "n"],
                     ["Made", (v) => time(v.created_ns)],
                     ["Jobs", (v) => count(v.jobs), "n"],

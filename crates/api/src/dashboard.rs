@@ -1,8 +1,8 @@
 //! What the admin page shows (`docs/ADMIN-PAGE.md`). Only the page of the same release reads these answers.
 
 use crate::{
-    accounts::DatasetUse, benefit::BenefitVerdict, cluster::InfoDisk, epochs::EpochState, jobs::Job,
-    mounts::Mount, origins::OriginView,
+    accounts::DatasetUse, benefit::BenefitVerdict, cluster::InfoDisk, drafts::Draft, epochs::EpochState,
+    jobs::Job, mounts::Mount, origins::OriginView,
 };
 use fletch_core::{DatasetName, Domain, JobName, Root, TagName, Tenant};
 use serde::{Deserialize, Serialize};
@@ -440,6 +440,9 @@ pub struct DashboardVersion {
     /// When it was made, in nanoseconds since 1970. Absent while it is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_ns: Option<u64>,
+    /// What is known of it, if it is a draft in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<Draft>,
     /// The declared jobs that read it.
     pub jobs: u64,
     /// The mounts that show it.

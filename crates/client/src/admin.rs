@@ -6,7 +6,7 @@ use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
 use fletch_api::dashboard::{Dashboard, ROWS_MAX};
 use fletch_api::{
-    Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials,
+    Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Draft, Evicted, GiveCredentials,
     GivenCredentials, LearnedFiles, Mount, Mounts, OriginList, OriginView, RegisterDataset,
     RegisteredDataset, RenewedPins, Sealing, StartWarmup, Tags, Unconfirmed, Warmup, routes,
 };
@@ -22,6 +22,14 @@ impl Client {
     pub async fn datasets(&self) -> Result<Vec<Dataset>, ClientError> {
         let listed = self.get_json::<Datasets>(routes::DATASETS).await?.datasets;
         Ok(listed.into_iter().map(|listed| listed.dataset).collect())
+    }
+
+    /// Returns the drafts of the caller's domain that are in use.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn drafts(&self) -> Result<Vec<Draft>, ClientError> {
+        Ok(self.get_json::<Datasets>(routes::DATASETS).await?.drafts)
     }
 
     /// Returns one dataset.

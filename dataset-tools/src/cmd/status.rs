@@ -92,8 +92,9 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         tokio::try_join!(client.info(), client.datasets(), client.accounts(), client.jobs(), async {
             for_admins(client.origins().await)
         },)?;
-    let (mounts, allocation, credentials, seen) = tokio::try_join!(
+    let (mounts, drafts, allocation, credentials, seen) = tokio::try_join!(
         async { if_known(client.mounts().await) },
+        async { if_known(client.drafts().await) },
         async { if_known(client.allocation().await) },
         async { if_known(for_admins(client.credentials().await)) },
         async {
@@ -109,6 +110,7 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         at_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
         info,
         datasets,
+        drafts,
         accounts,
         jobs,
         seen,

@@ -100,6 +100,7 @@ pub fn screen(before: Option<&Snapshot>, now: &Snapshot) -> String {
     let mut out = String::new();
     head(&mut out, now);
     section(&mut out, "datasets", &tables::datasets(now));
+    section(&mut out, "drafts", &tables::drafts(now));
     section(&mut out, "jobs", &tables::jobs(before, now));
     section(&mut out, "shares of the disk", &tables::shares(now));
     section(&mut out, "mounts", &tables::mounts(now));

@@ -1,7 +1,9 @@
 //! The answers of a server at one moment.
 
 use fletch_api::dashboard::DashboardJob;
-use fletch_api::{Accounts, Allocation, Dataset, Info, JobLine, MountBenefit, OriginState, OriginView};
+use fletch_api::{
+    Accounts, Allocation, Dataset, Draft, Info, JobLine, MountBenefit, OriginState, OriginView,
+};
 use serde::Serialize;
 
 /// A directory where a dataset is mounted.
@@ -50,6 +52,9 @@ pub struct Snapshot {
     pub info: Info,
     /// The registered datasets.
     pub datasets: Vec<Dataset>,
+    /// The drafts in use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drafts: Vec<Draft>,
     /// Accounts and costs.
     pub accounts: Accounts,
     /// The declared jobs.

@@ -49,6 +49,24 @@ pub fn datasets(now: &Snapshot) -> TextTable {
     table
 }
 
+/// Returns each draft in use, and how much of it is known.
+#[must_use]
+pub fn drafts(now: &Snapshot) -> TextTable {
+    let head = [("DATASET", Left), ("FILES", Right), ("KNOWN", Right), ("OF", Right), ("LISTED", Right)];
+    let mut table = TextTable::new(&head);
+    for draft in &now.drafts {
+        let age = span(Duration::from_nanos(now.at_ns.saturating_sub(draft.listed_ns)));
+        table.push([
+            draft.dataset.to_string(),
+            draft.files.to_string(),
+            percent(draft.known_bytes, draft.bytes),
+            size(draft.bytes),
+            format!("{age} ago"),
+        ]);
+    }
+    table
+}
+
 /// Returns each job: its epoch, its rate since `before`, where its bytes came from, and its stall.
 #[must_use]
 pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {

@@ -20,6 +20,7 @@ fn snapshot(at_s: u64) -> Snapshot {
         at_ns: at_s * 1_000_000_000,
         info: info(),
         datasets: Vec::new(),
+        drafts: Vec::new(),
         accounts: Accounts::default(),
         jobs: Vec::new(),
         seen: Vec::new(),
@@ -247,6 +248,25 @@ fn parts_and_times_are_short() {
     assert_eq!((percent(1, 3), percent(0, 0), percent(5, 5)), ("33.3 %".into(), "-".into(), "100 %".into()));
     assert_eq!(span(Duration::from_secs(90_061)), "1day 1h");
     assert_eq!(span(Duration::from_millis(4900)), "4s");
+}
+
+#[test]
+fn a_draft_says_how_much_of_it_is_known() {
+    let mut s = snapshot(100);
+    assert!(!screen(None, &s).contains("drafts"));
+    s.drafts = vec![fletch_api::Draft {
+        dataset: DatasetName::new("images").expect("name"),
+        root: fletch_core::Root(fletch_core::Hash::of(b"draft")),
+        listed_ns: 40_000_000_000,
+        files: 2_000,
+        bytes: 4 << 20,
+        known_files: 400,
+        known_bytes: 1 << 20,
+    }];
+    let text = screen(None, &s);
+    let row = text.lines().skip_while(|line| *line != "drafts").nth(2).expect("a row");
+    let words: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(words, ["images", "2000", "25.0", "%", "4.00", "MiB", "1m", "ago"], "{text}");
 }
 
 #[test]

@@ -129,6 +129,7 @@ pub fn known_versions(
         bytes: None,
         entries: None,
         created_ns: None,
+        draft: None,
         jobs: 0,
         mounts: 0,
     };
@@ -137,6 +138,10 @@ pub fn known_versions(
         version.bytes = Some(bytes);
         version.entries = Some(entries);
         version.created_ns = Some(created_ns);
+    }
+    for draft in server.seals.drafts(domain).into_iter().filter(|draft| draft.dataset == *dataset) {
+        let root = draft.root;
+        versions.entry(root).or_insert_with(|| empty(root)).draft = Some(draft);
     }
     for (tag, root) in tags {
         versions.entry(root).or_insert_with(|| empty(root)).tags.push(tag);

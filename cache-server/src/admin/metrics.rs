@@ -403,7 +403,7 @@ fn host(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     page.gauge(
         "fletch_process_memory_limit_bytes",
-        "Memory limit of the container; absent without one",
+        "Memory limit of the container, or the memory of the machine",
         &[],
         &row(used.memory_limit),
     )?;

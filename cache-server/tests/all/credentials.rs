@@ -2,6 +2,7 @@
 
 use crate::common::{Node, Tree, body, content, index_bucket, problem, settings};
 use fletch_api::credentials::BODY_BYTES_MAX;
+use fletch_api::dashboard::Alert;
 use fletch_api::{Code, GiveCredentials, OriginOptions, RegisterDataset, Secrets, routes};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
 use fletch_core::{Hash, Root};
@@ -130,8 +131,20 @@ async fn new_credentials_are_used_at_once_and_no_secret_is_kept() {
     bucket.read(&user, "b").await.expect("the open version");
     let held = user.credentials().await.expect("own");
     assert_eq!((held.len(), held[0].expires_ns), (1, Some(expires)), "replaced: {held:?}");
+    let expires_soon = async || {
+        let problems = user.dashboard().await.expect("the page").problems;
+        problems.iter().filter(|p| p.alert == Alert::FletchCredentialsExpire).count()
+    };
+    assert_eq!(expires_soon().await, 0, "an hour is left");
+    let socket = running.socket.clone().expect("a socket");
+    let http = reqwest::Client::builder().unix_socket(socket).build().expect("client");
+    let page = http.get("http://s/metrics").send().await.expect("answer").text().await.expect("text");
+    let metric = "fletch_credentials_expire_timestamp_seconds{origin=";
+    let line = page.lines().find(|l| l.starts_with(metric)).expect("the metric");
+    assert!(line.ends_with(&format!("}} {}", expires / 1_000_000_000)), "{line}");
 
     user.give_credentials(&bucket.given(OLD, Some(now_ns() - 90_000_000_000))).await.expect("taken");
+    assert_eq!(expires_soon().await, 1);
     let asked = bucket.emulator.counts().requests();
     let error = bucket.read(&user, "c").await.expect_err("expired");
     assert_eq!(error.code(), Some(Code::OriginDenied), "{error}");

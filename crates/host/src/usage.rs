@@ -11,7 +11,7 @@ pub struct HostUsage {
     pub state_size: Option<u64>,
     /// Memory that the kernel cannot take back: anonymous and shared pages.
     pub memory: Option<u64>,
-    /// The limit of the process's cgroup. `None` if it has none.
+    /// The limit of the process's cgroup, or all memory of the machine if that is less.
     pub memory_limit: Option<u64>,
 }
 
@@ -25,18 +25,27 @@ impl HostUsage {
             state_free: space.as_ref().map(|s| s.blocks_available().saturating_mul(s.fragment_size())),
             state_size: space.as_ref().map(|s| s.blocks().saturating_mul(s.fragment_size())),
             memory: memory(&status),
-            memory_limit: crate::cgroup::own_memory_limit(),
+            memory_limit: memory_limit(),
         }
     }
 }
 
 /// Returns the anonymous and shared memory of `/proc/PID/status`, in bytes.
 fn memory(status: &str) -> Option<u64> {
-    let kib = |name: &str| -> Option<u64> {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
-    Some(kib("RssAnon:")?.saturating_add(kib("RssShmem:")?).saturating_mul(1024))
+    Some(bytes_of(status, "RssAnon:")?.saturating_add(bytes_of(status, "RssShmem:")?))
+}
+
+/// Returns the limit of this process: that of its cgroup, and at most the memory of the machine.
+fn memory_limit() -> Option<u64> {
+    let machine = fs::read_to_string("/proc/meminfo").ok();
+    let machine = machine.and_then(|text| bytes_of(&text, "MemTotal:"));
+    [crate::cgroup::own_memory_limit(), machine].into_iter().flatten().min()
+}
+
+/// Returns a value of a file of `/proc` that counts in KiB.
+fn bytes_of(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -50,6 +59,7 @@ mod tests {
         assert_eq!((memory(""), memory("RssAnon:\tx kB\nRssShmem:\t1 kB\n")), (None, None));
         let own = HostUsage::of_process(Path::new("/"));
         assert!(own.memory.is_some_and(|bytes| bytes > 0), "{own:?}");
+        assert!(own.memory_limit > own.memory, "{own:?}");
         assert!(own.state_size.is_some_and(|size| size >= own.state_free.unwrap_or(0)), "{own:?}");
         assert_eq!(HostUsage::of_process(Path::new("/no/such/dir")).state_free, None);
     }

@@ -13,7 +13,9 @@ export function datasetView(domain, name) {
         root,
         every: 10000,
         async refresh(now) {
-            patch(slot, h("div", null, view(await read(path), now)));
+            // The state of the server may have come while the answer was on its way.
+            const answer = await read(path);
+            patch(slot, h("div", null, view(answer, now())));
             sizeBars(root);
         },
     };

@@ -59,7 +59,7 @@ export function jobView(id) {
         every: 3000,
         async refresh(now) {
             const { row, job, history } = await read(path);
-            patch(slots.head, h("div", null, head(row, job, now)));
+            patch(slots.head, h("div", null, head(row, job, now())));
             patch(slots.epochs, h("div", null, epochs(row, job, showReceipt)));
             speed.figure.hidden = !row.is_declared;
             speed.show(history);

@@ -58,7 +58,7 @@ function choose() {
 
 async function refresh(shown) {
     try {
-        await shown.refresh(now);
+        await shown.refresh(() => now);
         shown.root.querySelector(".failed")?.remove();
     } catch (e) {
         const words = `${e.message}${e.hint ? `. ${e.hint}` : ""}`;

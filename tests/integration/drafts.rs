@@ -629,7 +629,8 @@ fn first_byte(names: u64) -> (Duration, Duration, u64, u64) {
     user.has_keys_of(emulator.endpoint());
     let uri = format!("{}/set", emulator.uri());
     let began = Instant::now();
-    user.say(&["mount", &uri, "mnt"]).ok();
+    let told = user.say(&["mount", &uri, "mnt"]).ok();
+    println!("$ fletch mount {uri} mnt\n{}{}", told.stderr, told.stdout);
     assert_eq!(emulator.counts().get, 0, "nothing was read before a program read");
     let name = format!("{:06}/{:09}", (names - 1) / 1000, names - 1);
     assert_eq!(fs::read(user.path("mnt").join(&name)).expect("the last file").len(), 100);

@@ -275,7 +275,7 @@ fn a_full_disk_is_named_and_has_its_own_exit_code() {
     let (data, tables) = (desk.path("data"), desk.path("disk/tables"));
     let indexed = desk.alone(&["index", &data, "--tables", &tables]);
     let mounted = said({
-        let mut c = desk.fletch(&["mount", &data, &desk.path("mnt"), "--tables", &tables]);
+        let mut c = desk.fletch(&["mount", &data, &desk.path("mnt"), "--pack", &tables]);
         c.env("FLETCH_SERVER", &desk.site.url);
         c
     });

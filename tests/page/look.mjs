@@ -54,7 +54,7 @@ async function look({
             await page.keyboard.press("Enter");
         }
         const shown = (text) =>
-            page.waitForFunction((t) => document.body.innerText.includes(t), text, { timeout: 15000 });
+            page.waitForFunction((t) => document.body?.innerText.includes(t), text, { timeout: 15000 });
         await shown(until);
         seen.shown_ms = await page.evaluate(() => performance.now());
         seen.weight = seen.bytes;

@@ -138,18 +138,18 @@ pub async fn sealing(
 
 /// Registers a dataset by the URI of its objects alone.
 ///
-/// If its tables are at the URI, or where the server keeps tables for clients, the dataset is ready. Otherwise
-/// the server lists the objects, which reads none of them, and writes the tables of a draft to that place. The
-/// listing goes on when the client disconnects; the same request shows how far it is, and goes on with a
-/// listing that a restart or an error ended.
+/// If its tables are at the URI, or where the server keeps tables for clients, the dataset is ready.
+/// Otherwise the server lists the objects, which reads none of them, and writes the tables of a draft to that
+/// place. The listing goes on when the client disconnects; the same request shows how far it is, and goes on
+/// with a listing that a restart or an error ended.
 #[utoipa::path(
     put, path = "/v1/datasets/{name}", tag = "datasets", request_body = PutDataset,
     params(("name" = String, Path, description = "Name of the dataset")),
     responses(
         (status = 200, description = "The dataset is registered, and has a version", body = Dataset),
         (status = 202, description = "The dataset is registered, and is being listed", body = Listing),
-        (status = 400, description = "The name or the URI is not valid, or the server has no place for tables",
-            body = Problem, content_type = "application/problem+json"),
+        (status = 400,
+            description = "The name or the URI is not valid, or the server has no place for tables", body = Problem, content_type = "application/problem+json"),
         (status = 403, description = "The server may not read the URI, or the tenant is over its quota",
             body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The name is registered for another URI", body = Problem,
@@ -214,7 +214,8 @@ async fn register_by_uri(
     };
     let quota = server.auth.quota(&entry.tenant).registered;
     let done = server.catalog.register(entry, bytes, quota, false).await?;
-    tracing::info!(dataset = %name, %uri, tables = %done.dataset.tables, "a dataset was registered by its URI");
+    let tables = &done.dataset.tables;
+    tracing::info!(dataset = %name, %uri, %tables, "a dataset was registered by its URI");
     find_dataset(server, &principal.domain, name.as_str())
 }
 

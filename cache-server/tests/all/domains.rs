@@ -442,11 +442,13 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
             answers.push((name.clone(), count("VersionError::NotFound")));
         }
         // The code itself is used for the route that does not exist; for a file of the admin page and a
-        // runbook, which hold no data; for a member of the cluster, which only an admin names; and for a
-        // dataset, a root and a tag that the caller's own domain does not have. Nowhere else.
+        // runbook, which hold no data; for a member of the cluster, which only an admin names; for a dataset,
+        // a root and a tag that the caller's own domain does not have; and for the listing and the sealing of
+        // a dataset of it that there were not. Nowhere else.
         let uses = match name.as_str() {
             "mod.rs" => 1,
             "datasets.rs" => 4,
+            "drafts.rs" => 2,
             "page.rs" => 2,
             "cluster.rs" => 1,
             _ => 0,

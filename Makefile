@@ -65,7 +65,7 @@ lint: format-check ## formatting and clippy, warnings are errors
 	$(CARGO) clippy --release --workspace --all-targets -j$(JOBS) -- -D warnings
 
 # The packages whose unit tests need no program, no mount and no network.
-LIBRARIES := core api tables settings host bounds origin store window client sim
+LIBRARIES := core api tables settings host bounds origin store window client indexer sim
 UNITS := $(LIBRARIES:%=-p fletch-%)
 CHECK_CASES ?= 32
 

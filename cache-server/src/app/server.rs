@@ -1,7 +1,9 @@
 //! The parts of a running server, which every request can use.
 
+mod publish_place;
 mod start_error;
 
+pub use publish_place::{NoPlace, PublishPlace};
 pub use start_error::StartError;
 
 use crate::{
@@ -47,16 +49,16 @@ use crate::{
 };
 use fletch_api::DatasetUse;
 use fletch_core::{DatasetName, Domain, JobName, Tenant, cluster::Weight};
-use fletch_indexer::default_tables;
-use fletch_origin::{OriginLimits, OriginUri, Origins};
+use fletch_origin::{OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
     DatasetId, DiskTier, Part, QuotaUse, Shares, Store, StoreLimits, TenantQuota,
     disk::{DiskConfig, FsSpace, MountMemory, Policy},
 };
+use publish_place::TABLES_DIR;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
@@ -68,8 +70,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The directory of the state directory that remembers where cache directories lie.
 const CACHE_RECORDS: &str = "caches";
-/// The directory of the state directory for version tables of clients on this machine.
-const TABLES_DIR: &str = "tables";
 
 /// The directory of the state directory for the journals and temporary tables of seals.
 const SEALS_DIR: &str = "seals";
@@ -92,41 +92,6 @@ pub enum Phase {
     Ready = 1,
     /// The server stops.
     Draining = 2,
-}
-
-/// The place for version tables of clients that name none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PublishPlace {
-    /// The place of the settings, for every client.
-    Everywhere(OriginUri),
-    /// A directory below the state directory, for clients on this machine.
-    OwnMachine(PathBuf),
-    /// None: with tokens, the domains have no directory in common.
-    None,
-}
-
-impl PublishPlace {
-    fn new(config: &Config) -> Self {
-        match &config.publish_uri {
-            Some(uri) => PublishPlace::Everywhere(uri.clone()),
-            None if config.auth_tokens.is_some() => PublishPlace::None,
-            None => PublishPlace::OwnMachine(config.state_dir.join(TABLES_DIR)),
-        }
-    }
-}
-
-/// Why there is no place for the tables of a dataset that is registered by its URI alone.
-#[derive(Debug, thiserror::Error)]
-pub enum NoPlace {
-    /// With tokens, the domains have no directory in common.
-    #[error("the server has no place for the tables of datasets: publish.uri is not set")]
-    Unset,
-    /// The server's directory is on one machine, and a cluster has several.
-    #[error("the servers of a cluster have no place in common for the tables of datasets")]
-    Cluster,
-    /// The place is no URI.
-    #[error("the place for tables is wrong: {0}")]
-    Bad(String),
 }
 
 /// The parts of a running server.
@@ -401,20 +366,6 @@ impl Server {
             last_request_ns: AtomicU64::new(0),
             state,
         }))
-    }
-
-    /// Returns where the tables of a dataset go that is registered by its URI alone: where clients put them.
-    ///
-    /// # Errors
-    /// [`NoPlace`].
-    pub fn place_of_tables(&self, dataset: &OriginUri) -> Result<OriginUri, NoPlace> {
-        let place = match &self.publish {
-            PublishPlace::Everywhere(place) => place.to_string(),
-            PublishPlace::OwnMachine(_) if self.cluster.peers().is_some() => return Err(NoPlace::Cluster),
-            PublishPlace::OwnMachine(dir) => dir.display().to_string(),
-            PublishPlace::None => return Err(NoPlace::Unset),
-        };
-        default_tables::below(&place, dataset).map_err(|e| NoPlace::Bad(e.to_string()))
     }
 
     /// Returns the configuration with which the disk tier is opened now.

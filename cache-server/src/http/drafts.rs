@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     app::server::{NoPlace, Server},
-    data::drafts::{SealError, StartedSeal, TooManyListings},
+    data::drafts::{SealError, TooManyListings},
     tenancy::{
         auth::Principal,
         state::{Registration, RegistrationHandle},
@@ -86,28 +86,9 @@ pub async fn seal(
 ) -> ApiResult {
     let Path(name) = path?;
     let entry = find_dataset(&server, &principal.domain, &name)?;
-    let dataset = entry.dataset.name.clone();
-    Ok(match server.seals.start(&entry).await? {
-        StartedSeal::Runs(sealing) => (StatusCode::ACCEPTED, Json(sealing)).into_response(),
-        StartedSeal::Sealed { root, entries, bytes } => {
-            let now_ns = server.now_ns();
-            let done = Sealing {
-                dataset,
-                draft: root,
-                state: RunState::Done,
-                entries,
-                bytes,
-                entries_done: entries,
-                bytes_known: bytes,
-                bytes_read: 0,
-                started_ns: now_ns,
-                ended_ns: Some(now_ns),
-                root: Some(root),
-                error: None,
-            };
-            (StatusCode::OK, Json(done)).into_response()
-        }
-    })
+    let sealing = server.seals.start(&entry).await?;
+    let status = if sealing.state == RunState::Done { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(sealing)).into_response())
 }
 
 /// Returns the last sealing of a dataset.
@@ -209,11 +190,11 @@ async fn register_by_uri(
     let (versions, domain) = (Arc::clone(&server.versions), principal.domain.clone());
     let tables = entry.dataset.tables.clone();
     spawn_blocking(move || versions.allowed().check(&domain, &tables)).await??;
-    let bytes = match server.auth.quota(&entry.tenant).registered {
+    let quota = server.auth.quota(&entry.tenant).registered;
+    let bytes = match quota {
         Some(_) => server.versions.bytes_of_latest(&entry).await?,
         None => 0,
     };
-    let quota = server.auth.quota(&entry.tenant).registered;
     let done = server.catalog.register(entry, bytes, quota, false).await?;
     let tables = &done.dataset.tables;
     tracing::info!(dataset = %name, %uri, %tables, "a dataset was registered by its URI");

@@ -63,7 +63,11 @@ def seal(client: Client, dataset: str) -> None:
             said = time.monotonic()
             _log.warning("dataset %s: the server reads its draft (%s)", dataset, _progress(sealing))
     if sealing["state"] != "done":
-        problem = sealing["error"]
+        problem = sealing.get("error") or {
+            "detail": f"it ended as {sealing['state']!r}, which this version does not know",
+            "code": "unknown",
+            "hint": "use the package of the server's release",
+        }
         kind = Corrupt if sealing["state"] == "blocked" else Unavailable
         text = f"dataset {dataset} cannot be sealed: {problem['detail']}; {problem['hint']}"
         raise kind(text, problem["code"], problem["hint"], problem.get("retryable", False))

@@ -71,7 +71,8 @@ class EpochDataset(EpochConsumption):
 
     Args:
         client: the client of the server.
-        dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
+        dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared. A draft is sealed
+            first: the server reads what nobody has read of it, and a warning says so.
         job: the job's name. The same name with the same settings continues the same job. With another number
             of ranks, the job continues only after `load_state_dict`. Settings are compared as text:
             ``photos`` and ``photos@v3`` differ.

@@ -1,6 +1,6 @@
 //! Lists datasets that were registered by their URIs alone, and writes the tables of their drafts.
 
-use super::{index_on_a_thread, problem_of, seals::SealContext, unix_ns};
+use super::{RunPlaces, index_on_a_thread, problem_of, seals::SealContext, unix_ns};
 use crate::tenancy::state::RegistrationHandle;
 use fletch_api::{Code, Listing, Problem, RunState};
 use fletch_core::{
@@ -8,7 +8,7 @@ use fletch_core::{
     manifest::{KeyRule, SampleRule},
 };
 use fletch_indexer::{
-    failure::{Exit, Failure},
+    failure::Failure,
     progress::Mode,
     run::{
         Counters,
@@ -17,7 +17,6 @@ use fletch_indexer::{
     },
     source::walk::Symlinks,
 };
-use fletch_origin::OriginUri;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -147,7 +146,7 @@ impl Listings {
         self.permits.close();
     }
 
-    async fn list(&self, record: &ListingRecord, entry: &RegistrationHandle) -> Result<Root, Problem> {
+    async fn list(&self, record: &ListingRecord, entry: &Arc<RegistrationHandle>) -> Result<Root, Problem> {
         let Ok(_permit) = self.permits.acquire().await else {
             return Err(Problem::new(Code::NotReady, "the server stops", "list again after its start"));
         };
@@ -158,28 +157,25 @@ impl Listings {
         let made = async {
             let (context, counters) = (&self.context, Arc::clone(&record.counters));
             let made =
-                index_on_a_thread(context, self.options(entry)?, Arc::clone(&self.stop), counters).await;
+                index_on_a_thread(context, self.options(entry).await?, Arc::clone(&self.stop), counters)
+                    .await;
             let report = made.map_err(|failed| failed.failure)?;
             report.root.parse::<Root>().map_err(|e| Failure::new(e.to_string()))
         };
         made.await.map_err(|failure: Failure| problem_of(failure, hint()))
     }
 
-    fn options(&self, entry: &RegistrationHandle) -> Result<RunOptions, Failure> {
-        let (dataset, allowed) = (&entry.dataset, self.context.versions.allowed());
-        let uri = |text: &str| -> Result<OriginUri, Failure> {
-            let checked = tokio::task::block_in_place(|| allowed.check(&entry.domain, text));
-            checked.map_err(|e| Failure::new(e.to_string()).exit(Exit::Denied))
-        };
+    async fn options(&self, entry: &Arc<RegistrationHandle>) -> Result<RunOptions, Failure> {
+        let places = RunPlaces::of(&self.context, entry).await?;
         Ok(RunOptions {
-            uri: uri(&dataset.uri)?,
-            to: uri(&dataset.tables)?,
+            uri: places.objects,
+            to: places.tables,
             list: None,
             parent: None,
             renewed: RenewedPins::default(),
             learned: None,
             seal: None,
-            draft: Some(dataset.uri.clone()),
+            draft: Some(entry.dataset.uri.clone()),
             tag: Some(TagName::latest()),
             // The shards of a draft are files: nobody has read their members.
             rule: SampleRule::new(KeyRule::File, Vec::new()),
@@ -191,7 +187,7 @@ impl Listings {
             on_fault: OnFault::Skip,
             allow_loss: None,
             threads: 1,
-            state_dir: self.context.dir.clone(),
+            state_dir: places.scratch,
             progress: Mode::None,
         })
     }

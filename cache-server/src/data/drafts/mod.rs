@@ -23,8 +23,9 @@ mod run;
 mod seals;
 
 pub use listings::{Listings, TooManyListings};
-pub use seals::{SealContext, SealError, Seals, StartedSeal};
+pub use seals::{SealContext, SealError, Seals};
 
+use crate::{data::versions::UriNotAllowed, tenancy::state::RegistrationHandle};
 use fletch_api::{Code, Problem};
 use fletch_indexer::{
     failure::{Exit, Failure},
@@ -35,7 +36,9 @@ use fletch_indexer::{
         options::{RunFailure, RunOptions, RunReport},
     },
 };
+use fletch_origin::OriginUri;
 use std::{
+    path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -44,6 +47,32 @@ use tokio::{runtime::Handle, sync::oneshot};
 fn unix_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where a run about a dataset reads and writes.
+struct RunPlaces {
+    /// The objects.
+    objects: OriginUri,
+    /// The tables.
+    tables: OriginUri,
+    /// The journals and temporary tables. (I7) Each dataset of each domain has a directory of its own, so
+    /// that no run meets the lock or the journal of another domain.
+    scratch: PathBuf,
+}
+
+impl RunPlaces {
+    /// Checks anew that the domain may use the places: the settings may have changed since the registration.
+    async fn of(context: &SealContext, entry: &Arc<RegistrationHandle>) -> Result<Self, Failure> {
+        let (versions, of) = (Arc::clone(&context.versions), Arc::clone(entry));
+        let checked = tokio::task::spawn_blocking(move || {
+            let check = |text: &str| versions.allowed().check(&of.domain, text);
+            Ok::<_, UriNotAllowed>((check(&of.dataset.uri)?, check(&of.dataset.tables)?))
+        });
+        let checked = checked.await.map_err(|e| Failure::new(format!("a task was lost: {e}")))?;
+        let (objects, tables) = checked.map_err(|e| Failure::new(e.to_string()).exit(Exit::Denied))?;
+        let scratch = context.dir.join(entry.domain.as_str()).join(entry.dataset.name.as_str());
+        Ok(RunPlaces { objects, tables, scratch })
+    }
 }
 
 /// Runs the indexer on a thread of its own, because it blocks.

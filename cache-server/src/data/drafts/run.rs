@@ -1,10 +1,10 @@
 //! One seal, from its turn to its end.
 
 use super::{
-    index_on_a_thread,
+    RunPlaces, index_on_a_thread,
     pages::DraftPages,
     problem_of,
-    seals::{SealEnd, SealOf, SealRecord, Seals},
+    seals::{SealEnd, SealRecord, Seals},
     unix_ns,
 };
 use crate::{data::versions::Sources, tenancy::state::RegistrationHandle};
@@ -22,7 +22,6 @@ use fletch_indexer::{
     },
     source::{shard_dirs::shard_directories_of_draft, walk::Symlinks},
 };
-use fletch_origin::OriginUri;
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
@@ -30,19 +29,6 @@ use std::{
 
 /// The most objects that an error names.
 const NAMED_MAX: usize = 3;
-
-/// Why a seal made no version.
-enum NotSealed {
-    /// The server stops.
-    Stopped,
-    Run(RunFailure),
-}
-
-impl From<Failure> for NotSealed {
-    fn from(failure: Failure) -> Self {
-        NotSealed::Run(failure.into())
-    }
-}
 
 impl Seals {
     /// Seals a draft, when its turn comes.
@@ -54,16 +40,12 @@ impl Seals {
     ) {
         let dataset = &entry.dataset.name;
         let sealed = match self.permits.acquire().await {
-            Ok(_permit) => self.seal(record, &SealOf { entry, sources }).await,
-            Err(_) => Err(NotSealed::Stopped),
+            Ok(_permit) => self.seal(record, entry, sources).await,
+            Err(_) => Err(Failure::new("the server stops").exit(Exit::Interrupted).into()),
         };
         let (state, root, error) = match sealed {
             Ok(root) => (RunState::Done, Some(root), None),
-            Err(NotSealed::Stopped) => {
-                let problem = Problem::new(Code::NotReady, "the server stops", "seal again after its start");
-                (RunState::Failed, None, Some(problem))
-            }
-            Err(NotSealed::Run(failed)) => {
+            Err(failed) => {
                 let (state, problem) = blocked_or_failed(failed, entry);
                 (state, None, Some(problem))
             }
@@ -89,32 +71,31 @@ impl Seals {
         *record.ended.lock() = Some(end);
     }
 
-    async fn seal(&self, record: &Arc<SealRecord>, of: &SealOf<'_>) -> Result<Root, NotSealed> {
-        let options = self.options(of).await?;
+    async fn seal(
+        &self,
+        record: &SealRecord,
+        entry: &Arc<RegistrationHandle>,
+        sources: Arc<Sources>,
+    ) -> Result<Root, RunFailure> {
+        let options = self.options(entry, sources).await?;
         let (stop, counters) = (Arc::clone(&self.stop), Arc::clone(&record.counters));
-        let made = index_on_a_thread(&self.context, options, stop, counters).await;
-        let report = made.map_err(NotSealed::Run)?;
-        let root = report.root.parse::<Root>().map_err(|e| Failure::new(e.to_string()))?;
-        Ok(root)
+        let report = index_on_a_thread(&self.context, options, stop, counters).await?;
+        Ok(report.root.parse::<Root>().map_err(|e| Failure::new(e.to_string()))?)
     }
 
-    async fn options(&self, of: &SealOf<'_>) -> Result<RunOptions, Failure> {
-        let (dataset, allowed) = (&of.entry.dataset, self.context.versions.allowed());
-        let refused = |e: &dyn std::fmt::Display| Failure::new(e.to_string()).exit(Exit::Denied);
-        let uri = |text: &str| -> Result<OriginUri, Failure> {
-            tokio::task::block_in_place(|| allowed.check(&of.entry.domain, text)).map_err(|e| refused(&e))
-        };
-        let (from, to) = (uri(&dataset.uri)?, uri(&dataset.tables)?);
-        let draft = Arc::new(DraftPages {
-            versions: Arc::clone(&self.context.versions),
-            sources: Arc::clone(&of.sources),
-        });
+    async fn options(
+        &self,
+        entry: &Arc<RegistrationHandle>,
+        sources: Arc<Sources>,
+    ) -> Result<RunOptions, Failure> {
+        let places = RunPlaces::of(&self.context, entry).await?;
+        let draft = Arc::new(DraftPages { versions: Arc::clone(&self.context.versions), sources });
         // The rule of a draft says nothing: nobody has read its shards.
         let shard_dirs = shard_directories_of_draft(draft.clone()).await?;
         let key = if shard_dirs.is_empty() { KeyRule::File } else { KeyRule::Stem };
         Ok(RunOptions {
-            uri: from,
-            to,
+            uri: places.objects,
+            to: places.tables,
             list: None,
             parent: None,
             renewed: RenewedPins::default(),
@@ -130,7 +111,7 @@ impl Seals {
             on_fault: OnFault::Report,
             allow_loss: None,
             threads: self.context.parallel,
-            state_dir: self.context.dir.clone(),
+            state_dir: places.scratch,
             progress: Mode::None,
         })
     }

@@ -2,7 +2,7 @@
 
 use super::{known::KnownShares, unix_ns};
 use crate::{
-    data::versions::{Reader, Sources, VersionError, Versions},
+    data::versions::{Reader, VersionError, Versions},
     tenancy::state::{RegistrationHandle, Registrations},
 };
 use fletch_api::{Draft, Problem, RunState, Sealing};
@@ -141,25 +141,36 @@ impl Seals {
         })
     }
 
-    /// Begins to seal the draft that the tag `latest` of a dataset names, or returns the seal that runs.
+    /// Begins to seal the draft that the tag `latest` of a dataset names, or returns the seal that runs. If
+    /// the latest version is no draft, the seal is done.
     ///
     /// # Errors
     /// Those of the tables, and [`SealError::TooMany`].
-    pub async fn start(self: &Arc<Self>, entry: &Arc<RegistrationHandle>) -> Result<StartedSeal, SealError> {
+    pub async fn start(self: &Arc<Self>, entry: &Arc<RegistrationHandle>) -> Result<Sealing, SealError> {
         let source = self.context.versions.resolve_tag(entry, &TagName::latest()).await?;
         let manifest = source.version.manifest();
-        if !source.is_draft() {
-            let (entries, bytes) = (manifest.entries, manifest.bytes);
-            return Ok(StartedSeal::Sealed { root: source.version.root(), entries, bytes });
-        }
         let dataset = &entry.dataset.name;
+        let key = (entry.domain.clone(), dataset.clone());
+        let new = SealRecord {
+            draft: source.version.root(),
+            entries: manifest.entries,
+            bytes: manifest.bytes,
+            started_ns: unix_ns(),
+            counters: Arc::default(),
+            ended: Mutex::new(None),
+        };
+        if !source.is_draft() {
+            let (at, at_ns, state, root) = (Instant::now(), new.started_ns, RunState::Done, Some(new.draft));
+            new.counters.entries.store(new.entries, Relaxed);
+            *new.ended.lock() = Some(SealEnd { at, at_ns, state, root, error: None });
+            return Ok(new.view(dataset));
+        }
         let reader = Reader { domain: &entry.domain, tenant: &entry.tenant, dataset: Some(dataset) };
         let sources = self.context.versions.sources(reader, source.version.root()).await?;
-        let key = (entry.domain.clone(), dataset.clone());
         let record = {
             let mut all = self.all.lock();
             if let Some(running) = all.get(&key).filter(|record| record.is_running()) {
-                return Ok(StartedSeal::Runs(Box::new(running.view(dataset))));
+                return Ok(running.view(dataset));
             }
             if all.values().filter(|record| record.is_running()).count() >= QUEUED_MAX {
                 return Err(SealError::TooMany(TooManySeals));
@@ -167,21 +178,14 @@ impl Seals {
             if all.len() >= KNOWN_MAX {
                 all.retain(|_, record| record.is_running());
             }
-            let record = Arc::new(SealRecord {
-                draft: source.version.root(),
-                entries: manifest.entries,
-                bytes: manifest.bytes,
-                started_ns: unix_ns(),
-                counters: Arc::default(),
-                ended: Mutex::new(None),
-            });
+            let record = Arc::new(new);
             all.insert(key, Arc::clone(&record));
             record
         };
         let view = record.view(dataset);
         let (this, entry) = (Arc::clone(self), Arc::clone(entry));
         self.tasks.spawn(async move { this.run(&record, &entry, sources).await });
-        Ok(StartedSeal::Runs(Box::new(view)))
+        Ok(view)
     }
 
     /// Returns the last seal of a dataset, if there was one since the start.
@@ -221,10 +225,8 @@ impl Seals {
             }
             let dataset = &entry.dataset.name;
             match self.start(&entry).await {
-                Ok(StartedSeal::Runs(_)) => {
-                    tracing::info!(%dataset, %draft, "every byte of a draft is known: it is sealed");
-                }
-                Ok(StartedSeal::Sealed { .. }) => {}
+                Ok(seal) if seal.state == RunState::Done => {}
+                Ok(_) => tracing::info!(%dataset, %draft, "every byte of a draft is known: it is sealed"),
                 Err(e) => tracing::warn!(%dataset, %draft, error = %e, "a draft cannot be sealed"),
             }
         }
@@ -245,21 +247,6 @@ impl Seals {
     }
 }
 
-/// What became of the request to seal.
-pub enum StartedSeal {
-    /// The seal runs, or waits for its turn.
-    Runs(Box<Sealing>),
-    /// There is nothing to seal: the latest version is no draft.
-    Sealed {
-        /// Its root.
-        root: Root,
-        /// Its entries.
-        entries: u64,
-        /// Its bytes.
-        bytes: u64,
-    },
-}
-
 /// Why a seal does not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
@@ -269,10 +256,4 @@ pub enum SealError {
     /// See [`TooManySeals`].
     #[error(transparent)]
     TooMany(TooManySeals),
-}
-
-/// What one seal is about.
-pub(super) struct SealOf<'a> {
-    pub(super) entry: &'a RegistrationHandle,
-    pub(super) sources: Arc<Sources>,
 }

@@ -236,7 +236,8 @@ impl<'a> Run<'a> {
     pub async fn move_tag(&self, written: &WrittenVersion, kind: LayoutKind) -> Result<(), Failure> {
         let Some(tag) = &self.options.tag else { return Ok(()) };
         if let Some(draft) = &self.options.seal
-            && self.tables.tag(tag).await?.is_none_or(|now| now.root != draft.root())
+            // Another seal of the same draft may have moved it to the same version.
+            && self.tables.tag(tag).await?.is_none_or(|now| ![draft.root(), written.root].contains(&now.root))
         {
             return Err(Failure::new(format!(
                 "the tag {tag} was moved while the draft {} was sealed: it names another version now",

@@ -533,6 +533,9 @@ pub struct MountArgs {
     /// Stay in the foreground until the mount ends.
     #[arg(long)]
     pub foreground: bool,
+    /// Only say how many files and bytes there are.
+    #[arg(long, conflicts_with_all = ["refresh", "index", "pack"])]
+    pub dry_run: bool,
 }
 
 /// `fletch warmup`.

@@ -64,6 +64,29 @@ impl Total {
 /// Returns the work done so far: files and bytes.
 pub type Done = Arc<dyn Fn() -> (u64, u64) + Send + Sync>;
 
+/// Returns what is shown after this time.
+pub type Line = Arc<dyn Fn(Duration) -> String + Send + Sync>;
+
+/// Shows work, and how much is left if `total` is known.
+#[must_use]
+pub fn of_work(done: Done, total: Arc<Total>) -> Line {
+    Arc::new(move |elapsed| line(done(), (total.files.load(Relaxed), total.bytes.load(Relaxed)), elapsed))
+}
+
+/// Shows a listing: `counted` returns the names so far, and the requests to a store. Nobody knows the rest.
+#[must_use]
+pub fn of_names(counted: Arc<dyn Fn() -> (u64, Option<u64>) + Send + Sync>) -> Line {
+    Arc::new(move |elapsed| {
+        let (names, requests) = counted();
+        let rate = names as f64 / elapsed.as_secs_f64().max(0.001);
+        let text = format!("{} ({rate:.0} names/s)", count(names, "name"));
+        match requests {
+            Some(requests) => format!("{text}, {}", count(requests, "request")),
+            None => text,
+        }
+    })
+}
+
 /// A count that starts after a while, on a thread of its own. Its flag is set when the display ends.
 pub type Late = (Duration, Box<dyn FnOnce(&AtomicBool) + Send>);
 
@@ -103,16 +126,9 @@ pub fn line(done: (u64, u64), total: (u64, u64), elapsed: Duration) -> String {
 }
 
 impl Progress {
-    /// Starts to show `done` and `total`, after `verb`. Calls `late` once if the display lasts long enough.
+    /// Starts to show a line after `verb`. Calls `late` once if the display lasts long enough.
     #[must_use]
-    pub fn start(
-        out: Out,
-        mode: Mode,
-        verb: &'static str,
-        done: Done,
-        total: Arc<Total>,
-        mut late: Option<Late>,
-    ) -> Self {
+    pub fn start(out: Out, mode: Mode, verb: &'static str, line: Line, mut late: Option<Late>) -> Self {
         let end = Arc::new((Mutex::new(false), Condvar::new()));
         let Some(bar) = mode.is_bar(out) else { return Progress { end, shown: None } };
         let signal = Arc::clone(&end);
@@ -142,8 +158,7 @@ impl Progress {
                         let ended = &ended;
                         scope.spawn(move || count(ended));
                     }
-                    let total = (total.files.load(Relaxed), total.bytes.load(Relaxed));
-                    let text = line(done(), total, began.elapsed());
+                    let text = line(began.elapsed());
                     match &display {
                         Some(b) => {
                             b.set_message(text);
@@ -183,5 +198,13 @@ mod tests {
         assert!(text.contains("50.00 MiB/s") && text.contains("10 seconds left"), "{text}");
         let text = line((50, 500 << 20), (0, 0), Duration::from_secs(10));
         assert!(!text.contains("left"), "{text}");
+    }
+
+    #[test]
+    fn a_listing_has_no_total() {
+        let line = of_names(Arc::new(|| (12_000, Some(13))));
+        assert_eq!(line(Duration::from_secs(4)), "12000 names (3000 names/s), 13 requests");
+        let line = of_names(Arc::new(|| (1, None)));
+        assert_eq!(line(Duration::from_secs(1)), "1 name (1 names/s)");
     }
 }

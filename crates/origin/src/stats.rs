@@ -12,6 +12,8 @@ pub struct OriginStats {
     ///
     /// Each attempt and each page of a listing counts.
     pub requests: u64,
+    /// Those of the requests that were sent to stores and servers.
+    pub store_requests: u64,
     /// Attempts after the first.
     pub retries: u64,
     /// Pauses after an origin asked clients to slow down.
@@ -47,6 +49,7 @@ pub(crate) struct Counters {
     /// The `clock_ahead_s` of the last answer with a date.
     clock_ahead_s: Mutex<Option<i64>>,
     pub requests: AtomicU64,
+    store_requests: AtomicU64,
     pub retries: AtomicU64,
     pub pauses: AtomicU64,
     pub credentials_read: AtomicU64,
@@ -56,8 +59,15 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Counts an operation on local files.
     pub fn request(&self) {
         self.requests.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a request to a store.
+    pub fn store_request(&self) {
+        self.request();
+        self.store_requests.fetch_add(1, Relaxed);
     }
 
     pub fn read(&self, bytes: u64) {
@@ -97,6 +107,7 @@ impl Counters {
             self.errors.each_ref().map(|n| n.load(Relaxed));
         OriginStats {
             requests: self.requests.load(Relaxed),
+            store_requests: self.store_requests.load(Relaxed),
             retries: self.retries.load(Relaxed),
             pauses: self.pauses.load(Relaxed),
             credentials_read: self.credentials_read.load(Relaxed),

@@ -173,7 +173,7 @@ fn refused(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
 #[async_trait::async_trait]
 impl HttpService for CheckedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        self.counters.request();
+        self.counters.store_request();
         let request = match request.extensions().get::<Rewrite>().cloned() {
             None => request,
             Some(rewrite) => {

@@ -16,7 +16,7 @@ mod tamper;
 pub mod tls;
 
 pub use emulator::{
-    Api, Backing, Counts, Described, EmulatorConfig, Fault, HostStyle, KeyEncoding, KeyOrder, Latency,
-    Manners, OriginEmulator, Outage, Paging, Refusal, TagForm, TimeForm, XmlForm,
+    Api, Backing, Counts, Delimiters, Described, EmulatorConfig, Fault, HostStyle, KeyEncoding, KeyOrder,
+    Latency, Manners, OriginEmulator, Outage, Paging, Refusal, TagForm, TimeForm, XmlForm,
 };
 pub use tamper::{Tamper, TamperProxy, Upstream};

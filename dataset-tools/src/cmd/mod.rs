@@ -6,6 +6,7 @@ mod cost;
 mod diff;
 pub mod doctor;
 mod down;
+mod dry_run;
 mod index;
 mod jobs;
 mod list;

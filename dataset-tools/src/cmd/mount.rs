@@ -3,7 +3,7 @@
 use super::cost::Cost;
 use super::mount_point::{self, ShownMount};
 use super::prepare::{self, Connected, Missing, Wanted, connect, earlier, note_left_out};
-use super::{Context, absent, seal, source};
+use super::{Context, absent, dry_run, seal, source};
 use crate::cli::MountArgs;
 use crate::default_tables::name_in;
 use crate::environment;
@@ -60,6 +60,9 @@ struct OwnPlaces {
 pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     let target = &args.source;
     check_source(ctx, args, target)?;
+    if args.dry_run {
+        return dry_run::run(ctx, args);
+    }
     let mount = program("fletch-mount").ok_or_else(|| {
         Failure::new("there is no program fletch-mount beside fletch or on the PATH")
             .hint("install it beside fletch")

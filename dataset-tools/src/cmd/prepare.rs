@@ -21,7 +21,7 @@ use fletch_core::manifest::{KeyRule, LayoutKind, LayoutParams, SampleRule};
 use fletch_core::{Root, TagName};
 use fletch_origin::OriginUri;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The most pages of renewed pins that are read from a server: a million objects.
@@ -235,26 +235,7 @@ pub fn is_draft_at(ctx: &Context, tables: &OriginUri, root: Root) -> bool {
 /// # Errors
 /// As `fletch index`.
 pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure> {
-    let args = IndexArgs {
-        uri: DatasetArg { text: wanted.uri.to_string(), note: None },
-        tables: Some(wanted.to.to_string()),
-        list: wanted.list.clone(),
-        draft: wanted.draft,
-        // The version before a draft is no parent of it, and a draft is none of a version.
-        parent: wanted.earlier.filter(|_| !wanted.draft).map(|_| "auto".to_owned()),
-        tag: TagName::latest(),
-        no_tag: false,
-        samples: Vec::new(),
-        sample_rule: None,
-        symlinks: Symlinks::Keep,
-        one_file_system: false,
-        keep_going: false,
-        skip_failed: wanted.missing.skip_failed,
-        allow_loss: wanted.missing.allow_loss,
-        allow_empty: false,
-        threads: None,
-        state_dir: ctx.state_dir.clone(),
-    };
+    let args = index_args(wanted, ctx.state_dir.clone());
     let as_before = |options: &mut RunOptions| {
         if let Some(earlier) = wanted.earlier {
             options.rule = earlier.rule.clone();
@@ -287,6 +268,43 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
     as_before(&mut options);
     options.renewed = wanted.renewed.clone();
     crate::index::run(&options, run).map_err(again)
+}
+
+/// Lists a dataset into its draft, without a tag.
+///
+/// # Errors
+/// As `fletch index --draft`.
+pub fn listed(ctx: &Context, wanted: &Wanted<'_>, state_dir: &Path) -> Result<RunReport, Failure> {
+    let args = IndexArgs { no_tag: true, ..index_args(wanted, Some(state_dir.into())) };
+    let options = index::run_options(ctx, args)?;
+    let (origins, stop) = (ctx.origins(), index::stop_on_signal(ctx)?);
+    let (rt, counters) = (ctx.rt.handle(), Arc::default());
+    let run = RunContext { origins: &origins, rt, out: ctx.out, stop: &stop, counters: &counters };
+    crate::index::run(&options, run).map_err(|run| run.failure)
+}
+
+/// Returns the options of `fletch index` that say the same.
+fn index_args(wanted: &Wanted<'_>, state_dir: Option<PathBuf>) -> IndexArgs {
+    IndexArgs {
+        uri: DatasetArg { text: wanted.uri.to_string(), note: None },
+        tables: Some(wanted.to.to_string()),
+        list: wanted.list.clone(),
+        draft: wanted.draft,
+        // The version before a draft is no parent of it, and a draft is none of a version.
+        parent: wanted.earlier.filter(|_| !wanted.draft).map(|_| "auto".to_owned()),
+        tag: TagName::latest(),
+        no_tag: false,
+        samples: Vec::new(),
+        sample_rule: None,
+        symlinks: Symlinks::Keep,
+        one_file_system: false,
+        keep_going: false,
+        skip_failed: wanted.missing.skip_failed,
+        allow_loss: wanted.missing.allow_loss,
+        allow_empty: false,
+        threads: None,
+        state_dir,
+    }
 }
 
 /// Says how many entries were left out, and returns the exit code for it.

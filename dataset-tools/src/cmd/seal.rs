@@ -4,7 +4,7 @@ use super::Context;
 use super::prepare::{Connected, Registered, registered_dataset};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
-use crate::progress::{Done, Progress, Total};
+use crate::progress::{Done, Progress, Total, of_work};
 use fletch_api::{RunState, Sealing};
 use fletch_client::Client;
 use fletch_core::{DatasetName, Kind};
@@ -88,7 +88,7 @@ async fn watch(
         let (entries, read) = (Arc::clone(&entries), Arc::clone(&read));
         Arc::new(move || (entries.load(Relaxed), read.load(Relaxed)))
     };
-    let shown = Progress::start(ctx.out, ctx.global.progress, "sealing", done, total, None);
+    let shown = Progress::start(ctx.out, ctx.global.progress, "sealing", of_work(done, total), None);
     let ended = loop {
         let now = match client.sealing(dataset).await {
             // Another server of the cluster answers, or the server was started again.

@@ -9,7 +9,7 @@ mod packed;
 use super::Context;
 use crate::failure::{Exit, Failure};
 use crate::out::{self, Rows, bytes, stdout_failed};
-use crate::progress::{Progress, Total};
+use crate::progress::{Progress, Total, of_work};
 use crate::source::pin::{origin_pin, pin_row};
 use crate::target::Target;
 use extras::extras;
@@ -103,7 +103,7 @@ pub fn run(
     total.bytes.store(version.manifest().bytes, Relaxed);
     let counted = Arc::clone(&checker);
     let done = Arc::new(move || (counted.files.load(Relaxed), counted.bytes.load(Relaxed)));
-    let progress = Progress::start(ctx.out, ctx.global.progress, "verifying", done, total, None);
+    let progress = Progress::start(ctx.out, ctx.global.progress, "verifying", of_work(done, total), None);
 
     let mut out = io::BufWriter::new(io::stdout());
     let head = Head { root: version.root().to_string(), layout: version.layout().to_string() };

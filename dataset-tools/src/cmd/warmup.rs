@@ -4,7 +4,7 @@ use super::{Context, absent, source};
 use crate::cli::WarmupArgs;
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
-use crate::progress::{Done, Progress, Total};
+use crate::progress::{Done, Progress, Total, of_work};
 use fletch_api::{StartWarmup, Warmup, WarmupState, warmups::PIN_S_DEFAULT};
 use fletch_client::{Client, ClientError};
 use fletch_core::{DatasetName, Kind};
@@ -73,7 +73,7 @@ async fn wait(ctx: &Context, client: &Client, begun: &Warmup) -> Result<Warmup, 
         Arc::new(move || (chunks.load(Relaxed), sum.load(Relaxed)))
     };
     let verb = if begun.check { "checking" } else { "warming" };
-    let shown = Progress::start(ctx.out, ctx.global.progress, verb, done, total, None);
+    let shown = Progress::start(ctx.out, ctx.global.progress, verb, of_work(done, total), None);
     let over = loop {
         let now = client.warmup(&begun.id).await.map_err(lost)?;
         chunks.store(now.looked_at.chunks, Relaxed);

@@ -32,9 +32,16 @@ pub fn becomes(site: &Site, state: &str) {
     assert_eq!(said.as_deref(), Some(state));
 }
 
-/// Waits until the append queue is empty.
+/// Waits until all that the append queue holds now is appended.
+///
+/// Beside a sweep the queue may never be empty. It is first in, first out.
 pub fn appended(site: &Site) {
-    until("appended", Duration::from_secs(20), || series(site, "fletch_disk_append_queue_bytes") == 0);
+    let queued = series(site, "fletch_disk_append_queue_bytes");
+    let written = || series(site, "fletch_disk_put_bytes_total");
+    let end = written() + queued;
+    until("appended", Duration::from_secs(20), || {
+        written() >= end || series(site, "fletch_disk_append_queue_bytes") == 0
+    });
 }
 
 /// Reads files in order, a few at a time, so that the append queue always has room.

@@ -54,11 +54,12 @@ impl Bucket {
     }
 
     fn at(store: EmulatorConfig, all: BTreeMap<String, Vec<u8>>) -> Self {
-        let emulator = OriginEmulator::start(store, Backing::empty());
+        let dir = tempfile::tempdir().expect("tempdir");
+        // Each write of an object gives it a new tag.
+        let emulator = OriginEmulator::start(store, Backing::Directory(dir.path().join("bucket")));
         for (path, bytes) in &all {
             emulator.insert(&format!("set/{path}"), bytes.clone());
         }
-        let dir = tempfile::tempdir().expect("tempdir");
         let config = dir.path().join("fletch.toml");
         let text = format!(
             "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
@@ -256,6 +257,27 @@ fn an_object_that_changed_is_an_error_that_names_the_remedy() {
     assert_eq!(bucket.ok(&["index", &bucket.uri(), "--tables", &to]), before);
     let read = bucket.emulator.counts().get;
     assert!(read < bucket.all.len() as u64, "{read} objects are read by an index of a draft");
+}
+
+/// A bucket whose objects were all written again, with the same bytes and other tags.
+#[test]
+fn equal_bytes_under_other_tags_heal_by_a_refresh_that_reads_nothing() {
+    let mut bucket = Bucket::new(content());
+    bucket.is_right("c0/f03");
+    for (path, bytes) in &bucket.all {
+        bucket.emulator.insert(&format!("set/{path}"), bytes.clone());
+    }
+    bucket.is_refused("c0/f00", "origin_changed");
+    bucket.is_right("c0/f03");
+    bucket.emulator.reset_counts();
+    bucket.ok(&["refresh", "set"]);
+    assert_eq!(bucket.emulator.counts().get, 0);
+    bucket.root = bucket.site.json("/v1/datasets/set/versions/latest")["root"].as_str().expect("root").into();
+    let all = bucket.all.clone();
+    all.keys().for_each(|path| bucket.is_right(path));
+    let total: usize = all.values().map(Vec::len).sum();
+    assert_eq!(bucket.emulator.counts().bytes_sent, total as u64, "each object is read once under its tag");
+    assert_eq!(bucket.seal()["root"], bucket.indexed());
 }
 
 #[test]

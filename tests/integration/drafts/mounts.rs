@@ -101,6 +101,30 @@ fn a_mount_with_index_reads_everything_first() {
     user.say(&["down"]).ok();
 }
 
+#[test]
+fn a_dry_run_counts_names_bytes_and_requests_and_leaves_nothing_behind() {
+    let emulator =
+        OriginEmulator::start(EmulatorConfig::default(), Backing::Generated { keys: 12_000, bytes: 100 });
+    let mut user = User::new("one");
+    user.has_keys_of(emulator.endpoint());
+    let uri = format!("{}/set", emulator.uri());
+    let told = user.say(&["mount", &uri, "mnt", "--dry-run"]).ok().in_plain_words();
+    assert!(told.stdout.contains("12000 files, 1.14 MiB; "), "{told:?}");
+    let counts = emulator.counts();
+    assert_eq!((counts.get, counts.requests()), (0, counts.list));
+    assert!(!user.path("mnt").exists());
+    let json = user.say(&["mount", &uri, "mnt", "--dry-run", "--json"]).ok().stdout;
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let requests = emulator.counts().list - counts.list;
+    assert_eq!((&json["files"], &json["bytes"]), (&12_000.into(), &1_200_000.into()), "{json}");
+    assert_eq!((&json["left_out"], &json["requests"]), (&0.into(), &requests.into()), "{json}");
+    user.dataset("photos", 12);
+    let told = user.say(&["mount", "photos", "mnt", "--dry-run"]).ok();
+    assert!(told.stdout.contains("12 files") && !told.stdout.contains("request"), "{told:?}");
+    user.say(&["mount", "nothing-here", "mnt", "--dry-run"]).mistake(1, &["nothing-here"]);
+    assert_eq!(user.say(&["datasets"]).stdout.trim(), "", "no server was started");
+}
+
 /// Returns the anonymous memory of a user's process, in bytes.
 fn anonymous_bytes(user: &User, program: &str) -> u64 {
     let words = user.dir.path().display().to_string();

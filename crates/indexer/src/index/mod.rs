@@ -349,10 +349,10 @@ fn read_all(
     Ok(writer.base.map_or(Ok(()), BaseDir::check)?)
 }
 
-/// Starts the progress display, which counts `tree` if the run takes long.
+/// Starts the progress display, which counts `tree` if reading it takes long.
 fn show(run: &Run<'_>, tree: Option<&WalkOptions>) -> Progress {
     let total = Arc::new(Total::default());
-    let late = tree.map(|tree| {
+    let late = tree.filter(|_| run.options.draft.is_none()).map(|tree| {
         let (tree, total) = (tree.clone(), Arc::clone(&total));
         let count: Box<dyn FnOnce(&AtomicBool) + Send> =
             Box::new(move |ended| count::count(&tree, &total, ended));

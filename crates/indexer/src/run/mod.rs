@@ -21,7 +21,7 @@ pub mod written;
 use crate::failure::{Exit, Failure};
 use crate::meanings::{self, Folder};
 use crate::out::Out;
-use crate::progress::{Late, Progress, Total};
+use crate::progress::{Late, Progress, Total, of_names, of_work};
 use crate::source::outage::BaseDir;
 use crate::source::sampler::Sampler;
 use crate::source::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_extras};
@@ -205,15 +205,24 @@ impl<'a> Run<'a> {
     #[must_use]
     pub fn progress(&self, verb: &'static str, total: Arc<Total>, late: Option<Late>) -> Progress {
         let c = Arc::clone(self.ctx.counters);
-        let is_draft = self.options.draft.is_some();
-        let done = Arc::new(move || {
-            if is_draft {
-                return (c.entries.load(Relaxed), 0);
+        let line = match self.options.draft {
+            Some(_) => {
+                let (origins, before) = (self.ctx.origins.clone(), self.ctx.origins.stats().store_requests);
+                let is_local = self.is_local();
+                of_names(Arc::new(move || {
+                    let requests = (!is_local).then(|| origins.stats().store_requests - before);
+                    (c.entries.load(Relaxed), requests)
+                }))
             }
-            let files = c.files_read.load(Relaxed) + c.files_reused.load(Relaxed);
-            (files, c.bytes_read.load(Relaxed) + c.bytes_reused.load(Relaxed))
-        });
-        Progress::start(self.ctx.out, self.options.progress, verb, done, total, late)
+            None => of_work(
+                Arc::new(move || {
+                    let files = c.files_read.load(Relaxed) + c.files_reused.load(Relaxed);
+                    (files, c.bytes_read.load(Relaxed) + c.bytes_reused.load(Relaxed))
+                }),
+                total,
+            ),
+        };
+        Progress::start(self.ctx.out, self.options.progress, verb, line, late)
     }
 
     /// What the manifest says of the run that made the version.

@@ -23,6 +23,11 @@ use std::sync::Arc;
 pub(crate) struct Page {
     /// The objects, in the order of the store. The path of each is its whole key.
     pub objects: Vec<ObjectMeta>,
+    /// The common prefixes of the other keys, where the request had a delimiter. Some stores have them here
+    /// in any case, for directories.
+    pub prefixes: Vec<String>,
+    /// Whether an object is a directory of a hierarchical namespace.
+    pub has_directories: bool,
     /// Whether more keys follow. `None` if the page does not say it, as those of Azure.
     pub is_truncated: Option<bool>,
     /// The token of the next page, if it is not empty.
@@ -76,6 +81,9 @@ pub(crate) fn parse(body: &[u8]) -> Option<Page> {
     let mut entry: Option<Texts> = None;
     let (mut is_azure, mut is_complete, mut is_url_encoded) = (false, false, false);
     let mut entries: Vec<Texts> = Vec::new();
+    // The common prefixes, and whether each is percent-encoded, whatever the page says.
+    let mut prefixes: Vec<(String, bool)> = Vec::new();
+    let mut is_name_encoded = false;
     loop {
         match reader.read_event().ok()? {
             Event::Start(start) => {
@@ -88,8 +96,9 @@ pub(crate) fn parse(body: &[u8]) -> Option<Page> {
                         entry = Some(Texts::default());
                     }
                     (3, b"Name") => {
+                        is_name_encoded = says_encoded(&start);
                         if let Some(entry) = &mut entry {
-                            entry.is_encoded = says_encoded(&start);
+                            entry.is_encoded = is_name_encoded;
                         }
                     }
                     _ => {}
@@ -113,6 +122,12 @@ pub(crate) fn parse(body: &[u8]) -> Option<Page> {
                     }
                     (Some(entry), 4, _) if is_azure && names[3] == b"Properties" => {
                         entry.set_property(&name, text);
+                    }
+                    (None, 2, b"Prefix") if !is_azure && names[1] == b"CommonPrefixes" => {
+                        prefixes.push((text, false));
+                    }
+                    (None, 3, b"Name") if is_azure && names[2] == b"BlobPrefix" => {
+                        prefixes.push((text, is_name_encoded));
                     }
                     (None, 1, b"IsTruncated") => {
                         page.is_truncated = Some(text.trim().eq_ignore_ascii_case("true"));
@@ -142,7 +157,10 @@ pub(crate) fn parse(body: &[u8]) -> Option<Page> {
     if is_url_encoded {
         page.next_marker = page.next_marker.and_then(|key| decoded(&key).map(Cow::into_owned));
     }
+    page.has_directories = entries.iter().any(Texts::is_directory);
     page.objects = entries.into_iter().map(|texts| texts.object(is_url_encoded)).collect::<Option<_>>()?;
+    let prefixes = prefixes.into_iter().map(|(text, is_encoded)| name(text, is_encoded, is_url_encoded));
+    page.prefixes = prefixes.collect::<Option<_>>()?;
     Some(page)
 }
 
@@ -155,6 +173,16 @@ fn is_of_entry(is_azure: bool, depth: usize) -> bool {
 fn says_encoded(start: &BytesStart<'_>) -> bool {
     let attribute = start.try_get_attribute("Encoded").ok().flatten();
     attribute.is_some_and(|a| a.value.eq_ignore_ascii_case(b"true"))
+}
+
+/// Returns a key or a prefix as the store has it.
+fn name(text: String, is_encoded: bool, is_url_encoded: bool) -> Option<String> {
+    // In the encoding of S3 a space is a plus sign.
+    Some(match (is_encoded, is_url_encoded) {
+        (true, _) => decoded(&text)?.into_owned(),
+        (false, true) => decoded(&text.replace('+', " "))?.into_owned(),
+        (false, false) => text,
+    })
 }
 
 fn decoded(text: &str) -> Option<Cow<'_, str>> {
@@ -184,15 +212,14 @@ impl Texts {
         *field = Some(text);
     }
 
+    fn is_directory(&self) -> bool {
+        let of = self.resource_type.as_deref().unwrap_or_default();
+        of.trim().eq_ignore_ascii_case("directory")
+    }
+
     fn object(self, is_url_encoded: bool) -> Option<ObjectMeta> {
-        let key = self.key?;
-        // In this encoding of S3 a space is a plus sign.
-        let mut path = match (self.is_encoded, is_url_encoded) {
-            (true, _) => decoded(&key)?.into_owned(),
-            (false, true) => decoded(&key.replace('+', " "))?.into_owned(),
-            (false, false) => key,
-        };
-        let is_directory = self.resource_type.is_some_and(|t| t.trim().eq_ignore_ascii_case("directory"));
+        let is_directory = self.is_directory();
+        let mut path = name(self.key?, self.is_encoded, is_url_encoded)?;
         if is_directory && !path.ends_with('/') {
             path.push('/');
         }

@@ -10,6 +10,7 @@ mod hung;
 mod identity;
 mod listings;
 mod local;
+mod side_by_side;
 
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_testkit::OriginEmulator;

@@ -349,7 +349,7 @@ mod tests {
         // What cannot fit is not kept at all, and costs nothing but revived records.
         let huge: Vec<Change> = (0..4000).map(|n| (n, Some(marks(n, 1500)))).collect();
         assert!(c.write(huge.clone()).is_err());
-        assert!(du(dir.path()) <= max);
+        assert!(du(dir.path()) <= max, "{} after too much was written", du(dir.path()));
         assert!(c.rebuild(huge, false).is_err());
         assert!(!c.is_open() && !c.path().exists());
         c.write(vec![(1, None)]).expect("nothing is written while there is none");

@@ -1,6 +1,6 @@
 //! Answers one S3 request, or leaves it unanswered where a fault says so.
 
-use super::manners::{Api, Manners, TagForm};
+use super::manners::{Api, Delimiters, Manners, TagForm};
 use super::objects::{Object, generation};
 use super::outage::{Outage, Refusal};
 use super::request::S3Request;
@@ -18,6 +18,7 @@ use hyper::body::{Frame, Incoming};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::{Instant, sleep};
 
 /// The longest object that can be written, in bytes.
@@ -44,7 +45,16 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
     if outage == Some(Outage::ClosePort) {
         shared.port.send_replace(false);
     }
+    let is_listing = call.method == Method::GET && key.is_empty();
+    if is_listing {
+        let now = shared.listing.fetch_add(1, Relaxed) + 1;
+        let mut counts = shared.count();
+        counts.lists_at_once = counts.lists_at_once.max(now);
+    }
     sleep(shared.throttle.first_byte()).await;
+    if is_listing {
+        shared.listing.fetch_sub(1, Relaxed);
+    }
     let response = if faults.contains(&Fault::Stall) {
         return None;
     } else if let Some(outage) = outage {
@@ -96,12 +106,20 @@ impl Shared {
     }
 
     fn list(&self, call: &S3Request, manners: &Manners) -> Response<Body> {
-        if call.method != Method::GET || call.has("delimiter") {
+        if call.method != Method::GET {
             return error(StatusCode::NOT_IMPLEMENTED, "NotImplemented");
         }
         let Some(asked) = call.listing() else {
             return error(StatusCode::BAD_REQUEST, "InvalidArgument");
         };
+        let is_refused = match manners.delimiters {
+            Delimiters::Known | Delimiters::Ignored => false,
+            Delimiters::Refused => call.has("delimiter"),
+            Delimiters::PrefixesRefused => !asked.prefix.is_empty(),
+        };
+        if is_refused {
+            return error(StatusCode::FORBIDDEN, "AccessDenied");
+        }
         let page = pages::page(&self.objects, manners, &asked);
         xml_answer(listing::write(&self.config.bucket, manners, &asked, &page))
     }

@@ -20,6 +20,8 @@ pub struct Manners {
     pub encoding: KeyEncoding,
     /// How the XML of a listing is written.
     pub xml: XmlForm,
+    /// What the store does with the delimiter of a listing.
+    pub delimiters: Delimiters,
     /// Whether a key that ends in `/` is listed as a common prefix, though no delimiter was asked for.
     ///
     /// Stores with a hierarchical namespace do that: directory buckets of S3, gateways over a file system.
@@ -76,6 +78,20 @@ pub enum Paging {
     RepeatLastKey,
     /// A proxy that drops the token: each page is the first one, with a token.
     SamePage,
+}
+
+/// What a store does with the delimiter of a listing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Delimiters {
+    /// It returns the common prefixes of keys: AWS.
+    #[default]
+    Known,
+    /// It returns all keys.
+    Ignored,
+    /// It refuses the request, as a policy with a condition on `s3:delimiter` does.
+    Refused,
+    /// It returns the common prefixes and refuses to list any of them, as a policy for one prefix does.
+    PrefixesRefused,
 }
 
 /// The order of keys in a listing.

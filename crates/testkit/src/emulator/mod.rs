@@ -21,7 +21,7 @@ mod throttle;
 mod xml;
 
 pub use manners::{
-    Api, Described, HostStyle, KeyEncoding, KeyOrder, Manners, Paging, TagForm, TimeForm, XmlForm,
+    Api, Delimiters, Described, HostStyle, KeyEncoding, KeyOrder, Manners, Paging, TagForm, TimeForm, XmlForm,
 };
 pub use outage::{Outage, Refusal};
 
@@ -35,6 +35,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use throttle::Throttle;
 use tokio::sync::watch;
@@ -174,6 +175,8 @@ pub struct Counts {
     pub delete: u64,
     /// Pages of listings.
     pub list: u64,
+    /// The most pages of listings that were answered at the same time.
+    pub lists_at_once: u64,
     /// `POST`s, which begin and complete uploads.
     pub post: u64,
     /// Responses with a status of 400 or above.
@@ -215,6 +218,8 @@ struct Shared {
     quiet: Mutex<Option<(Instant, Instant)>>,
     manners: Mutex<Manners>,
     outage: Planned,
+    /// The number of pages of listings that are answered now.
+    listing: AtomicU64,
     /// Whether the port is open.
     port: watch::Sender<bool>,
     /// The content types of objects that have another one than `application/octet-stream`.
@@ -281,6 +286,7 @@ impl OriginEmulator {
             quiet: Mutex::new(None),
             manners: Mutex::new(config.manners.clone()),
             outage: Planned::default(),
+            listing: AtomicU64::default(),
             port,
             content_types: Mutex::default(),
             compressed: Mutex::default(),

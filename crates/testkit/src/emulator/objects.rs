@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -201,7 +201,8 @@ impl Objects {
         let mut found: Vec<ListedObject> = match &self.storage {
             Storage::Memory(map) => map
                 .lock()
-                .iter()
+                .range::<str, _>((Bound::Included(after.unwrap_or(prefix).max(prefix)), Bound::Unbounded))
+                .take_while(|(key, _)| key.starts_with(prefix))
                 .filter(|(key, _)| fits(key))
                 .take(max.saturating_add(1))
                 .map(|(key, stored)| ListedObject {

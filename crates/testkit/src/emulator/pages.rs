@@ -1,7 +1,8 @@
 //! Cuts a listing into pages, as the manners of the store say.
 
-use super::manners::{KeyOrder, Manners, Paging};
+use super::manners::{Delimiters, KeyOrder, Manners, Paging};
 use super::objects::{ListedObject, Objects};
+use std::collections::HashSet;
 
 /// The most keys of a page at AWS.
 const PAGE_KEYS_MAX: usize = 1000;
@@ -10,6 +11,8 @@ const PAGE_KEYS_MAX: usize = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     pub prefix: String,
+    /// Whether keys with a further `/` are returned as their common prefixes.
+    pub is_delimited: bool,
     pub max_keys: usize,
     /// Whether the client asks with `list-type=2`.
     pub version_2: bool,
@@ -23,7 +26,7 @@ pub(super) struct Asked {
 /// A page of a listing.
 pub(super) struct Page {
     pub objects: Vec<ListedObject>,
-    /// Keys that end in `/`, where the store lists them as prefixes.
+    /// Common prefixes, and keys that end in `/` where the store lists them as prefixes.
     pub prefixes: Vec<String>,
     pub truncated: bool,
     /// The token; an empty text is an element without text.
@@ -54,7 +57,11 @@ pub(super) fn page(objects: &Objects, manners: &Manners, asked: &Asked) -> Page 
     let version_2 = asked.version_2 && !matches!(manners.paging, Paging::Markers { .. });
     let after =
         if version_2 { asked.token.as_ref().or(asked.start_after.as_ref()) } else { asked.marker.as_ref() };
-    let mut page = cut(objects, manners, &asked.prefix, after.map(String::as_str), max);
+    let after = after.map(String::as_str);
+    let mut page = match asked.is_delimited && manners.delimiters != Delimiters::Ignored {
+        true => children(objects, manners, &asked.prefix, after, max),
+        false => cut(objects, manners, &asked.prefix, after, max),
+    };
     if !version_2 {
         let marked = matches!(manners.paging, Paging::Markers { next_marker: true });
         page.next_marker = page.token.take().filter(|_| marked && page.truncated);
@@ -62,6 +69,52 @@ pub(super) fn page(objects: &Objects, manners: &Manners, asked: &Asked) -> Page 
     if manners.folders_as_prefixes {
         let folders = page.objects.extract_if(.., |listed| listed.key.ends_with('/'));
         page.prefixes = folders.map(|listed| listed.key).collect();
+    }
+    page
+}
+
+/// Returns what lies directly below a prefix.
+fn children(objects: &Objects, manners: &Manners, prefix: &str, after: Option<&str>, max: usize) -> Page {
+    let folder_of = |key: &str| key[prefix.len()..].find('/').map(|at| key[..=prefix.len() + at].to_owned());
+    let mut page =
+        Page { objects: Vec::new(), prefixes: Vec::new(), truncated: false, token: None, next_marker: None };
+    let mut last = after.map(str::to_owned);
+    // Without the order of bytes, the keys of a folder may lie apart.
+    let mut others = match manners.order {
+        KeyOrder::Bytes => None,
+        order => {
+            let mut known = HashSet::new();
+            let (mut all, _) = select(objects, order, prefix, None, usize::MAX);
+            all.retain(|o| known.insert(folder_of(&o.key).unwrap_or(o.key.clone())));
+            let name = |o: &ListedObject| folder_of(&o.key).unwrap_or(o.key.clone());
+            let begin = after.and_then(|after| all.iter().position(|o| name(o) == after));
+            Some(all.into_iter().skip(begin.map_or(0, |at| at + 1)))
+        }
+    };
+    loop {
+        let next = match &mut others {
+            Some(others) => others.next(),
+            None => {
+                // After a common prefix come the keys that do not have it.
+                let from = last.as_ref().map(|last| match last.ends_with('/') && last.len() > prefix.len() {
+                    true => format!("{last}\u{10ffff}\u{10ffff}"),
+                    false => last.clone(),
+                });
+                select(objects, manners.order, prefix, from.as_deref(), 1).0.into_iter().next()
+            }
+        };
+        let Some(object) = next else { break };
+        if page.objects.len() + page.prefixes.len() == max {
+            page.truncated = true;
+            page.token = last.filter(|_| manners.paging != Paging::NoToken);
+            break;
+        }
+        let folder = folder_of(&object.key);
+        last = Some(folder.clone().unwrap_or(object.key.clone()));
+        match folder {
+            Some(folder) => page.prefixes.push(folder),
+            None => page.objects.push(object),
+        }
     }
     page
 }
@@ -139,6 +192,7 @@ fn select(
         return objects.list(prefix, after, max);
     }
     if order == KeyOrder::Shuffled
+        && prefix.is_empty()
         && let Some(page) = objects.list_generated(after, max)
     {
         return page;

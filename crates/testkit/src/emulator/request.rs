@@ -57,6 +57,7 @@ impl S3Request {
         let value = |key: &str| self.query.get(key).cloned();
         Some(Asked {
             prefix: self.query("prefix").to_owned(),
+            is_delimited: self.query("delimiter") == "/",
             max_keys: value("max-keys").map_or(Some(1000), |n| n.parse().ok())?.min(1000),
             version_2: self.query("list-type") == "2",
             token: value("continuation-token"),

@@ -108,7 +108,7 @@ fn an_emulator_counts_exactly_and_its_faults_end() {
     let gets = [("a".to_owned(), 6), ("none".to_owned(), 1)].into();
     assert_eq!(
         emulator.counts(),
-        Counts { get: 7, list: 2, refused: 2, bytes_sent: 36, gets, ..Counts::default() }
+        Counts { get: 7, list: 2, lists_at_once: 1, refused: 2, bytes_sent: 36, gets, ..Counts::default() }
     );
     emulator.reset_counts();
     assert_eq!(emulator.counts().requests(), 0);

@@ -98,3 +98,19 @@ fn azure_has_names_in_blobs_and_directories_of_its_own() {
     let last = text.replace("<NextMarker>n</NextMarker>", "<NextMarker />");
     assert_eq!(parse(last.as_bytes()).expect("the last page").token, None);
 }
+
+#[test]
+fn common_prefixes_are_returned_as_they_are() {
+    let page = s3("<Prefix>a/</Prefix><Contents><Key>a/k</Key><Size>1</Size></Contents><CommonPrefixes>\
+         <Prefix>a/b%2Fc+/</Prefix></CommonPrefixes><EncodingType>url</EncodingType>")
+    .expect("a page");
+    assert_eq!(keys(&page), ["a/k"]);
+    assert_eq!(page.prefixes, ["a/b/c /"]);
+    let azure = "<EnumerationResults><Prefix>a/</Prefix><Blobs>\
+         <BlobPrefix><Name>a/x/</Name></BlobPrefix><BlobPrefix><Name Encoded=\"true\">a/%0A/</Name></BlobPrefix>\
+         <Blob><Name>a/k</Name><Properties><Content-Length>1</Content-Length></Properties></Blob>\
+         </Blobs></EnumerationResults>";
+    let page = parse(azure.as_bytes()).expect("a page");
+    assert_eq!(keys(&page), ["a/k"]);
+    assert_eq!(page.prefixes, ["a/x/", "a/\n/"]);
+}

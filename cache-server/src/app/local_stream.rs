@@ -1,8 +1,8 @@
 //! A connection of the unix socket, which brings no descriptor of its client into this process.
 //!
-//! A client can add descriptors to the bytes that it sends (`SCM_RIGHTS`). Linux closes those that nobody asked
-//! for, on the thread that reads the bytes or closes the connection. Such a close can wait for the client: a
-//! TCP socket lingers, a file of FUSE asks its daemon. A thread of the runtime must not wait there.
+//! A client can add descriptors to the bytes that it sends (`SCM_RIGHTS`). Linux closes those that nobody
+//! asked for, on the thread that reads the bytes or closes the connection. Such a close can wait for the
+//! client: a TCP socket lingers, a file of FUSE asks its daemon. A thread of the runtime must not wait there.
 //!
 //! Invariants:
 //! 1. (I6) From Linux 6.16 the kernel refuses descriptors on this socket: the sender gets an error.
@@ -104,8 +104,8 @@ impl Drop for LocalStream {
     }
 }
 
-/// Closes a socket. If the client sent bytes that nobody read, and maybe descriptors, a thread closes it, until
-/// whose end the connection counts.
+/// Closes a socket. If the client sent bytes that nobody read, and maybe descriptors, a thread closes it. The
+/// connection counts until then.
 pub(super) fn close(socket: StdUnixStream, connection: Arc<Connection>) {
     // The client can send nothing after that.
     if let Err(error) = socket.shutdown(Shutdown::Both) {
@@ -188,5 +188,158 @@ impl AsyncWrite for LocalStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.pinned()?.poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenancy::connections::{Connections, RequestMemory, Source, TableLimits};
+    use rustix::net::{
+        RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt::set_socket_linger,
+    };
+    use std::{
+        io::{IoSlice, Write as _},
+        mem::MaybeUninit,
+        net::{TcpListener, TcpStream},
+        time::{Duration, Instant},
+    };
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+    };
+
+    const LONG: Duration = Duration::from_secs(20);
+    /// A close that waits takes this long at least.
+    const LINGER: Duration = Duration::from_secs(600);
+
+    /// Returns a socket whose last close waits, and its other end.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (end, _) = listener.accept().expect("accepted");
+        socket.set_nonblocking(true).expect("a socket");
+        while socket.write(&[0; 64 << 10]).is_ok() {}
+        set_socket_linger(&socket, Some(LINGER)).expect("a socket");
+        (socket, end)
+    }
+
+    /// Sends a byte with a descriptor, of which the sender keeps none. Returns whether the kernel takes it.
+    fn send(to: &StdUnixStream, socket: TcpStream, flags: SendFlags) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [socket.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        let sent = rustix::net::sendmsg(to, &[IoSlice::new(b"G")], &mut control, flags);
+        if sent.is_err() {
+            set_socket_linger(&socket, None).expect("a socket");
+        }
+        sent.is_ok()
+    }
+
+    fn connection() -> Arc<Connection> {
+        let limits = TableLimits { tcp: 9, unix: 9, per_caller: 9, probes: 9 };
+        Arc::new(Connections::new(limits, RequestMemory::new(1 << 20)).admit(Source::User(7)).0)
+    }
+
+    /// Returns a stream on which the server looks for descriptors itself, and the other end.
+    fn looking() -> (LocalStream, StdUnixStream, Arc<Connection>) {
+        let (ours, theirs) = StdUnixStream::pair().expect("a pair");
+        ours.set_nonblocking(true).expect("a socket");
+        let connection = connection();
+        let stream = UnixStream::from_std(ours).expect("a stream");
+        (LocalStream::new(stream, &connection, false), theirs, connection)
+    }
+
+    /// Waits until nobody else has the connection.
+    async fn closed(connection: &Arc<Connection>) -> bool {
+        for _ in 0..200 {
+            if Arc::strong_count(connection) == 1 {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+
+    #[tokio::test]
+    async fn bytes_without_a_descriptor_are_read_as_they_are() {
+        let (mut stream, mut client, connection) = looking();
+        assert_eq!(stream.try_read(&mut [0; 9]).expect_err("no byte").kind(), io::ErrorKind::WouldBlock);
+        client.write_all(b"first").expect("sent");
+        stream.readable().await.expect("bytes");
+        let mut bytes = [0; 9];
+        assert_eq!((stream.try_read(&mut bytes[..2]).expect("two"), &bytes[..2]), (2, &b"fi"[..]));
+        let content: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
+        let sent = content.clone();
+        let sender = std::thread::spawn(move || client.write_all(&sent).map(|()| client).expect("sent"));
+        let mut got = vec![0; 3 + content.len()];
+        stream.read_exact(&mut got).await.expect("all");
+        assert!(&got[..3] == b"rst" && got[3..] == content);
+        let client = sender.join().expect("no panic");
+        stream.write_all(b"answer").await.expect("sent");
+        assert_eq!(rustix::net::recv(&client, &mut bytes, RecvFlags::empty()).expect("received").0, 6);
+        drop(client);
+        assert_eq!(stream.read(&mut bytes).await.expect("the end"), 0);
+        drop(stream);
+        assert!(closed(&connection).await);
+    }
+
+    #[tokio::test]
+    async fn i6_no_descriptor_of_a_client_holds_a_thread_of_the_runtime() {
+        for (flags, is_read) in
+            [(SendFlags::empty(), true), (SendFlags::empty(), false), (SendFlags::OOB, true)]
+        {
+            let (mut stream, mut client, connection) = looking();
+            let (socket, end) = lingering();
+            client.write_all(b"GE").expect("sent");
+            if !send(&client, socket, flags) {
+                assert_eq!(flags, SendFlags::OOB, "some kernels have no such bytes");
+                continue;
+            }
+            let began = Instant::now();
+            if is_read {
+                let mut bytes = [0; 64];
+                let read = tokio::time::timeout(LONG, async {
+                    loop {
+                        let read = stream.read(&mut bytes).await;
+                        if !matches!(read, Ok(1..)) {
+                            return read;
+                        }
+                    }
+                });
+                let error = read.await.expect("at once").expect_err("a descriptor");
+                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            }
+            drop(stream);
+            assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert_eq!(Arc::strong_count(&connection), 2, "it counts while a thread closes it");
+            drop((end, client));
+            assert!(closed(&connection).await, "the other end let go");
+        }
+    }
+
+    #[tokio::test]
+    async fn i6_a_new_kernel_refuses_descriptors_on_all_connections_of_a_listener() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(dir.path().join("s")).expect("bound");
+        let refuses = refuse_descriptors(&listener);
+        let mut client = StdUnixStream::connect(dir.path().join("s")).expect("connected");
+        let (socket, end) = lingering();
+        // Before the server accepts, and after it.
+        let before = refuses && send(&client, socket, SendFlags::empty());
+        let connection = connection();
+        let mut stream = LocalStream::new(listener.accept().await.expect("accepted").0, &connection, refuses);
+        let (socket, other_end) = lingering();
+        let after = send(&client, socket, SendFlags::empty());
+        assert_eq!((before, after), (false, !refuses));
+        if refuses {
+            client.write_all(b"GET").expect("sent");
+            let mut bytes = [0; 3];
+            stream.read_exact(&mut bytes).await.expect("bytes");
+            assert_eq!(&bytes, b"GET");
+        }
+        drop((end, other_end));
     }
 }

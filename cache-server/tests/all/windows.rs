@@ -26,7 +26,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 
 const MIB: u32 = 1 << 20;
 
@@ -184,12 +184,15 @@ fn of_file(path: &str, bytes: &[u8]) -> WindowRead {
 /// Asks for a window of `bytes`. Returns its memory, whose pages are not there yet.
 async fn offered(hits: &mut Hits, bytes: u32) -> OwnedFd {
     hits.0.write_all(&window_request(bytes)).await.expect("write");
-    hits.0.readable().await.expect("an answer");
     let (mut head, mut file) = ([0; ANSWER_HEAD_BYTES], None);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let parts = &mut [IoSliceMut::new(&mut head)];
-    rustix::net::recvmsg(&hits.0, parts, &mut control, RecvFlags::CMSG_CLOEXEC).expect("an answer");
+    let socket = &hits.0;
+    let receive = || {
+        let parts = &mut [IoSliceMut::new(&mut head)];
+        Ok(rustix::net::recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC)?)
+    };
+    socket.async_io(Interest::READABLE, receive).await.expect("an answer");
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message {
             file = files.last();

@@ -3,9 +3,9 @@
 //!
 //! A server puts bytes there instead of sending them through a socket. That saves two copies, and buffers of
 //! the kernel. The server makes the memory ([`Offer::new`]) and sends a descriptor that can only read. The
-//! client touches every page ([`View::accept`]), so that the pages count for the client. Then the server looks
-//! whether they are there ([`Offer::accept`]). The client also decides where bytes go ([`View::take`]), so the
-//! server keeps no record of what the client still holds.
+//! client touches every page ([`View::accept`]), so that the pages count for the client. Then the server
+//! looks whether they are there ([`Offer::accept`]). The client also decides where bytes go ([`View::take`]),
+//! so the server keeps no record of what the client still holds.
 //!
 //! ```text
 //!   FREE ──take──▶ TAKEN ──the server answered──▶ FILLED (Bytes) ──dropped──▶ FREE

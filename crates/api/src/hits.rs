@@ -22,9 +22,9 @@
 //!
 //! A client that wants one sends its length ([`window_request`]). The server makes the memory, and answers
 //! with [`IN_WINDOW`], the length and a descriptor (`SCM_RIGHTS`), or with [`NOT_HERE`]. The client maps the
-//! memory, touches each page, and sends [`WINDOW_READY`]. The server answers with [`IN_WINDOW`] and the length
-//! if each page is there, or with [`NOT_HERE`]. So the memory counts for the client, and the server takes no
-//! descriptor of a client: calls on it could wait for the client.
+//! memory, touches each page, and sends [`WINDOW_READY`]. The server answers with [`IN_WINDOW`] and the
+//! length if each page is there, or with [`NOT_HERE`]. So the memory counts for the client, and the server
+//! takes no descriptor of a client: calls on it could wait for the client.
 //!
 //! Then `place` is where bytes go, from the beginning of the window. The server writes there and nowhere
 //! else, so the client must not use that place until the answer. It uses its other places as it likes.

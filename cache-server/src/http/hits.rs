@@ -76,13 +76,13 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 
 /// Begins a hit connection.
 ///
-/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/1`. After the 101 the
+/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/2`. After the 101 the
 /// connection speaks that protocol: a client of this machine asks for chunks and files that the server has in
 /// memory or on disk, and gets them without a wait.
 #[utoipa::path(
     get, path = "/v1/hits", tag = "bytes",
     params(
-        ("Upgrade" = String, Header, description = "`fletch-hits/1`"),
+        ("Upgrade" = String, Header, description = "`fletch-hits/2`"),
         ("Fletch-Component" = Option<String>, Header,
             description = "The program that reads: `mount`, `loader`, `cli` or `peer`"),
     ),

@@ -26,6 +26,7 @@ mod hit_thread;
 pub(crate) mod idle;
 pub(crate) mod limits;
 mod listen;
+mod local_stream;
 mod probe_lane;
 pub(crate) mod request_metrics;
 pub(crate) mod server;

@@ -170,7 +170,7 @@ mod tests {
             line.clear();
             input.read_line(&mut line).expect("a line");
         }
-        let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/1\r\n\r\n";
+        let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/2\r\n\r\n";
         output.write_all(upgraded).expect("sent");
         let mut length = [0; 2];
         while input.read_exact(&mut length).is_ok() {

@@ -3,8 +3,8 @@
 //! The short form runs in `make test`; `make accept-attacks` runs the full one, with 10,000 idle connections.
 
 use fletch_tests::attacks::{
-    Attack, Batches, EndlessBodies, Fortress, Idle, InventedJobs, LongBodies, Report, SlowBodies, SlowHeads,
-    SlowReaders, Target, besiege,
+    Attack, Batches, Descriptors, EndlessBodies, Fortress, Idle, InventedJobs, LongBodies, Report,
+    SlowBodies, SlowHeads, SlowReaders, Target, besiege,
 };
 use std::time::Duration;
 
@@ -46,6 +46,7 @@ fn attacks(target: &Target) -> Vec<(Target, Box<dyn Attack>)> {
         of(Box::new(LongBodies::attack(many(4, 20)))),
         of(Box::new(InventedJobs::attack(many(16, 100)))),
         of(Box::new(SlowReaders::new(many(50, 200)))),
+        of(Box::new(Descriptors::new(many(16, 100)))),
     ]
 }
 
@@ -59,4 +60,13 @@ fn i6_a_stranger_shuts_nobody_out() {
 fn i6_a_tenant_shuts_nobody_else_out() {
     let of = Fortress::start(&["--limits-connections", if full() { "4096" } else { "256" }]);
     check(&besiege(&of, attacks(&of.as_tenant()), time()));
+}
+
+#[test]
+fn i6_descriptors_that_take_long_to_close_shut_nobody_out() {
+    let of = Fortress::start(&[]);
+    for target in [of.as_stranger(), of.as_tenant()] {
+        let attack: Box<dyn Attack> = Box::new(Descriptors::new(many(16, 100)));
+        check(&besiege(&of, vec![(target, attack)], time()));
+    }
 }

@@ -14,6 +14,7 @@
 use super::{
     App,
     accept::{PeerStream, Wire},
+    local_stream::LocalStream,
     stream::{BoundedStream, Flow},
 };
 use crate::{
@@ -40,7 +41,6 @@ use std::{
 };
 use tokio::{
     io::AsyncReadExt as _,
-    net::UnixStream,
     time::{Instant, interval, timeout_at},
 };
 use tokio_util::either::Either;
@@ -225,7 +225,7 @@ enum GoesOn {
     /// It rests, with what was read of the next request.
     WithHttp((PeerStream, Bytes)),
     /// It is a hit connection from here on.
-    WithHits(UnixStream, Arc<HitSession>),
+    WithHits(LocalStream, Arc<HitSession>),
 }
 
 /// The session of a hit connection, once a reply accepted it.

@@ -3,13 +3,16 @@
 //! The task of the connection waits beside it, and shuts the socket down when the connection is to end. The
 //! thread notices that at its next read or write.
 
-use super::App;
+use super::{
+    App,
+    local_stream::{LocalStream, close},
+};
 use crate::{
     http::{HIT_STACK_BYTES, HitSession},
     tenancy::connections::Connection,
 };
 use std::{net::Shutdown, sync::Arc, time::Duration};
-use tokio::{net::UnixStream, runtime::Handle, sync::oneshot};
+use tokio::{runtime::Handle, sync::oneshot};
 
 /// How long the task waits for its thread after it shut the socket down. Only a dead disk holds a thread.
 const END_WAIT: Duration = Duration::from_millis(500);
@@ -18,11 +21,11 @@ impl App {
     /// Serves a hit connection until it ends, or the server closes or drains it.
     pub(super) async fn serve_hits(
         &self,
-        stream: UnixStream,
+        stream: LocalStream,
         session: Arc<HitSession>,
         connection: &Arc<Connection>,
     ) {
-        let sockets = stream.into_std().and_then(|socket| Ok((socket.try_clone()?, socket)));
+        let sockets = stream.into_socket().and_then(|socket| Ok((socket.try_clone()?, socket)));
         let (stop, socket) = match sockets {
             Ok(sockets) => sockets,
             Err(error) => {
@@ -51,6 +54,7 @@ impl App {
             () = connection.closed() => end(&stop, ended).await,
             () = self.drain.cancelled() => end(&stop, ended).await,
         };
+        close(stop, Arc::clone(&connection));
         if let Ok(Err(error)) = outcome {
             tracing::debug!(%error, source = %connection.source(), "a hit connection ended with an error");
         }

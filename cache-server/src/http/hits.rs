@@ -15,8 +15,8 @@
 //!    arrived together do so together. Whatever is wrong with it, the answer is "not here", and nothing else
 //!    is told;
 //! 4. (I8) bytes are counted as they are written to the socket, or put into the window;
-//! 5. (I6) a window is memory of the client: all its pages are there before the server maps it
-//!    ([`fletch_window`]).
+//! 5. (I6) the pages of a window count for the client, who touched them before the server writes there
+//!    ([`fletch_window`]). The server takes no descriptor of a client.
 
 use super::{
     access::access,
@@ -47,18 +47,21 @@ use fletch_api::{
     Code, Problem, headers,
     hits::{
         ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, REQUEST_BYTES_AHEAD_MAX, REQUEST_BYTES_MAX,
-        REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX, Wanted,
+        REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX, WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted,
     },
     routes,
 };
 use fletch_core::{DatasetName, JobName, Root};
-use fletch_window::Window;
+use fletch_window::{Offer, Window};
 use futures::FutureExt as _;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::{
-    io::{self, IoSlice, IoSliceMut, Write as _},
+    io::{self, IoSlice, Read as _, Write as _},
     mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::Arc,
     time::Instant,
 };
@@ -73,13 +76,13 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 
 /// Begins a hit connection.
 ///
-/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/1`. After the 101 the
+/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/2`. After the 101 the
 /// connection speaks that protocol: a client of this machine asks for chunks and files that the server has in
 /// memory or on disk, and gets them without a wait.
 #[utoipa::path(
     get, path = "/v1/hits", tag = "bytes",
     params(
-        ("Upgrade" = String, Header, description = "`fletch-hits/1`"),
+        ("Upgrade" = String, Header, description = "`fletch-hits/2`"),
         ("Fletch-Component" = Option<String>, Header,
             description = "The program that reads: `mount`, `loader`, `cli` or `peer`"),
     ),
@@ -181,7 +184,7 @@ impl HitSession {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(limits.idle_timeout))?;
         socket.set_write_timeout(Some(limits.send_timeout))?;
-        let mut window: Option<Window> = None;
+        let mut window = Windows::default();
         let mut requests = Requests::new();
         let mut answers = Answers::new(socket);
         let mut caller: Option<Caller> = None;
@@ -205,16 +208,18 @@ impl HitSession {
             self.server.touch();
             let request = request?;
             if request.is_empty() {
-                let file = requests.file.take().ok_or_else(|| broken("a window has no descriptor"))?;
-                // The old one goes first.
-                drop(window.take());
-                window = accept_window(&file);
-                let taken = window.as_ref().map(|w| HitAnswer::InWindow(w.bytes()));
-                answers.put(taken.unwrap_or(HitAnswer::NotHere))?;
+                answers.put(window.open()?)?;
+                continue;
+            }
+            if let Ok(bytes) = <[u8; WINDOW_REQUEST_BYTES]>::try_from(request) {
+                match window.offer(u32::from_le_bytes(bytes))? {
+                    Some((bytes, file)) => answers.send_window(bytes, &file)?,
+                    None => answers.put(HitAnswer::NotHere)?,
+                }
                 continue;
             }
             let request = HitRequest::parse(request).map_err(broken)?;
-            let has_place = |place| window.as_ref().is_some_and(|w| w.has(place, request.size));
+            let has_place = |place| window.opened.as_ref().is_some_and(|w| w.has(place, request.size));
             if !request.place.is_none_or(has_place) {
                 return Err(broken("the place is not in a window"));
             }
@@ -226,7 +231,7 @@ impl HitSession {
             let answered = match (found, request.place) {
                 (Some(found), None) => answers.send(HitAnswer::Here(request.size), &found),
                 (Some(found), Some(place)) => {
-                    if !window.as_mut().is_some_and(|w| w.put(place, &found.bytes)) {
+                    if !window.opened.as_mut().is_some_and(|w| w.put(place, &found.bytes)) {
                         return Err(broken("the place is not in a window"));
                     }
                     found.charge.add(found.bytes.len());
@@ -295,14 +300,42 @@ fn count_slow(connection: &Connection, error: &io::Error) {
     }
 }
 
-/// Returns the window, if the memory that a client sent is good for one.
-fn accept_window(file: &OwnedFd) -> Option<Window> {
-    match Window::accept(file, WINDOW_BYTES_MAX) {
-        Ok(window) => Some(window),
-        Err(error) => {
-            tracing::debug!(%error, "a client sent memory that cannot be its window");
-            None
+/// The window of a connection.
+#[derive(Default)]
+struct Windows {
+    /// Memory whose pages the client touches now.
+    offered: Option<Offer>,
+    opened: Option<Window>,
+    /// How often the client asked for one.
+    asked: u32,
+}
+
+impl Windows {
+    /// Makes memory for a window of `bytes` that replaces the one before. Returns its length, and the
+    /// descriptor for the client.
+    fn offer(&mut self, bytes: u32) -> io::Result<Option<(u32, OwnedFd)>> {
+        self.asked += 1;
+        if self.asked > WINDOWS_MAX || !(1..=WINDOW_BYTES_MAX).contains(&bytes) {
+            return Err(broken("the client asks for too many windows, or for a wrong length"));
         }
+        (self.offered, self.opened) = (None, None);
+        match Offer::new(bytes) {
+            Ok((offer, file)) => {
+                self.offered = Some(offer);
+                Ok(Some((bytes, file)))
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the system has no memory for the window of a client");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Opens the window whose pages the client touched. Returns the answer.
+    fn open(&mut self) -> io::Result<HitAnswer> {
+        let offered = self.offered.take().ok_or_else(|| broken("no window was offered"))?;
+        self.opened = offered.accept()?;
+        Ok(self.opened.as_ref().map_or(HitAnswer::NotHere, |w| HitAnswer::InWindow(w.bytes())))
     }
 }
 
@@ -311,13 +344,11 @@ struct Requests {
     buffer: Vec<u8>,
     /// What has arrived and was not returned yet.
     pending: std::ops::Range<usize>,
-    /// The descriptor that arrived last.
-    file: Option<OwnedFd>,
 }
 
 impl Requests {
     fn new() -> Self {
-        Requests { buffer: vec![0; 2 + REQUEST_BYTES_MAX], pending: 0..0, file: None }
+        Requests { buffer: vec![0; 2 + REQUEST_BYTES_MAX], pending: 0..0 }
     }
 
     /// Returns the bytes of the next request, after its length; `None` if it has not arrived whole.
@@ -337,27 +368,21 @@ impl Requests {
     }
 
     /// Receives more bytes. Returns false at the end of the connection.
-    fn receive(&mut self, socket: &UnixStream) -> io::Result<bool> {
+    fn receive(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
         self.buffer.copy_within(self.pending.clone(), 0);
         self.pending = 0..self.pending.len();
         // A client that sends requests ahead sends many at once.
         if self.buffer.len() < REQUEST_BYTES_AHEAD_MAX && self.pending.len() > REQUEST_BYTES_MAX / 2 {
             self.buffer.resize(REQUEST_BYTES_AHEAD_MAX, 0);
         }
-        // Linux closes descriptors for which there is no space.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = rustix::io::retry_on_intr(|| {
-            let mut parts = [IoSliceMut::new(&mut self.buffer[self.pending.end..])];
-            rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-        })?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                self.file = files.last();
+        let received = loop {
+            match socket.read(&mut self.buffer[self.pending.end..]) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                received => break received?,
             }
-        }
-        self.pending.end += received.bytes;
-        match received.bytes {
+        };
+        self.pending.end += received;
+        match received {
             0 if !self.pending.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
             bytes => Ok(bytes > 0),
         }
@@ -390,6 +415,26 @@ impl<'a> Answers<'a> {
         let sent = send(self.socket, &self.waiting, &found.bytes, Some(&found.charge));
         self.waiting.clear();
         sent
+    }
+
+    /// Sends the answer that offers a window, with its descriptor.
+    fn send_window(&mut self, bytes: u32, file: &OwnedFd) -> io::Result<()> {
+        self.flush()?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+            return Err(io::Error::other("a descriptor needs more space"));
+        }
+        let head = HitAnswer::InWindow(bytes).encode();
+        let (parts, flags) = ([IoSlice::new(&head)], SendFlags::NOSIGNAL);
+        let sent =
+            rustix::io::retry_on_intr(|| rustix::net::sendmsg(self.socket, &parts, &mut control, flags));
+        match sent {
+            Ok(ANSWER_HEAD_BYTES) => Ok(()),
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Sends the answers that wait.

@@ -5,7 +5,9 @@ use crate::{
     hits::{Hits, chunk, read, socket},
 };
 use fletch_api::{
-    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, WINDOW_REQUEST},
+    hits::{
+        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, WINDOW_BYTES_MAX, WINDOW_READY, WINDOWS_MAX, window_request,
+    },
     routes,
 };
 use fletch_client::{
@@ -14,19 +16,17 @@ use fletch_client::{
 };
 use fletch_core::{Hash, Root};
 use fletch_window::{Filled, View};
-use rustix::{
-    fs::MemfdFlags,
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::{
-    fs::{self, File},
-    io::IoSlice,
+    fs,
+    io::IoSliceMut,
     mem::MaybeUninit,
-    os::fd::{AsFd as _, BorrowedFd},
+    os::fd::OwnedFd,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 
 const MIB: u32 = 1 << 20;
 
@@ -181,17 +181,40 @@ fn of_file(path: &str, bytes: &[u8]) -> WindowRead {
     WindowRead { path: Some(path.to_owned()), hash: Hash::of(bytes), size }
 }
 
-/// Sends memory as the window of a connection. Returns how the server answers.
-async fn send_window(hits: &mut Hits, file: BorrowedFd<'_>) -> HitAnswer {
+/// Asks for a window of `bytes`. Returns its memory, whose pages are not there yet.
+async fn offered(hits: &mut Hits, bytes: u32) -> OwnedFd {
+    hits.0.write_all(&window_request(bytes)).await.expect("write");
+    let (mut head, mut file) = ([0; ANSWER_HEAD_BYTES], None);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
-    let parts = [IoSlice::new(&WINDOW_REQUEST)];
-    rustix::net::sendmsg(&hits.0, &parts, &mut control, SendFlags::empty()).expect("sent");
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let socket = &hits.0;
+    let receive = || {
+        let parts = &mut [IoSliceMut::new(&mut head)];
+        Ok(rustix::net::recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC)?)
+    };
+    socket.async_io(Interest::READABLE, receive).await.expect("an answer");
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            file = files.last();
+        }
+    }
+    assert_eq!(HitAnswer::parse(head), Some(HitAnswer::InWindow(bytes)));
+    file.expect("a descriptor")
+}
+
+/// Says that the pages of the window are there. Returns how the server answers.
+async fn ready(hits: &mut Hits) -> HitAnswer {
+    hits.0.write_all(&WINDOW_READY).await.expect("write");
     let mut head = [0; ANSWER_HEAD_BYTES];
     hits.0.read_exact(&mut head).await.expect("an answer");
     HitAnswer::parse(head).expect("a head")
+}
+
+/// Opens a window of `bytes`.
+async fn open_window(hits: &mut Hits, bytes: u32) -> Arc<View> {
+    let view = View::accept(offered(hits, bytes).await, bytes).expect("a view");
+    assert_eq!(ready(hits).await, HitAnswer::InWindow(bytes));
+    view
 }
 
 #[tokio::test]
@@ -208,16 +231,17 @@ async fn a_client_that_names_a_place_outside_of_its_window_loses_its_connection(
     };
     for (has_window, wrong) in [
         (false, encoded(0)),
-        (false, WINDOW_REQUEST.to_vec()),
+        (false, WINDOW_READY.to_vec()),
+        (false, window_request(0).to_vec()),
+        (false, window_request(WINDOW_BYTES_MAX + 1).to_vec()),
         (true, encoded(MIB - 59_999)),
         (true, encoded(u32::MAX)),
         (true, [encoded(u32::MAX), encoded(0)].concat()),
-        (true, WINDOW_REQUEST.to_vec()),
+        (true, WINDOW_READY.to_vec()),
     ] {
         let mut hits = Hits::open(&socket(&node), "").await;
         if has_window {
-            let (_, file) = View::new(MIB).expect("memory");
-            assert_eq!(send_window(&mut hits, file.as_fd()).await, HitAnswer::InWindow(MIB));
+            drop(open_window(&mut hits, MIB).await);
         }
         hits.0.write_all(&wrong).await.expect("write");
         hits.0.shutdown().await.expect("shut down");
@@ -231,26 +255,23 @@ async fn a_client_that_names_a_place_outside_of_its_window_loses_its_connection(
 }
 
 #[tokio::test]
-async fn i6_memory_that_is_no_window_is_not_taken_and_the_connection_goes_on() {
+async fn i6_memory_that_its_client_did_not_touch_is_no_window_and_the_connection_goes_on() {
     let tree = many(1);
     let root = tree.index().root();
     let node = Node::serving(&tree, &[]).await;
     let bytes = &tree.files["f000"];
     read(&node, &routes::chunk(root, Hash::of(bytes))).await;
     let mut hits = Hits::open(&socket(&node), "").await;
-    let (view, file) = View::new(MIB).expect("memory");
-    assert_eq!(send_window(&mut hits, file.as_fd()).await, HitAnswer::InWindow(MIB));
-    let flags = MemfdFlags::ALLOW_SEALING;
-    let without_pages = rustix::fs::memfd_create("fletch-window", flags).expect("memory");
-    rustix::fs::ftruncate(&without_pages, 1 << 20).expect("a length");
-    let null = File::open("/dev/null").expect("opens");
-    for wrong in [file.as_fd(), without_pages.as_fd(), null.as_fd()] {
-        assert_eq!(send_window(&mut hits, wrong).await, HitAnswer::NotHere);
-    }
-    assert_eq!(mapped(1).await, 1, "the server let go of the first one");
+    let view = open_window(&mut hits, MIB).await;
+    let untouched = offered(&mut hits, 2 * MIB).await;
+    assert_eq!(ready(&mut hits).await, HitAnswer::NotHere);
+    assert_eq!(mapped(1).await, 1, "the server let go of the first one, and of the second one");
     assert_eq!(hits.ask(&chunk(root, bytes)).await.as_ref(), Some(bytes), "through the socket");
-    let (second, file) = View::new(2 * MIB).expect("memory");
-    assert_eq!(send_window(&mut hits, file.as_fd()).await, HitAnswer::InWindow(2 * MIB));
-    drop((view, second));
+    drop((view, untouched, open_window(&mut hits, 4 * MIB).await));
+    for _ in 3..WINDOWS_MAX {
+        offered(&mut hits, MIB).await;
+    }
+    hits.0.write_all(&window_request(MIB)).await.expect("write");
+    assert!(hits.ends().await, "a further window");
     node.running.shutdown().await;
 }

@@ -1,7 +1,7 @@
 //! The protocol of a hit connection: a client of this machine asks for bytes that the server has at hand.
 //!
 //! The connection begins as HTTP/1.1 on the unix socket: `GET /v1/hits` with `Connection: upgrade` and
-//! `Upgrade: fletch-hits/1`. The server checks it like any request and answers 101. Then the client sends
+//! `Upgrade: fletch-hits/2`. The server checks it like any request and answers 101. Then the client sends
 //! requests, and the server answers them in their order. Numbers are little-endian.
 //!
 //! ```text
@@ -20,24 +20,31 @@
 //!
 //! # The window
 //!
-//! A client that wants one makes memory and sends a request of length 0 with its descriptor (`SCM_RIGHTS`).
-//! The server answers with [`IN_WINDOW`] and its length, or with [`NOT_HERE`] if it does not take it. Then
-//! `place` is where bytes go, from the beginning of the window. The server writes there and nowhere else, so
-//! the client must not use that place until the answer. It uses its other places as it likes. Another window
-//! replaces this one; the client sends it when no request waits for its answer.
+//! A client that wants one sends its length ([`window_request`]). The server makes the memory, and answers
+//! with [`IN_WINDOW`], the length and a descriptor (`SCM_RIGHTS`), or with [`NOT_HERE`]. The client maps the
+//! memory, touches each page, and sends [`WINDOW_READY`]. The server answers with [`IN_WINDOW`] and the
+//! length if each page is there, or with [`NOT_HERE`]. So the memory counts for the client, and the server
+//! takes no descriptor of a client: calls on it could wait for the client.
 //!
-//! The memory is a `memfd` of at most [`WINDOW_BYTES_MAX`] bytes, which can be sealed. Each of its pages has
-//! been written, so that it counts for the client.
+//! Then `place` is where bytes go, from the beginning of the window. The server writes there and nowhere
+//! else, so the client must not use that place until the answer. It uses its other places as it likes.
+//!
+//! Another window replaces this one; the client asks for it when no request waits for its answer. A
+//! connection gets at most [`WINDOWS_MAX`] windows of at most [`WINDOW_BYTES_MAX`] bytes.
 
 use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};
 
 /// The name and version of the protocol, in the `Upgrade` header.
-pub const PROTOCOL: &str = "fletch-hits/1";
+pub const PROTOCOL: &str = "fletch-hits/2";
 /// The longest window, in bytes.
 pub const WINDOW_BYTES_MAX: u32 = 32 << 20;
-/// The request that comes with the descriptor of a window.
-pub const WINDOW_REQUEST: [u8; 2] = [0, 0];
+/// The most windows of a connection. Each is at least twice as long as the one before.
+pub const WINDOWS_MAX: u32 = 8;
+/// The length of a request for a window, after its length.
+pub const WINDOW_REQUEST_BYTES: usize = 4;
+/// The request that says that each page of the window is there.
+pub const WINDOW_READY: [u8; 2] = [0, 0];
 /// The most requests that wait for their answers.
 pub const REQUESTS_AHEAD_MAX: usize = 64;
 /// The most bytes of requests that wait for their answers.
@@ -50,10 +57,17 @@ pub const REQUEST_BYTES_MAX: usize = 8 << 10;
 pub const ANSWER_HEAD_BYTES: usize = 8;
 /// The status of an answer with bytes.
 pub const HERE: u8 = 1;
-/// The status of an answer whose bytes are in the window, and of one that takes a window.
+/// The status of an answer whose bytes are in the window, and of one that offers or opens a window.
 pub const IN_WINDOW: u8 = 2;
-/// The status of an answer without bytes, and of one that takes no window.
+/// The status of an answer without bytes, and of one without a window.
 pub const NOT_HERE: u8 = 0;
+
+/// Returns the request for a window of `bytes`.
+#[must_use]
+pub fn window_request(bytes: u32) -> [u8; 2 + WINDOW_REQUEST_BYTES] {
+    let [a, b, c, d] = bytes.to_le_bytes();
+    [4, 0, a, b, c, d]
+}
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,8 +196,8 @@ impl HitRequest<'_> {
 pub enum HitAnswer {
     /// As many bytes follow as were asked for.
     Here(u32),
-    /// As many bytes as were asked for are in their place in the window. After [`WINDOW_REQUEST`]: the server
-    /// takes a window of so many bytes.
+    /// As many bytes as were asked for are in their place in the window. After [`window_request`] and
+    /// [`WINDOW_READY`]: the window has so many bytes.
     InWindow(u32),
     /// The server does not have the bytes at hand.
     NotHere,

@@ -4,8 +4,8 @@
 //! short time: that saves the ways between threads, which take longer than the answer. [`fletch_api::hits`]
 //! has the protocol. A caller that gets no bytes makes the usual call.
 //!
-//! The bytes come through the socket, or lie in the *window* of the connection: memory of this process that
-//! the server writes ([`fletch_window`]). It is made with the first ask for it, and made anew when asks
+//! The bytes come through the socket, or lie in the *window* of the connection: memory that the server writes
+//! and this process reads ([`fletch_window`]). It is made with the first ask for it, and made anew when asks
 //! become longer: four of the longest ask fit into it, so that bytes can be held while the next ones come.
 //!
 //! ```text
@@ -34,6 +34,7 @@ pub use window_reads::{Verify, WindowRead, close_idle};
 use crate::token::Bearer;
 use fletch_api::hits::{
     ANSWER_HEAD_BYTES, HitAnswer, HitRequest, REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX,
+    WINDOW_READY, window_request,
 };
 use fletch_window::{Filled, Place, View};
 use http::HeaderValue;
@@ -43,7 +44,6 @@ use socket::Socket;
 use std::{
     io::IoSliceMut,
     ops::Range,
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -480,14 +480,22 @@ impl OpenConnection {
             return Ok(());
         }
         self.window_tried = wanted;
-        let (view, file) = match View::new(wanted) {
-            Ok(made) => made,
+        self.window = None;
+        self.socket.send(&window_request(wanted))?;
+        let (head, file) = self.socket.receive_window(until)?;
+        let file = match (HitAnswer::parse(head), file) {
+            (Some(HitAnswer::InWindow(len)), Some(file)) if len == wanted => file,
+            (Some(HitAnswer::NotHere), None) => return Ok(()),
+            _ => return Err(Fault::Protocol("an answer offers no window")),
+        };
+        let view = match View::accept(file, wanted) {
+            Ok(view) => view,
             Err(error) => {
-                tracing::warn!(%error, bytes = wanted, "no memory for the window of a hit connection");
+                tracing::warn!(%error, bytes = wanted, "the window of a hit connection cannot be used");
                 return Ok(());
             }
         };
-        self.socket.send_window(file.as_fd())?;
+        self.socket.send(&WINDOW_READY)?;
         let mut head = [0; ANSWER_HEAD_BYTES];
         self.socket.receive_all(&mut head, until)?;
         self.window = match HitAnswer::parse(head) {

@@ -1,27 +1,56 @@
 //! The side of the server.
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{SealFlags, SeekFrom};
-use std::{io, os::fd::OwnedFd, ptr};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    ptr,
+};
 
-/// What Linux says of files in memory with pages of the usual size.
-const TMPFS: u64 = 0x0102_1994;
+/// Memory that the server offers to a client as a window. Its pages are not there yet.
+#[derive(Debug)]
+pub struct Offer {
+    map: MmapRaw,
+    file: OwnedFd,
+}
 
-/// The server does not take this memory as a window.
-#[derive(Debug, thiserror::Error)]
-pub enum BadWindow {
-    /// It is a file on a disk, a pipe, or memory of another kind.
-    #[error("it is no shared memory with pages of the usual size")]
-    Kind,
-    /// It is empty or too long, or its length changed meanwhile.
-    #[error("it has a length of {0} bytes")]
-    Length(u64),
-    /// A page is not there: to write it would take memory of the server.
-    #[error("a page is missing at {0}")]
-    Hole(u64),
-    /// The system rejected it. It may be sealed already.
-    #[error("it cannot be mapped and sealed: {0}")]
-    System(#[from] io::Error),
+impl Offer {
+    /// Makes memory of `bytes`, which must not be 0. Returns also the descriptor for the client.
+    ///
+    /// The memory is sealed: no descriptor can write to it, change its length or take pages out of it. Only
+    /// the mapping of the server can write. The descriptor for the client can only read, and other users
+    /// cannot open the memory anew.
+    ///
+    /// # Errors
+    /// The system cannot seal memory, or `/proc` is not mounted.
+    pub fn new(bytes: u32) -> io::Result<(Self, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("fletch-window", flags)?;
+        rustix::fs::ftruncate(&file, bytes.into())?;
+        rustix::fs::fchmod(&file, Mode::RUSR)?;
+        let map = MmapOptions::new().len(usize::try_from(bytes).map_err(io::Error::other)?).map_raw(&file)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let of_client = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok((Offer { map, file }, of_client))
+    }
+
+    /// Returns the window, if its client has touched all pages. `None`: to write the memory would take memory
+    /// of the server.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub fn accept(self) -> io::Result<Option<Window>> {
+        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(0))?;
+        if hole != self.map.len() as u64 {
+            return Ok(None);
+        }
+        // Linux before 5.14 cannot do that. Then pages are mapped one by one as they are written.
+        drop(self.map.advise(Advice::PopulateWrite));
+        Ok(Some(Window { map: self.map }))
+    }
 }
 
 /// The server's side of a window. It can write.
@@ -31,38 +60,6 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps and seals memory of at most `bytes_max` bytes that a client sent.
-    ///
-    /// After that, neither side can map it writable again, write to it by a call, change its length or take
-    /// pages out of it. A mapping of the client that could write before still can.
-    ///
-    /// # Errors
-    /// [`BadWindow`].
-    pub fn accept(file: &OwnedFd, bytes_max: u32) -> Result<Self, BadWindow> {
-        let kind = rustix::fs::fstatfs(file).map_err(io::Error::from)?.f_type;
-        if u64::try_from(kind).ok() != Some(TMPFS) {
-            return Err(BadWindow::Kind);
-        }
-        let bytes = length(file)?;
-        let len = u32::try_from(bytes).ok().filter(|len| (1..=bytes_max).contains(len));
-        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or(BadWindow::Length(bytes))?;
-        let map = MmapOptions::new().len(len).map_raw(file)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(file, seals).map_err(io::Error::from)?;
-        // Nothing changes any more, so what is seen from here on stays true.
-        let sealed = length(file)?;
-        if sealed != bytes {
-            return Err(BadWindow::Length(sealed));
-        }
-        let hole = rustix::fs::seek(file, SeekFrom::Hole(0)).map_err(io::Error::from)?;
-        if hole != bytes {
-            return Err(BadWindow::Hole(hole));
-        }
-        // Linux before 5.14 cannot do that. Then pages are mapped one by one as they are written.
-        drop(map.advise(Advice::PopulateWrite));
-        Ok(Window { map })
-    }
-
     /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u32 {
@@ -86,16 +83,10 @@ impl Window {
     }
 }
 
-/// Returns the length of a file in bytes.
-fn length(file: &OwnedFd) -> Result<u64, BadWindow> {
-    let bytes = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size;
-    Ok(u64::try_from(bytes).unwrap_or(0))
-}
-
 /// Copies bytes into a mapping, in which `at + bytes.len()` lies.
 #[expect(unsafe_code, reason = "memory that another process may read and write has no safe reference")]
 fn copy(bytes: &[u8], to: &MmapRaw, at: usize) {
-    // SAFETY: the caller checked that the place lies in the mapping, whose pages stay there (invariant 1).
+    // SAFETY: the caller checked that the place lies in the mapping, whose pages stay there (invariant 2).
     // `bytes` is memory of this process, so they do not overlap. Nothing here depends on what another
     // process reads or writes meanwhile.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_mut_ptr().add(at), bytes.len()) }

@@ -4,16 +4,22 @@ use crate::places::Places;
 use crate::written_pages::WrittenPages;
 use memmap2::{Advice, MmapMut, MmapOptions};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{MemfdFlags, SealFlags};
-use std::{
-    fs::File,
-    io::{self, Write as _},
-    os::fd::OwnedFd,
-    sync::Arc,
-};
+use rustix::fs::SealFlags;
+use std::{fs::File, hint::black_box, io, os::fd::OwnedFd, sync::Arc};
 
-/// How many bytes are written at once when the memory is made.
-const WRITE_BYTES: usize = 64 << 10;
+/// The client does not take this memory as a window.
+#[derive(Debug, thiserror::Error)]
+pub enum BadWindow {
+    /// Its length can change, so that a read could end the client with a signal.
+    #[error("its length is not sealed")]
+    Seals,
+    /// It is not as long as the client asked for.
+    #[error("it has a length of {0} bytes")]
+    Length(u64),
+    /// The system rejected it.
+    #[error("it cannot be mapped: {0}")]
+    System(#[from] io::Error),
+}
 
 /// The client's side of a window.
 ///
@@ -28,28 +34,33 @@ pub struct View {
 }
 
 impl View {
-    /// Makes the memory of a window of `bytes`, which must not be 0. Returns also the descriptor for the
-    /// server.
-    ///
-    /// It takes all of its memory at once.
+    /// Maps memory of `bytes` that the server offers, and touches every page, so that it counts for this
+    /// process.
     ///
     /// # Errors
-    /// The system has no room for it, or cannot seal memory.
-    pub fn new(bytes: u32) -> io::Result<(Arc<Self>, OwnedFd)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let mut file = File::from(rustix::fs::memfd_create("fletch-window", flags)?);
-        let zeros = [0; WRITE_BYTES];
-        let mut left = usize::try_from(bytes).map_err(io::Error::other)?;
-        while left > 0 {
-            let written = left.min(WRITE_BYTES);
-            file.write_all(&zeros[..written])?;
-            left -= written;
+    /// [`BadWindow`].
+    pub fn accept(file: OwnedFd, bytes: u32) -> Result<Arc<Self>, BadWindow> {
+        // Only memory has seals, so nothing asks a file system here.
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| BadWindow::Seals)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(BadWindow::Seals);
         }
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let file = File::from(file);
+        let len = file.metadata()?.len();
+        if len != u64::from(bytes) {
+            return Err(BadWindow::Length(len));
+        }
         let map = map(&file)?;
-        let page_bytes = u32::try_from(rustix::param::page_size()).map_err(io::Error::other)?;
+        let page_bytes = rustix::param::page_size();
+        // Before Linux 5.14 there is no such advice.
+        if map.advise(Advice::PopulateRead).is_err() {
+            map.iter().step_by(page_bytes).for_each(|byte| {
+                black_box(byte);
+            });
+        }
+        let page_bytes = u32::try_from(page_bytes).map_err(io::Error::other)?;
         let (written, places) = (WrittenPages::of_this_process(), Mutex::new(Places::new(bytes, page_bytes)));
-        Ok((Arc::new(View { map, written, places }), file.into()))
+        Ok(Arc::new(View { map, written, places }))
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
@@ -125,29 +136,26 @@ impl AsRef<[u8]> for Filled {
 /// Maps the memory. What is written through this mapping goes to a copy of the page.
 #[expect(unsafe_code, reason = "a mapping is plain memory only while nobody else changes its file")]
 fn map(file: &File) -> io::Result<MmapMut> {
-    // SAFETY: the file was made above, and its length is sealed. The server changes bytes only of a place
+    // SAFETY: the server made the file, and its length is sealed. The server changes bytes only of a place
     // that the client named in a request without an answer. Only `Filled` reads bytes, after the answer, and
-    // while it lives no request names its place. The server is trusted with this as with its answers.
-    let map = unsafe { MmapOptions::new().map_copy(file)? };
-    // The option `populate` would copy every page. Before Linux 5.14 there is no such advice, and pages are
-    // mapped when they are read.
-    drop(map.advise(Advice::PopulateRead));
-    Ok(map)
+    // while it lives no request names its place. The server is trusted with this as with its answers. The
+    // option `populate` would copy every page.
+    unsafe { MmapOptions::new().map_copy(file) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BadWindow, Window};
-    use memmap2::MmapMut;
-    use rustix::fs::FallocateFlags;
+    use crate::{Offer, Window};
+    use rustix::fs::{FallocateFlags, MemfdFlags, Mode};
+    use std::{io::Write as _, os::fd::AsRawFd as _};
 
     const MIB: u32 = 1 << 20;
 
     fn pair(bytes: u32) -> (Arc<View>, Window, OwnedFd) {
-        let (view, file) = View::new(bytes).expect("memory");
-        let window = Window::accept(&file, MIB).expect("a window");
-        (view, window, file)
+        let (offer, file) = Offer::new(bytes).expect("memory");
+        let view = View::accept(file.try_clone().expect("cloned"), bytes).expect("a view");
+        (view, offer.accept().expect("a look").expect("all pages"), file)
     }
 
     #[test]
@@ -197,110 +205,82 @@ mod tests {
         assert!(window.put(0, &[1; 8192]));
     }
 
+    /// Returns the error of opening the memory anew, to write.
+    fn reopened(file: &OwnedFd) -> io::Result<File> {
+        File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    }
+
     #[test]
     #[expect(unsafe_code, reason = "an attack by a mapping")]
-    fn i1_a_client_cannot_take_pages_away_after_its_window_was_accepted() {
+    fn i1_a_client_can_neither_write_to_its_window_nor_take_pages_away() {
         let (view, mut window, file) = pair(8192);
         assert!(window.put(0, b"content"));
-        // SAFETY: the mapping must fail; if it does not, nobody writes through it.
-        let mapped = unsafe { MmapMut::map_mut(&file) };
-        assert!(mapped.is_err(), "a writable mapping");
-        let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for (how, from, len) in
-            [(punched, 0, 4096), (FallocateFlags::ZERO_RANGE, 0, 4096), (FallocateFlags::empty(), 0, 16384)]
-        {
-            assert!(rustix::fs::fallocate(&file, how, from, len).is_err(), "{how:?}");
-        }
-        let mut file = File::from(file);
-        assert!(file.write_all(b"x").is_err(), "a write");
-        assert!(file.set_len(0).is_err() && file.set_len(16384).is_err(), "another length");
-        let seals = rustix::fs::fcntl_add_seals(&file, SealFlags::empty());
-        assert!(seals.is_err(), "further seals");
-        let reopened = File::options().write(true).open(format!("/proc/self/fd/{}", {
-            use std::os::fd::AsRawFd as _;
-            file.as_raw_fd()
-        }));
-        if let Ok(mut reopened) = reopened {
-            assert!(reopened.write_all(b"x").is_err(), "a write by another descriptor");
-            assert!(rustix::fs::fallocate(&reopened, punched, 0, 4096).is_err());
+        let of_owner = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
+        // The owner of the memory, and root, open it to write. The seals hold for them, too.
+        let writable = of_owner.ok().and_then(|()| reopened(&file).ok());
+        let files: Vec<OwnedFd> = [Some(file), writable.map(OwnedFd::from)].into_iter().flatten().collect();
+        assert_eq!(files.len(), 2);
+        for file in files {
+            // SAFETY: the mapping must fail; if it does not, nobody writes through it.
+            assert!(unsafe { MmapMut::map_mut(&file) }.is_err(), "a writable mapping");
+            let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            for (how, from, len) in [
+                (punched, 0, 4096),
+                (FallocateFlags::ZERO_RANGE, 0, 4096),
+                (FallocateFlags::empty(), 0, 16384),
+            ] {
+                assert!(rustix::fs::fallocate(&file, how, from, len).is_err(), "{how:?}");
+            }
+            assert!(rustix::fs::fcntl_add_seals(&file, SealFlags::empty()).is_err(), "further seals");
+            let mut file = File::from(file);
+            assert!(file.write_all(b"x").is_err(), "a write");
+            assert!(file.set_len(0).is_err() && file.set_len(16384).is_err(), "another length");
         }
         assert_eq!(view.take(7).expect("room").filled().as_ref(), b"content");
     }
 
     #[test]
-    #[expect(unsafe_code, reason = "an attack by a mapping")]
-    fn a_client_that_writes_into_its_window_harms_itself_alone() {
-        let mut memory = memory(8192);
-        memory.write_all(&[0; 8192]).expect("written");
-        // SAFETY: the test reads these bytes by this mapping only, and expects that they change.
-        let mut scribbled = unsafe { MmapMut::map_mut(&memory) }.expect("before the seal");
-        let mut window = Window::accept(&memory.into(), MIB).expect("a window");
-        let (view, mut of_other, _) = pair(8192);
-        let other = view.take(8192).expect("room");
-        for round in 1..100_u8 {
-            assert!(window.put(0, &[round; 8192]));
-            assert!(scribbled.iter().all(|byte| *byte == round), "the server's bytes");
-            scribbled.fill(0xff);
-            assert!(of_other.put(other.offset(), &[round; 8192]));
-        }
-        assert_eq!(other.filled().as_ref(), &[99; 8192][..]);
-    }
-
-    /// Makes memory as a client would that does not follow the rules.
-    fn memory(len: u64) -> File {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create("attack", flags).expect("memory"));
-        file.set_len(len).expect("a length");
-        file
-    }
-
-    fn refused(file: File) -> BadWindow {
-        Window::accept(&file.into(), MIB).expect_err("it is refused")
+    fn the_descriptor_of_a_client_only_reads_and_another_user_opens_the_memory_not_to_write() {
+        let (_, file) = Offer::new(8192).expect("memory");
+        let of = rustix::fs::fcntl_getfl(&file).expect("flags");
+        assert_eq!(of & rustix::fs::OFlags::RWMODE, rustix::fs::OFlags::RDONLY);
+        assert_eq!(rustix::fs::fstat(&file).expect("a mode").st_mode & 0o7777, 0o400);
     }
 
     #[test]
-    fn i6_memory_that_the_server_would_have_to_pay_for_is_refused() {
-        assert!(matches!(refused(memory(8192)), BadWindow::Hole(0)), "no page");
-        let mut half = memory(8192);
-        half.write_all(&[1; 4096]).expect("written");
-        assert!(matches!(refused(half), BadWindow::Hole(4096)), "one page of two");
-        // As many pages as it is long, but behind its end.
-        let beyond = memory(8192);
-        let further = rustix::fs::fallocate(&beyond, FallocateFlags::KEEP_SIZE, 8192, 8192);
-        further.expect("pages behind the end");
-        assert!(matches!(refused(beyond), BadWindow::Hole(0)));
-        let mut whole = memory(8192);
-        whole.write_all(&[1; 8192]).expect("written");
-        assert!(Window::accept(&whole.into(), MIB).is_ok());
+    #[expect(unsafe_code, reason = "a client that touches less than all pages")]
+    fn i6_memory_that_the_server_would_have_to_pay_for_is_no_window() {
+        for touched in 0..2 {
+            let (offer, file) = Offer::new(8192).expect("memory");
+            // SAFETY: nobody writes to the memory.
+            let map = unsafe { MmapOptions::new().map(&file) }.expect("a mapping");
+            map.iter().step_by(4096).take(touched).for_each(|byte| {
+                black_box(byte);
+            });
+            assert!(offer.accept().expect("a look").is_none(), "{touched} of two pages");
+        }
     }
 
     #[test]
-    fn memory_of_another_kind_or_length_is_refused() {
-        assert!(matches!(refused(memory(0)), BadWindow::Length(0)));
-        assert!(matches!(refused(memory(u64::from(MIB) + 1)), BadWindow::Length(1_048_577)));
-        assert!(matches!(refused(memory(1 << 40)), BadWindow::Length(_)));
-        // /dev is memory, too, on some systems.
-        let null = refused(File::open("/dev/null").expect("opens"));
-        assert!(matches!(null, BadWindow::Kind | BadWindow::Length(0)));
-        assert!(matches!(refused(File::open("/proc/self/exe").expect("opens")), BadWindow::Kind));
-        let (_, file) = View::new(4096).expect("memory");
-        let path = format!("/proc/self/fd/{}", {
-            use std::os::fd::AsRawFd as _;
-            file.as_raw_fd()
-        });
-        let read_only = File::open(path).expect("opens");
-        assert!(matches!(refused(read_only), BadWindow::System(_)), "a descriptor that only reads");
-        assert!(Window::accept(&file, MIB).is_ok());
-        assert!(matches!(refused(file.into()), BadWindow::System(_)), "it has a server already");
-        // No seals for files that are no memory of one process.
-        if let Ok(mut shared) = tempfile::tempfile_in("/dev/shm") {
-            shared.write_all(&[1; 4096]).expect("written");
-            assert!(matches!(refused(shared), BadWindow::System(_)));
+    fn a_client_takes_no_memory_that_could_end_it_with_a_signal() {
+        let memory = |len: u64, seals| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = File::from(rustix::fs::memfd_create("attack", flags).expect("memory"));
+            file.set_len(len).expect("a length");
+            rustix::fs::fcntl_add_seals(&file, seals).expect("seals");
+            OwnedFd::from(file)
+        };
+        let refused = |file| View::accept(file, 8192).expect_err("it is refused");
+        let (shrink, grow) = (SealFlags::SHRINK, SealFlags::GROW);
+        for seals in [SealFlags::empty(), shrink, grow] {
+            assert!(matches!(refused(memory(8192, seals)), BadWindow::Seals));
         }
-        let huge = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        if let Ok(huge) = rustix::fs::memfd_create("huge", huge) {
-            assert!(matches!(refused(huge.into()), BadWindow::Kind));
+        assert!(matches!(refused(memory(4096, shrink | grow)), BadWindow::Length(4096)));
+        assert!(matches!(refused(memory(0, shrink | grow)), BadWindow::Length(0)));
+        for path in ["/dev/null", "/proc/self/exe", "/"] {
+            assert!(matches!(refused(File::open(path).expect("opens").into()), BadWindow::Seals), "{path}");
         }
+        assert!(View::accept(memory(8192, shrink | grow), 8192).is_ok());
     }
 
     #[test]

@@ -24,8 +24,11 @@ use nix::{
 use parking_lot::Mutex;
 use std::{
     fs::{self, File, Permissions},
-    io,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    io::{self, Write as _},
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink},
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -256,27 +259,44 @@ fn closed(dir: &Path) -> Result<PathBuf> {
 }
 
 /// Makes a directory that is not mounted unreadable, with one file that says why.
+///
+/// The directory may be in another user's hand, who swaps names: each step goes through its open descriptor,
+/// follows no link and changes no file that was there before.
 fn close_dir(dir: &Path) -> Result<()> {
     let shown = dir.display();
-    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {shown}"))?;
-    for entry in entries {
+    let open = File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(dir);
+    let open = open.with_context(|| format!("cannot open {shown}"))?;
+    let here = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+    for entry in fs::read_dir(&here).with_context(|| format!("cannot read {shown}"))? {
         let name = entry.with_context(|| format!("cannot read {shown}"))?.file_name();
         if name != NOT_MOUNTED {
             bail!("{shown} is not empty: it holds {}; give an empty directory", name.display());
         }
     }
-    let (file, text) = (dir.join(NOT_MOUNTED), NOT_MOUNTED_TEXT.as_bytes());
-    if fs::read(&file).is_ok_and(|found| found == text) {
-        let closed = fs::set_permissions(dir, Permissions::from_mode(MODE.1));
-        return closed.with_context(|| format!("cannot set the mode of {shown}"));
-    }
+    let file = here.join(NOT_MOUNTED);
     let write = || -> io::Result<()> {
-        fs::set_permissions(dir, Permissions::from_mode(0o700))?;
-        fs::write(&file, text)?;
-        fs::set_permissions(&file, Permissions::from_mode(0o444))?;
-        fs::set_permissions(dir, Permissions::from_mode(MODE.1))
+        if !says_why(&file) {
+            match fs::remove_file(&file) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            let mut made = File::options().write(true).create_new(true).mode(0o444).open(&file)?;
+            made.write_all(NOT_MOUNTED_TEXT.as_bytes())?;
+        }
+        open.set_permissions(Permissions::from_mode(MODE.1))
     };
     write().with_context(|| format!("cannot close {shown}"))
+}
+
+/// Whether the file of a closed directory is there. A link or a pipe is none, and is not opened.
+fn says_why(file: &Path) -> bool {
+    let open = || -> io::Result<bool> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = File::options().read(true).custom_flags(flags).open(file)?;
+        let is_ours = file.metadata().is_ok_and(|m| m.is_file() && m.len() == NOT_MOUNTED_TEXT.len() as u64);
+        Ok(is_ours && io::read_to_string(file)? == NOT_MOUNTED_TEXT)
+    };
+    open().unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -300,5 +320,36 @@ mod tests {
         let refused = format!("{:#}", close_dir(&dir).expect_err("foreign"));
         assert!(refused.contains("not empty") && refused.contains("data"), "{refused}");
         assert_eq!(mode(), 0o700);
+    }
+
+    #[test]
+    fn what_others_put_in_the_place_of_the_file_changes_nothing_elsewhere() {
+        let top = tempfile::tempdir().expect("tempdir");
+        let (dir, precious) = (top.path().join("datasets"), top.path().join("precious"));
+        fs::create_dir(&dir).expect("mkdir");
+        fs::write(&precious, "precious").expect("write");
+        let file = dir.join(NOT_MOUNTED);
+        let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
+        let kinds: [(&str, &dyn Fn()); 4] = [
+            ("a link", &|| symlink(&precious, &file).expect("symlink")),
+            ("a link to nothing", &|| symlink(top.path().join("new"), &file).expect("symlink")),
+            ("a name of a file", &|| fs::hard_link(&precious, &file).expect("link")),
+            ("a pipe", &|| nix::unistd::mkfifo(&file, mode).expect("mkfifo")),
+        ];
+        for (what, make) in kinds {
+            make();
+            close_dir(&dir).expect(what);
+            assert!(says_why(&file), "{what}");
+            assert_eq!(fs::read_to_string(&precious).expect("readable"), "precious", "{what}");
+            assert!(!top.path().join("new").exists(), "{what}");
+            let mode = fs::metadata(&precious).expect("there").permissions().mode() & 0o777;
+            assert_ne!(mode, 0o444, "{what}");
+            fs::set_permissions(&dir, Permissions::from_mode(0o700)).expect("chmod");
+            fs::remove_file(&file).expect("removed");
+        }
+        let link = top.path().join("link");
+        symlink(&dir, &link).expect("symlink");
+        assert!(close_dir(&link).is_err(), "the directory became a link");
+        assert_eq!(fs::metadata(&dir).expect("there").permissions().mode() & 0o777, 0o700);
     }
 }

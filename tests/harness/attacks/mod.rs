@@ -3,11 +3,13 @@
 //! An [`Attack`] takes small steps on sockets that never block. [`besiege`] takes the steps of all attacks in
 //! turn, and reports what the victim and the probes noticed.
 
+mod descriptors;
 mod http;
 mod kinds;
 mod pace;
 mod siege;
 
+pub use descriptors::Descriptors;
 pub use http::{Link, Reply, Stream};
 pub use kinds::{
     Batches, EndlessBodies, Idle, InventedJobs, LongBodies, Repeated, SlowBodies, SlowHeads, SlowReaders,

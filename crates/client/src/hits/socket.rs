@@ -3,22 +3,22 @@
 use super::Fault;
 use fletch_api::{
     headers,
-    hits::{PROTOCOL, WINDOW_REQUEST},
+    hits::{ANSWER_HEAD_BYTES, PROTOCOL},
     routes,
 };
 use http::HeaderValue;
 use rustix::{
     io::retry_on_intr,
     net::{
-        AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
         SocketFlags, SocketType,
         sockopt::{Timeout, set_socket_timeout},
     },
 };
 use std::{
-    io::{IoSlice, IoSliceMut},
+    io::IoSliceMut,
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     path::Path,
     time::{Duration, Instant},
 };
@@ -118,17 +118,29 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends the descriptor of a window.
-    pub fn send_window(&self, file: BorrowedFd<'_>) -> Result<(), Fault> {
+    /// Receives the answer to a request for a window, with the descriptor that came with it.
+    pub fn receive_window(
+        &mut self,
+        until: Instant,
+    ) -> Result<([u8; ANSWER_HEAD_BYTES], Option<OwnedFd>), Fault> {
+        self.set_limit(until)?;
+        let (mut head, mut file) = ([0; ANSWER_HEAD_BYTES], None);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [file];
-        if !control.push(SendAncillaryMessage::ScmRights(&files)) {
-            return Err(Fault::Protocol("a descriptor needs more space"));
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = retry_on_intr(|| {
+            let parts = &mut [IoSliceMut::new(&mut head)];
+            rustix::net::recvmsg(&self.fd, parts, &mut control, RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL)
+        })?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                file = files.last();
+            }
         }
-        let (flags, parts) = (SendFlags::DONTWAIT | SendFlags::NOSIGNAL, [IoSlice::new(&WINDOW_REQUEST)]);
-        let sent = retry_on_intr(|| rustix::net::sendmsg(&self.fd, &parts, &mut control, flags))?;
-        if sent == WINDOW_REQUEST.len() { Ok(()) } else { Err(Fault::Late) }
+        match received.bytes {
+            0 => Err(Fault::Closed),
+            ANSWER_HEAD_BYTES => Ok((head, file)),
+            _ => Err(Fault::Late),
+        }
     }
 
     /// Limits the next read to the time that is left.

@@ -1,6 +1,6 @@
 //! The names that a directory should have, and the versions that they mean, as the server says.
 
-use super::{AT_ONCE, Name, Problem, Watcher};
+use super::{super::directory::NOT_MOUNTED, AT_ONCE, Name, Problem, Watcher};
 use fletch_client::ClientError;
 use fletch_core::{DatasetName, Kind, TagName};
 use futures::{StreamExt as _, stream};
@@ -29,7 +29,9 @@ impl Watcher {
     /// Asks the server for all names, and for the version of each.
     pub(super) async fn wanted_names(&self) -> Result<BTreeMap<String, Name>, ClientError> {
         let client = self.client.within(ASK_WITHIN.min(self.client.io_timeout()));
-        let datasets = client.datasets().await?;
+        let mut datasets = client.datasets().await?;
+        // The link would take the place of the file by which the directory says that it is closed.
+        datasets.retain(|d| d.name.as_str() != NOT_MOUNTED);
         let mut pairs: Vec<(DatasetName, TagName)> =
             datasets.iter().map(|d| (d.name.clone(), TagName::latest())).collect();
         if let Some(glob) = &self.rules.tags {

@@ -3,20 +3,20 @@
 use super::requests::{SERVER, register, request, send};
 use crate::plant;
 use fletch_api::{
-    hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, WINDOW_REQUEST, Wanted},
+    hits::{
+        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, WINDOW_BYTES_MAX, WINDOW_READY,
+        WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted, window_request,
+    },
     routes,
 };
 use fletch_core::{Hash, JobName, Root};
 use fletch_window::View;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::{
-    io::{IoSlice, Read as _, Write as _},
+    io::{IoSliceMut, Read as _, Write as _},
     mem::MaybeUninit,
     net::Shutdown,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::{fd::OwnedFd, unix::net::UnixStream},
     sync::LazyLock,
     time::Duration,
 };
@@ -57,38 +57,64 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = requests.iter().map(encoded).collect();
     let placed = HitRequest { place: Some(64), ..of(Wanted::Chunk, hello, 5, job()) };
     seeds.push([encoded(&placed), encoded(&requests[1])].concat());
-    seeds.push([encoded(&placed), WINDOW_REQUEST.to_vec()].concat());
+    seeds.push([encoded(&placed), WINDOW_READY.to_vec()].concat());
+    seeds.push([&window_request(WINDOW)[..], &encoded(&requests[0]), &WINDOW_READY].concat());
     seeds
 }
 
 /// The length of the window of each connection.
 const WINDOW: u32 = 64 << 10;
 
+/// A request that keeps the rules.
+enum Sound<'a> {
+    Bytes(HitRequest<'a>),
+    /// For a window of so many bytes.
+    Window(u32),
+    /// The pages of a window are said to be there. They are not: nobody touched them.
+    Ready,
+}
+
 /// What the server has to do with an input.
 struct Expected<'a> {
     /// The sound requests before the first that is not.
-    requests: Vec<HitRequest<'a>>,
+    requests: Vec<Sound<'a>>,
     /// Whether the input ends after them.
     is_sound: bool,
 }
 
-/// Reads an input by the rules of the protocol. A request of length 0 breaks them: it has no descriptor.
+/// Reads an input by the rules of the protocol, on a connection that has its first window.
 fn expected(mut input: &[u8]) -> Expected<'_> {
     let mut requests = Vec::new();
+    let (mut window, mut is_offered, mut windows) = (Some(WINDOW), false, 1);
     while let Some((length, rest)) = input.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes(*length));
         let Some((request, rest)) = rest.split_at_checked(length) else {
             return Expected { requests, is_sound: false };
         };
-        let fits = |r: &HitRequest<'_>| {
-            r.place.is_none_or(|place| u64::from(place) + u64::from(r.size) <= WINDOW.into())
+        let fits = |r: &HitRequest<'_>| match (r.place, window) {
+            (None, _) => true,
+            (Some(place), Some(window)) => u64::from(place) + u64::from(r.size) <= window.into(),
+            (Some(_), None) => false,
         };
-        let Some(sound) = HitRequest::parse(request).ok().filter(fits) else {
+        let sound = if request.is_empty() {
+            Some(Sound::Ready).filter(|_| std::mem::take(&mut is_offered))
+        } else if let Ok(bytes) = <[u8; WINDOW_REQUEST_BYTES]>::try_from(request) {
+            let bytes = u32::from_le_bytes(bytes);
+            windows += 1;
+            (window, is_offered) = (None, true);
+            Some(Sound::Window(bytes))
+                .filter(|_| windows <= WINDOWS_MAX && (1..=WINDOW_BYTES_MAX).contains(&bytes))
+        } else {
+            HitRequest::parse(request).ok().filter(fits).map(Sound::Bytes)
+        };
+        let Some(sound) = sound else {
             return Expected { requests, is_sound: false };
         };
-        let mut again = Vec::new();
-        sound.encode(&mut again).expect("it was as long before");
-        assert_eq!(again[2..], *request, "a request is written as it was read");
+        if let Sound::Bytes(sound) = &sound {
+            let mut again = Vec::new();
+            sound.encode(&mut again).expect("it was as long before");
+            assert_eq!(again[2..], *request, "a request is written as it was read");
+        }
         requests.push(sound);
         input = rest;
     }
@@ -108,7 +134,19 @@ pub fn run(input: &[u8]) -> bool {
         }
         let (head, bytes) = rest.split_first_chunk::<ANSWER_HEAD_BYTES>().expect("an answer");
         rest = bytes;
-        match HitAnswer::parse(*head).expect("the head of an answer") {
+        let answer = HitAnswer::parse(*head).expect("the head of an answer");
+        let asked = match asked {
+            Sound::Bytes(asked) => asked,
+            Sound::Window(bytes) => {
+                assert_eq!(answer, HitAnswer::InWindow(*bytes));
+                continue;
+            }
+            Sound::Ready => {
+                assert_eq!(answer, HitAnswer::NotHere, "I6: nobody touched the pages");
+                continue;
+            }
+        };
+        match answer {
             HitAnswer::NotHere => {}
             HitAnswer::InWindow(len) => assert!(len == asked.size && asked.place.is_some()),
             HitAnswer::Here(len) => {
@@ -121,7 +159,7 @@ pub fn run(input: &[u8]) -> bool {
         }
     }
     assert!(rest.is_empty(), "nobody asked for {rest:?}");
-    is_sound && !requests.is_empty()
+    is_sound && requests.iter().any(|asked| matches!(asked, Sound::Bytes(_)))
 }
 
 /// Sends the input on a new hit connection with a window. Returns everything that the server answers to it.
@@ -142,8 +180,9 @@ fn exchange(input: &[u8]) -> Vec<u8> {
     }
     let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
     assert!(head.starts_with("http/1.1 101"), "{head}");
-    let (_view, file) = View::new(WINDOW).expect("memory");
-    send_window(&stream, &file);
+    stream.write_all(&window_request(WINDOW)).expect("the server reads");
+    let _view = View::accept(receive_window(&stream), WINDOW).expect("a view");
+    stream.write_all(&WINDOW_READY).expect("the server reads");
     let mut head = [0; ANSWER_HEAD_BYTES];
     stream.read_exact(&mut head).expect("an answer");
     assert_eq!(HitAnswer::parse(head), Some(HitAnswer::InWindow(WINDOW)));
@@ -159,12 +198,18 @@ fn exchange(input: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Sends the memory of a window.
-fn send_window(stream: &UnixStream, file: &OwnedFd) {
+/// Receives the memory of a window.
+fn receive_window(stream: &UnixStream) -> OwnedFd {
+    let (mut head, mut file) = ([0; ANSWER_HEAD_BYTES], None);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
-    let parts = [IoSlice::new(&WINDOW_REQUEST)];
-    rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::empty()).expect("the server reads");
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(&mut head)];
+    rustix::net::recvmsg(stream, parts, &mut control, RecvFlags::CMSG_CLOEXEC).expect("an answer");
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            file = files.last();
+        }
+    }
+    assert_eq!(HitAnswer::parse(head), Some(HitAnswer::InWindow(WINDOW)));
+    file.expect("a descriptor")
 }

@@ -112,12 +112,11 @@ pub enum Command {
   fletch mount https://host/photos /mnt/photos --list names.txt
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
-The first run lists the source and shows it: a file is read when a program reads it. Later runs
-show what was listed or read last, and mend a mount that stopped.
-Starts a server of your own unless one runs, with the credentials of this terminal (AWS_*, AZURE_*,
-GOOGLE_*, AWS_ENDPOINT_URL). docs/howto/mount-a-bucket.md has more.
+The first run lists the source: a file is read when a program reads it. Later runs show what was
+listed or read last, and mend a mount that stopped. Starts a server of your own unless one runs, with
+the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*). docs/howto/mount-a-bucket.md has more.
 --json prints {name, dir, source, server, files, bytes, as_of_ns, draft, already, started_server,
-cache, state, logs}.")]
+cache, state, logs}; with --dry-run {source, files, bytes, left_out, requests, seconds}.")]
     Mount(MountArgs),
     /// Bring what a mount shows up to date: read what is new or changed.
     #[command(after_help = "Example:

@@ -1,7 +1,7 @@
 //! A unix socket in front of the stub server, with hit connections that misbehave as a test demands.
 
 use super::dataset::Dataset;
-use fletch_api::hits::{HitAnswer, HitRequest};
+use fletch_api::hits::{HitAnswer, HitRequest, WINDOW_REQUEST_BYTES};
 use std::{
     io::{Read, Write, copy},
     net::{Shutdown, TcpStream},
@@ -90,11 +90,11 @@ fn answer(mut stream: UnixStream, dataset: &Dataset, how: &AtomicUsize) {
     while stream.read_exact(&mut length).is_ok() {
         let mut bytes = vec![0; u16::from_le_bytes(length).into()];
         stream.read_exact(&mut bytes).expect("a whole request");
-        if bytes.is_empty() && HIT_REPLIES[how.load(Relaxed)] != HitReply::Hang {
-            // It takes no window, so bytes go through the socket.
-            stream.write_all(&HitAnswer::NotHere.encode()).expect("sent");
-        }
-        if bytes.is_empty() {
+        if bytes.len() == WINDOW_REQUEST_BYTES {
+            // It offers no window, so bytes go through the socket.
+            if HIT_REPLIES[how.load(Relaxed)] != HitReply::Hang {
+                stream.write_all(&HitAnswer::NotHere.encode()).expect("sent");
+            }
             continue;
         }
         let request = HitRequest::parse(&bytes).expect("a valid request");

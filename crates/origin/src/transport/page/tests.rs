@@ -107,7 +107,8 @@ fn common_prefixes_are_returned_as_they_are() {
     assert_eq!(keys(&page), ["a/k"]);
     assert_eq!(page.prefixes, ["a/b/c /"]);
     let azure = "<EnumerationResults><Prefix>a/</Prefix><Blobs>\
-         <BlobPrefix><Name>a/x/</Name></BlobPrefix><BlobPrefix><Name Encoded=\"true\">a/%0A/</Name></BlobPrefix>\
+         <BlobPrefix><Name>a/x/</Name></BlobPrefix>\
+         <BlobPrefix><Name Encoded=\"true\">a/%0A/</Name></BlobPrefix>\
          <Blob><Name>a/k</Name><Properties><Content-Length>1</Content-Length></Properties></Blob>\
          </Blobs></EnumerationResults>";
     let page = parse(azure.as_bytes()).expect("a page");

@@ -113,8 +113,8 @@ pub enum Command {
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
 The first run lists the source: a file is read when a program reads it. Later runs show what was
-listed or read last, and mend a mount that stopped. Starts a server of your own unless one runs, with
-the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*). docs/howto/mount-a-bucket.md has more.
+listed or read last, and mend a mount that stopped. Starts a server of your own unless one runs,
+with your credentials (AWS_*, AZURE_*, GOOGLE_*). docs/howto/mount-a-bucket.md has more.
 --json prints {name, dir, source, server, files, bytes, as_of_ns, draft, already, started_server,
 cache, state, logs}; with --dry-run {source, files, bytes, left_out, requests, seconds}.")]
     Mount(MountArgs),
@@ -526,7 +526,7 @@ pub struct MountArgs {
     /// Go on if up to this share of the files is missing, such as 5% [default: 1%].
     #[arg(long, value_name = "SHARE")]
     pub allow_loss: Option<Share>,
-    /// Mount over a directory that has files. They are hidden until the mount ends.
+    /// Mount over a directory that has files, and hide them meanwhile.
     #[arg(long)]
     pub allow_non_empty: bool,
     /// Stay in the foreground until the mount ends.

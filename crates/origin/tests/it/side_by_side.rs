@@ -117,6 +117,12 @@ async fn large_folders_are_listed_side_by_side_for_at_most_twice_the_requests() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_folders_and_flat_ones_are_listed_page_by_page() {
+    // The first pages lie in one folder, and all others are small.
+    let mixed: Vec<String> = [tree("_raw/", 1, 40), tree("", 200, 2)].concat();
+    let (emulator, origin) = store(&mixed, paged(10));
+    assert_eq!(names(&origin, "").await, mixed);
+    let requests = emulator.counts().list;
+    assert!(requests <= 44 + 20, "{requests} requests for 44 pages");
     let flat: Vec<String> = (0..300).map(|i| format!("{i:05}")).collect();
     for (keys, requests) in [(tree("", 150, 2), 30), (flat, 31), (tree("", 2, 10), 2)] {
         let (emulator, origin) = store(&keys, paged(10));

@@ -7,10 +7,10 @@
 //! Invariants:
 //! 1. The keys are those of the listing page by page, each once, whatever the order of the store. If that is
 //!    the order of their bytes, they are returned in it.
-//! 2. A listing is split only where the folders so far have half a page each, so that it takes about twice
-//!    the requests at most.
-//! 3. A store that refuses or ignores delimiters, or the prefixes of folders, is listed page by page. So is
-//!    one with a hierarchical namespace, whose empty directories only such a listing has.
+//! 2. A folder costs a request at least. So a prefix is split only where the folders of the first pages, and
+//!    [`SAMPLED_MAX`] of the first thousand folders, have half a page each on average.
+//! 3. A store that refuses or ignores delimiters, or the prefixes of these folders, is listed page by page.
+//!    So is one with a hierarchical namespace, whose empty directories only such a listing has.
 //! 4. At most [`LEVELS_MAX`] × [`FOLDERS_AT_ONCE`] × [`HEAD_PAGES`] pages wait in memory.
 
 use super::super::translate::{unavailable, wrong_answer};
@@ -31,13 +31,15 @@ const PAGES_ALONE: u32 = 3;
 const HEAD_PAGES: usize = 2;
 /// The folders of one prefix that are listed at once.
 const FOLDERS_AT_ONCE: usize = 16;
+/// The folders whose first pages show whether the others are large, too.
+const SAMPLED_MAX: usize = 16;
 /// The most prefixes, each a part of the next one, whose folders are listed side by side.
 const LEVELS_MAX: u32 = 4;
 
 type PageStream = BoxStream<'static, Result<Vec<ObjectMeta>, OriginError>>;
 
 /// What the first pages of a prefix show about its folders.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct FoldersSeen {
     /// The number of splits above this prefix.
     level: u32,
@@ -56,16 +58,7 @@ pub(super) struct FoldersSeen {
 
 impl FoldersSeen {
     pub fn at_level(level: u32) -> Self {
-        FoldersSeen {
-            level,
-            pages: 0,
-            keys: 0,
-            page_keys: 0,
-            folders: 0,
-            last: String::new(),
-            listed: HashSet::new(),
-            is_over: level >= LEVELS_MAX,
-        }
+        FoldersSeen { level, is_over: level >= LEVELS_MAX, ..FoldersSeen::default() }
     }
 
     /// Counts a page of the keys below `prefix`.
@@ -128,8 +121,6 @@ struct Head {
 struct Split {
     /// The first children, in order.
     first: Vec<Child>,
-    /// The first folder among them, with its pages.
-    asked: (String, Head),
     /// The pages of the other children.
     children: Pages,
     level: u32,
@@ -168,13 +159,25 @@ impl Pages {
             ..Pages::new(self.location.clone(), self.what.clone(), self.prefix.clone())
         };
         let first = children.children().await.ok()??;
-        let folder = first.iter().find_map(|child| match child {
-            Child::Folder(prefix) => Some(prefix.clone()),
-            Child::Object(_) => None,
-        })?;
-        // Shows that the prefix of a folder may be asked for.
-        let head = children.folder(folder.clone(), level).head().await.ok()?;
-        Some(Split { first, asked: (folder, head), children, level })
+        let page_keys = self.seen.as_ref()?.page_keys;
+        children.has_large_folders(&first, page_keys).await.then_some(Split { first, children, level })
+    }
+
+    /// Whether folders among these children may be listed, and have half a page of keys each on average.
+    async fn has_large_folders(&self, first: &[Child], page_keys: usize) -> bool {
+        let folders: Vec<&str> =
+            first.iter().filter(|child| matches!(child, Child::Folder(_))).map(Child::key).collect();
+        let sampled = folders.iter().step_by(folders.len().div_ceil(SAMPLED_MAX).max(1));
+        let pages = sampled.map(|folder| {
+            let mut pages = self.folder((*folder).to_owned(), LEVELS_MAX);
+            async move { pages.next_page().await }
+        });
+        let pages: Result<Vec<Option<Page>>, OriginError> = future::try_join_all(pages).await;
+        let Ok(pages) = pages else { return false };
+        let keys: usize = pages.iter().flatten().map(|page| page.objects.len()).sum();
+        // Few folders cost few requests, whatever they hold.
+        let are_few = self.next.is_none() && folders.len() <= SAMPLED_MAX;
+        !pages.is_empty() && (are_few || keys * 2 >= pages.len() * page_keys)
     }
 
     /// Returns the next page of what lies directly below the prefix, in order. `None` after the last page.
@@ -241,9 +244,8 @@ impl Head {
 
 impl Split {
     fn listed(self) -> PageStream {
-        let Split { first, asked, children, level } = self;
+        let Split { first, children, level } = self;
         let parent = children.folder(String::new(), level);
-        let mut asked = Some(asked);
         let further = stream::unfold(children, |mut children| async move {
             let page = children.children().await.transpose()?;
             Some((page, children))
@@ -256,10 +258,9 @@ impl Split {
                 Child::Object(object) => {
                     future::Either::Left(future::ready(Ok(Head::of(parent.listed_object(object)))))
                 }
-                Child::Folder(prefix) => match asked.take() {
-                    Some((folder, head)) if folder == prefix => future::Either::Left(future::ready(Ok(head))),
-                    _ => future::Either::Right(in_background(parent.folder(prefix, level).head())),
-                },
+                Child::Folder(prefix) => {
+                    future::Either::Right(in_background(parent.folder(prefix, level).head()))
+                }
             })
             .try_buffered(FOLDERS_AT_ONCE)
             .map_ok(Head::listed)

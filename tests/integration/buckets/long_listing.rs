@@ -1,4 +1,4 @@
-//! A listing of a million keys: bounded memory, and no more requests than pages.
+//! A listing of a million keys: bounded memory, and hardly more requests than pages.
 //!
 //! The objects are empty, so `fletch index` lists them and reads none.
 
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// The most resident memory of a run, in bytes.
 const MEMORY_MAX: u64 = 200 << 20;
+
+/// The requests that show whether folders are listed side by side: their names, and a page of 16 of them.
+const SPLIT_REQUESTS_MAX: u64 = 20;
 
 /// Returns the peak resident memory of a process; 0 if it has just ended.
 fn peak_bytes(pid: u32) -> u64 {
@@ -47,7 +50,7 @@ fn is_listed_within_bounds(order: KeyOrder) {
         counts.requests()
     );
     assert!(peak > 0 && peak <= MEMORY_MAX, "{peak} bytes of memory, at most {MEMORY_MAX}");
-    assert!(counts.requests() <= pages + 10, "{counts:?}");
+    assert!(counts.requests() <= pages + pages / 20 + SPLIT_REQUESTS_MAX, "{counts:?}");
     let said = bucket.user.say(&["show", &tables, "--json"]).ok();
     let shown: serde_json::Value = serde_json::from_str(&said.stdout).expect("JSON");
     assert_eq!(shown["entries"].as_u64(), Some(keys), "{shown}");

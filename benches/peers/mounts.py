@@ -82,15 +82,19 @@ def environment(store: Store, home: Path) -> dict[str, str]:
     }
 
 
-def read_all(root: Path, store: Store, seed: int) -> float:
-    """Reads every file in a random order and checks it. Returns the seconds."""
+def read_all(root: Path, store: Store, seed: int, readers: int) -> float:
+    """Reads every file in a random order, by some threads, and checks it. Returns the seconds."""
     names = list(store.hashes)
     random.Random(seed).shuffle(names)
+
+    def is_right(name: str) -> bool:
+        return hashlib.sha256((root / name).read_bytes()).hexdigest() == store.hashes[name]
+
     begun = time.monotonic()
-    for name in names:
-        content = (root / name).read_bytes()
-        if hashlib.sha256(content).hexdigest() != store.hashes[name]:
-            sys.exit(f"wrong bytes: {root / name}")
+    with ThreadPoolExecutor(readers) as pool:
+        for name, right in zip(names, pool.map(is_right, names), strict=True):
+            if not right:
+                sys.exit(f"wrong bytes: {root / name}")
     return time.monotonic() - begun
 
 
@@ -191,16 +195,18 @@ def bare(store: Store) -> float:
     return time.monotonic() - begun
 
 
-def measure(make: Callable[[Store, Path], Mount], store: Store, seed: int) -> dict[str, float]:
+def measure(
+    make: Callable[[Store, Path], Mount], store: Store, seed: int, readers: int
+) -> dict[str, float]:
     home = Path(tempfile.mkdtemp(prefix="peers-"))
     mount = make(store, home)
     before, begun = store.requests, time.monotonic()
     mount.begin()
     usable = time.monotonic() - begun
     try:
-        first = read_all(mount.root(), store, seed)
+        first = read_all(mount.root(), store, seed, readers)
         requests = store.requests - before
-        second = read_all(mount.root(), store, seed + 1)
+        second = read_all(mount.root(), store, seed + 1, readers)
         disk = sum(p.stat().st_blocks * 512 for p in home.rglob("*") if mount.dir not in p.parents)
     finally:
         mount.end()
@@ -223,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--objects", type=int, default=2000)
+    parser.add_argument("--readers", type=int, default=1, help="threads that read")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--installed", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -236,12 +243,13 @@ def main() -> None:
         loads.append(os.getloadavg()[0])
         bares.append(bare(store))
         for name, make in present.items():
-            figures[name].append(measure(make, store, 2 * n))
+            figures[name].append(measure(make, store, 2 * n, args.readers))
     store.stop()
     head = {
         "objects": args.objects,
         "bytes": store.bytes,
         "rounds": args.rounds,
+        "readers": args.readers,
         "cores": os.cpu_count(),
         "load": loads,
         "versions": [version([str(BIN / "fletch"), "--version"])]

@@ -10,6 +10,7 @@ use fletch_server::{
 use fletch_store::allocator;
 use nix::sys::stat::{Mode, umask};
 use std::{
+    io::Write as _,
     os::{fd::AsFd as _, unix::fs::PermissionsExt as _},
     process::ExitCode,
     time::Duration,
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
         Err(ConfigError::Usage(e)) => e.exit(),
         Err(ConfigError::Faults(faults)) => {
             for fault in faults {
-                eprintln!("fletch-server: {fault}");
+                tell(format_args!("fletch-server: {fault}"));
             }
             return ExitCode::from(EXIT_USAGE);
         }
@@ -51,10 +52,15 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("fletch-server: {e:#}");
+            tell(format_args!("fletch-server: {e:#}"));
             ExitCode::from(EXIT_FAILED)
         }
     }
+}
+
+/// Writes a line to standard error, which may be a file on a full disk.
+fn tell(line: std::fmt::Arguments<'_>) {
+    let _unwritten = writeln!(std::io::stderr(), "{line}");
 }
 
 fn new_token(new: &NewToken) -> anyhow::Result<()> {
@@ -107,8 +113,8 @@ async fn until_stopped(config: Config) -> anyhow::Result<()> {
     let running = app::start(config).await?;
     let url = running.url();
     match (&running.addr, &running.socket) {
-        (Some(_), Some(path)) => eprintln!("listening on {url} and unix:{}", path.display()),
-        _ => eprintln!("listening on {url}"),
+        (Some(_), Some(path)) => tell(format_args!("listening on {url} and unix:{}", path.display())),
+        _ => tell(format_args!("listening on {url}")),
     }
     if let Some(path) = &ready_file {
         // Scripts wait for the file and then read it, clients of other users, too: the URL is no secret.

@@ -256,6 +256,45 @@ a: {kind, size, blake3, target}, b: {…}}], summary: {added, removed, changed}}
         #[arg(long, conflicts_with = "to", requires = "tag")]
         delete: bool,
     },
+    /// Erase a file that was deleted from its dataset: from packs, caches, and the next version.
+    #[command(after_help = "Examples:
+  fletch erase photos people/ann.jpg
+  fletch erase photos people/ann.jpg --yes
+
+Delete the file in the dataset first: Fletch changes no dataset. Prints which versions list it, and which
+mounts show these. With --yes: deletes the packed chunks that hold it, brings the dataset up to date, and
+has the servers drop its bytes from disk and memory. Versions before list its path and hash until
+`fletch gc` deletes them, and `fletch verify` says that it was erased. docs/INDEX.md has the limits.
+--json prints {dataset, path, versions, tags, mounts, packed_chunks, chunks, root, unconfirmed, erased}.")]
+    Erase {
+        /// The registered name, or the source.
+        source: DatasetArg,
+        /// The path of the file in the dataset.
+        path: String,
+        /// Erase it.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Delete versions that no tag, mount or job names, and chunks of packs that no version has.
+    #[command(after_help = "Examples:
+  fletch gc /data/imagenet
+  fletch gc s3://bucket/set --older-than 30d --yes
+
+Prints what would be deleted, and how much that frees. Only --yes deletes. Asks the server, and all
+servers of its cluster, which versions mounts and jobs use. Deletes nothing while an index or a pack
+writes there. Receipts of past epochs stay valid, but samples of a deleted version have no names.
+--json prints {uri, versions: [{root, unused_since, files, bytes}], chunks, chunk_bytes,
+kept_versions, bytes, deleted}.")]
+    Gc {
+        /// A registered name, the dataset, or the URI that --tables named.
+        uri: DatasetArg,
+        /// Keep versions that were replaced less long ago.
+        #[arg(long, value_name = "TIME", default_value = "7d")]
+        older_than: Span,
+        /// Delete them.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Read and hash every object of a version again, and report the differences.
     #[command(after_help = "Examples:
   fletch verify /data/imagenet
@@ -425,14 +464,18 @@ impl Command {
     pub fn notes(&self) -> Vec<&str> {
         let notes: Vec<&Option<String>> = match self {
             Command::Mount(args) => vec![&args.source.note],
-            Command::Refresh { source, .. } | Command::Seal { source, .. } => vec![&source.note],
+            Command::Refresh { source, .. } | Command::Seal { source } | Command::Erase { source, .. } => {
+                vec![&source.note]
+            }
             Command::Index(args) => vec![&args.uri.note],
             Command::Pack(args) => vec![&args.index.uri.note],
             Command::Ls { target, .. } | Command::Show { target, .. } | Command::Verify { target, .. } => {
                 vec![&target.note]
             }
             Command::Diff { a, b } => vec![&a.note, &b.note],
-            Command::Tag { uri, .. } | Command::Register { uri, .. } => vec![&uri.note],
+            Command::Tag { uri, .. } | Command::Gc { uri, .. } | Command::Register { uri, .. } => {
+                vec![&uri.note]
+            }
             Command::Warmup(args) => vec![&args.target.note],
             Command::Receipt { what: ReceiptCommand::Verify { proof, .. } } => {
                 proof.dataset.iter().map(|target| &target.note).collect()

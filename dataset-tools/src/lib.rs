@@ -4,12 +4,13 @@
 //! stderr. [`fletch_indexer`] lists, reads and indexes datasets.
 //!
 //! Rooms, from the top down: [`cmd`] → [`pack`] → the indexer. [`target`] reads how people name a dataset.
-//! [`status`] turns a server's numbers into text. [`own_server`] starts and stops the server of this user,
+//! [`status`] turns a server's numbers into text. [`garbage`] finds versions that nobody uses. [`own_server`] starts and stops the server of this user,
 //! and [`environment`] knows its credentials.
 
 pub mod cli;
 pub mod cmd;
 pub mod environment;
+pub mod garbage;
 pub mod own_server;
 pub mod pack;
 pub mod status;

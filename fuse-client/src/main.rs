@@ -4,6 +4,7 @@ use clap::Parser;
 use fletch_mount::cli::{Action, Cli, LogFormat};
 use fletch_mount::{daemon, datasets, mount, mount_helper};
 use fletch_store::allocator;
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 use tracing_subscriber::EnvFilter;
@@ -50,7 +51,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             let code = mount::exit_code(&e);
-            eprintln!("fletch-mount: {e:#}");
+            // Standard error may be a file on a full disk.
+            let _unwritten = writeln!(std::io::stderr(), "fletch-mount: {e:#}");
             if background && daemon::report_failed(code, &format!("{e:#}")).is_err() {
                 tracing::debug!("the process that started this mount is gone");
             }
@@ -77,6 +79,8 @@ fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_env("FLETCH_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A line that finds no room is lost. Reported, it would be a panic: standard error is on that disk, too.
+    let log = log.log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(false).init(),
         LogFormat::Json => log.json().init(),

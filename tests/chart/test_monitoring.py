@@ -35,6 +35,7 @@ ALERTS = {
     "FletchStateDiskFull",
     "FletchMemoryNearLimit",
     "FletchCredentialsExpire",
+    "FletchRefreshFailed",
     "FletchRestartLoop",
 }
 RUNBOOKS = "https://github.com/fletch-cache/fletch/blob/main/docs/runbooks/"

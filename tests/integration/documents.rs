@@ -40,6 +40,7 @@ fn shell(program: &str) -> Command {
 const EXECUTED: &[&str] = &[
     "README.md",
     "docs/TUTORIAL.md",
+    "docs/howto/back-up-and-upgrade.md",
     "docs/howto/mount-a-bucket.md",
     "docs/howto/see-what-it-saves.md",
     "docs/howto/serve-and-mount.md",
@@ -207,6 +208,13 @@ fn how_to_find_why_a_job_waits_does_what_it_says() {
     if have(&[Need::Python, Need::Torch, Need::Images, Need::Prometheus, Need::Http]) {
         execute("docs/howto/why-does-my-job-wait.md", &[]);
     }
+}
+
+/// `BEFORE` names a folder with the programs of an earlier release, to upgrade from and to roll back to.
+#[test]
+fn how_to_back_up_and_upgrade_does_what_it_says() {
+    let before = std::env::var("FLETCH_TEST_BEFORE").unwrap_or_default();
+    execute("docs/howto/back-up-and-upgrade.md", &[("BEFORE", &before)]);
 }
 
 #[test]

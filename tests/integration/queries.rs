@@ -20,6 +20,7 @@ use fletch_tests::{
     require::{Need, have},
     watch::until,
 };
+use serde_json::Value;
 use std::{
     collections::BTreeMap,
     fs,
@@ -158,7 +159,43 @@ impl Stage {
         agree(&format!("{what}: amplification"), of(question), amplified, 1.0);
         let split = self.ask("hit split", time);
         agree(&format!("{what}: all parts"), split.values().sum(), 1.0, 0.0);
+        self.check_people(what, truth);
         time
+    }
+
+    /// Checks what people see: the page and `fletch status` have these bytes, and one verdict of each job,
+    /// which `fletch jobs show` has, too.
+    fn check_people(&self, what: &str, truth: Truth) {
+        let fletch = |words: &[&str]| -> Value {
+            let out =
+                stdout(&run(command("fletch").args(words).args(["--json", "--server", &self.site.url])));
+            serde_json::from_str(&out).expect("JSON")
+        };
+        let (page, status) = (self.site.json("/v1/dashboard?rows=100"), fletch(&["status"]));
+        let row = |rows: &Value| -> Value {
+            let rows = rows.as_array().expect("rows");
+            let of_set = |row: &&Value| row["dataset"] == SET || row["name"] == SET;
+            rows.iter().find(of_set).unwrap_or_else(|| panic!("{rows:?}")).clone()
+        };
+        let of_status = row(&status["accounts"]["datasets"]);
+        for (place, row) in [("page", row(&page["datasets"])), ("status", of_status)] {
+            let of = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
+            let Truth { delivered, origin } = truth;
+            agree(&format!("{what}: delivered, {place}"), of("delivered_bytes"), delivered, 0.0);
+            agree(&format!("{what}: origin, {place}"), of("origin_bytes"), origin, 0.0);
+            agree(&format!("{what}: avoided, {place}"), of("avoided_bytes"), truth.avoided(), delivered);
+        }
+        let jobs = page["jobs"].as_array().expect("jobs");
+        for job in jobs.iter().filter(|job| job["is_declared"] == true) {
+            let name = job["name"].as_str().expect("a name");
+            let verdict = |job: &Value| (job["doing"]["state"].clone(), job["doing"]["waits_for"].clone());
+            let shown = fletch(&["jobs", "show", name]);
+            assert_eq!(verdict(&shown), verdict(job), "{what}: the verdict about {name}: {shown} {job}");
+            let rows = status["jobs"].as_array().expect("jobs");
+            let row =
+                rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {rows:?}"));
+            assert_eq!(verdict(row), verdict(job), "{what}: the verdict about {name}: {row}");
+        }
     }
 
     fn split(&self, time: f64, result: &str) -> f64 {
@@ -301,6 +338,23 @@ async fn two_jobs_that_share() {
             eprintln!("job {job}: the query says {got:.3} s, the consumer waited {waited:.3?}");
         }
     });
+}
+
+#[test]
+fn a_warm_up_and_a_reader() {
+    if !have(&[Need::Prometheus]) {
+        return;
+    }
+    let stage = stage(if is_full() { 2000 } else { 250 }, None);
+    let mut warm_up = command("fletch");
+    run(warm_up.args(["warmup", SET, "--wait", "--quiet", "--server", &stage.site.url]));
+    let origin = stage.origin_bytes();
+    let mut delivered = 0.0;
+    for name in &stage.names {
+        delivered += stage.get(name).0.expect("the file").len() as f64;
+    }
+    assert!((stage.origin_bytes() - origin).abs() < 1.0, "all was there");
+    stage.check_bytes("after a warm-up", Truth { delivered, origin });
 }
 
 #[test]

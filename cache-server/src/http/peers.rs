@@ -11,6 +11,7 @@ use super::{
     error::{ApiError, ApiResult},
     request::{OnePath, TwoPaths, parse_param, read_body},
     response_body::{Piece, body_of_piece, respond},
+    warmups::{EvictQuery, evict_here},
 };
 use crate::{
     app::server::Server,
@@ -325,6 +326,7 @@ pub async fn offer(
     delete, path = "/v1/peers/datasets/{name}/chunks", tag = "peers",
     params(
         ("name" = String, Path, description = "Name of the dataset"),
+        ("chunks" = Option<String>, Query, description = "Hashes with commas between them, at most 64"),
         ("Fletch-Domain" = String, Header, description = "The domain that the dataset belongs to"),
         ("Fletch-View" = u64, Header, description = "Number of the view of the server that asks"),
     ),
@@ -337,14 +339,13 @@ pub async fn offer(
 pub async fn evict(
     State(server): State<Arc<Server>>,
     path: OnePath,
+    query: Result<Query<EvictQuery>, QueryRejection>,
     asked: PeerRead,
 ) -> ApiResult<Json<Evicted>> {
-    let Path(name) = path?;
+    let (Path(name), Query(query)) = (path?, query?);
     let name: DatasetName = parse_param(&name)?;
-    let (warmups, domain) = (Arc::clone(&server.warmups), asked.domain.clone());
-    let kept = server.registry.sweeps_of(&domain, &name);
-    let chunks = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name, &kept)).await?;
-    Ok(Json(Evicted { chunks: chunks.unwrap_or(0), unconfirmed: Vec::new() }))
+    let chunks = evict_here(&server, &asked.domain, &name, query.keys(&asked.domain)?).await?;
+    Ok(Json(Evicted { chunks, unconfirmed: Vec::new() }))
 }
 
 /// Query of [`hold_warmup`].

@@ -5,7 +5,7 @@ use super::{
     admission::WriteAccess,
     datasets::{find_dataset, resolve_version},
     error::{ApiError, ApiResult},
-    request::{OnePath, read_json},
+    request::{OnePath, parse_param, read_json},
 };
 use crate::{
     app::server::Server, cluster::PeerOrder, data::warmups::WarmupRequest, tenancy::auth::Principal,
@@ -13,17 +13,21 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, Query, State, rejection::QueryRejection},
     http::{Method, StatusCode, header},
     response::IntoResponse as _,
 };
 use fletch_api::{Evicted, Problem, StartWarmup, Warmup, Warmups, routes, warmups::PIN_S_MAX};
-use fletch_core::Root;
+use fletch_core::{DatasetName, Domain, Hash, Root, StoreKey};
 use fletch_store::ReaderKind;
+use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
 
 /// How long the other servers of the cluster may take to evict chunks. A warm-up that ends first takes 5 s.
 const EVICT_WITHIN: Duration = Duration::from_secs(10);
+
+/// The most chunks that one request names.
+const ERASED_MAX: usize = 64;
 
 /// Starts a warm-up.
 ///
@@ -129,15 +133,64 @@ pub async fn cancel(
     Ok((StatusCode::ACCEPTED, Json(warmup)).into_response())
 }
 
+/// Query of [`evict`].
+#[derive(Debug, Default, Deserialize)]
+pub struct EvictQuery {
+    chunks: Option<String>,
+}
+
+impl EvictQuery {
+    /// Returns the keys of the named chunks. `None` means all chunks of the dataset.
+    pub fn keys(&self, domain: &Domain) -> ApiResult<Option<Vec<StoreKey>>> {
+        let Some(text) = &self.chunks else { return Ok(None) };
+        let hashes: Vec<Hash> = text.split(',').map(parse_param).collect::<ApiResult<_>>()?;
+        if hashes.len() > ERASED_MAX {
+            return Err(ApiError::bad_request(format!("name at most {ERASED_MAX} chunks")));
+        }
+        Ok(Some(hashes.into_iter().map(|hash| StoreKey { domain: domain.clone(), hash }).collect()))
+    }
+}
+
+/// Evicts chunks of a dataset at this server. Returns their number, 0 without a disk tier.
+pub async fn evict_here(
+    server: &Arc<Server>,
+    domain: &Domain,
+    name: &DatasetName,
+    keys: Option<Vec<StoreKey>>,
+) -> ApiResult<u64> {
+    let (server, domain, name) = (Arc::clone(server), domain.clone(), name.clone());
+    let evict = move || match keys {
+        Some(mut keys) => {
+            // What a draft names by its place is kept by its content.
+            let learned = server.versions.learned();
+            let contents = keys.iter().filter_map(|name| learned.content(name));
+            let contents: Vec<Hash> = contents.collect();
+            keys.extend(contents.into_iter().map(|hash| StoreKey { domain: domain.clone(), hash }));
+            server.store.erase(&keys).map_err(|e| ApiError::internal(e.to_string()))
+        }
+        None => {
+            let kept = server.registry.sweeps_of(&domain, &name);
+            Ok(server.warmups.evict(&domain, &name, &kept).unwrap_or(0))
+        }
+    };
+    tokio::task::spawn_blocking(evict).await?
+}
+
 /// Evicts a dataset's chunks from the disks of all servers, and cancels its warm-ups.
 ///
-/// `unconfirmed` names the servers of the cluster that did not confirm it within 10 s. Chunks in
-/// memory stay until other chunks need the memory.
+/// With `chunks`, it removes only these chunks of the domain, from disk and memory, also those that are
+/// protected. `unconfirmed` names the servers of the cluster that did not confirm it within 10 s. Without
+/// `chunks`, what is in memory stays until other chunks need the memory.
 #[utoipa::path(
     delete, path = "/v1/datasets/{name}/chunks", tag = "warmups",
-    params(("name" = String, Path, description = "Name of the dataset")),
+    params(
+        ("name" = String, Path, description = "Name of the dataset"),
+        ("chunks" = Option<String>, Query, description = "Hashes with commas between them, at most 64"),
+    ),
     responses(
         (status = 200, description = "The number of evicted chunks", body = Evicted),
+        (status = 400, description = "A hash is not valid", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset of that name", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -146,18 +199,21 @@ pub async fn evict(
     State(server): State<Arc<Server>>,
     WriteAccess(principal): WriteAccess,
     path: OnePath,
+    query: Result<Query<EvictQuery>, QueryRejection>,
 ) -> ApiResult<Json<Evicted>> {
-    let Path(name) = path?;
+    let (Path(name), Query(query)) = (path?, query?);
     let name = find_dataset(&server, &principal.domain, &name)?.dataset.name.clone();
-    let (method, path) = (Method::DELETE, routes::peer_dataset_chunks(&name));
-    let order = PeerOrder { method, path, domain: principal.domain.clone() };
-    let (warmups, domain) = (Arc::clone(&server.warmups), principal.domain);
-    let kept = server.registry.sweeps_of(&domain, &name);
+    let domain = principal.domain;
+    let (keys, mut path) = (query.keys(&domain)?, routes::peer_dataset_chunks(&name));
+    if let Some(chunks) = &query.chunks {
+        path.push_str(&format!("?chunks={chunks}"));
+    }
+    let order = PeerOrder { method: Method::DELETE, path, domain: domain.clone() };
     // First here: a warm-up of this server would have the others keep chunks that they just evicted.
-    let here = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name, &kept)).await?;
+    let here = evict_here(&server, &domain, &name, keys).await?;
     let elsewhere = server.cluster.order_all(&order, EVICT_WITHIN).await;
     let bodies = elsewhere.bodies.iter().filter_map(|body| serde_json::from_slice::<Evicted>(body).ok());
-    let chunks = here.unwrap_or(0) + bodies.map(|evicted| evicted.chunks).sum::<u64>();
+    let chunks = here + bodies.map(|evicted| evicted.chunks).sum::<u64>();
     let unconfirmed = elsewhere.unconfirmed.iter().map(ToString::to_string).collect();
     Ok(Json(Evicted { chunks, unconfirmed }))
 }

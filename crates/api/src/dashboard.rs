@@ -131,11 +131,13 @@ pub enum Alert {
     FletchCredentialsExpire,
     /// The certificate of the listener expires soon.
     FletchCertificateExpires,
+    /// The last listing or seal of a dataset failed.
+    FletchRefreshFailed,
 }
 
 impl Alert {
     /// All alerts.
-    pub const ALL: [Alert; 14] = [
+    pub const ALL: [Alert; 15] = [
         Alert::FletchErrorBudgetBurn,
         Alert::FletchWrongBytes,
         Alert::FletchJobStalled,
@@ -150,6 +152,7 @@ impl Alert {
         Alert::FletchMemoryNearLimit,
         Alert::FletchCredentialsExpire,
         Alert::FletchCertificateExpires,
+        Alert::FletchRefreshFailed,
     ];
 
     /// Returns the name, which is also that of its runbook.
@@ -170,6 +173,7 @@ impl Alert {
             Alert::FletchMemoryNearLimit => "FletchMemoryNearLimit",
             Alert::FletchCredentialsExpire => "FletchCredentialsExpire",
             Alert::FletchCertificateExpires => "FletchCertificateExpires",
+            Alert::FletchRefreshFailed => "FletchRefreshFailed",
         }
     }
 }

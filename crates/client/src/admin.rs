@@ -10,7 +10,7 @@ use fletch_api::{
     GivenCredentials, LearnedFiles, Mount, Mounts, OriginList, OriginView, RegisterDataset,
     RegisteredDataset, RenewedPins, Sealing, StartWarmup, Tags, Unconfirmed, Warmup, routes,
 };
-use fletch_core::{DatasetName, MemberId, MountId, Root, TagName};
+use fletch_core::{DatasetName, Hash, MemberId, MountId, Root, TagName};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
@@ -170,6 +170,16 @@ impl Client {
         self.delete(&routes::dataset_chunks(name), StatusCode::OK).await
     }
 
+    /// Removes chunks from the disks and the memory of all servers of the cluster, at most 64.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn erase(&self, name: &DatasetName, chunks: &[Hash]) -> Result<Evicted, ClientError> {
+        let chunks = chunks.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let path = format!("{}?chunks={chunks}", routes::dataset_chunks(name));
+        self.delete(&path, StatusCode::OK).await
+    }
+
     /// Announces a mount. The server forgets it 30 s after its last announcement.
     ///
     /// # Errors
@@ -197,6 +207,15 @@ impl Client {
     /// As [`Client::announce_mount`].
     pub async fn mounts(&self) -> Result<Vec<Mount>, ClientError> {
         Ok(self.get_json::<Mounts>(routes::MOUNTS).await?.mounts)
+    }
+
+    /// As [`Client::mounts`] at all servers of the cluster, with the ids of those that did not answer.
+    ///
+    /// # Errors
+    /// [`ClientError`], if no server answers.
+    pub async fn mounts_of_all(&self) -> Result<(Vec<Mount>, Vec<String>), ClientError> {
+        let (lists, silent) = self.of_all::<Mounts>(routes::MOUNTS).await?;
+        Ok((lists.into_iter().flat_map(|list| list.mounts).collect(), silent))
     }
 
     /// Gives the server credentials for an origin, in place of older ones. It keeps them in memory only.

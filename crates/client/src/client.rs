@@ -35,6 +35,8 @@ use std::{
 };
 use tokio::time::Instant;
 
+/// The longest time for the answer of one server of several.
+const MEMBER_WITHIN: Duration = Duration::from_secs(5);
 /// The longest JSON answer that is read, in bytes.
 pub(crate) const JSON_BYTES_MAX: u64 = 16 << 20;
 /// Counters of a client and its clones, since the client was made.
@@ -407,6 +409,30 @@ impl Client {
 
     pub(crate) async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.json(&Call::get(path), &[StatusCode::OK]).await.map(|answer| answer.1)
+    }
+
+    /// Returns what each server of the cluster answers at `path`, and the ids of those that did not answer.
+    ///
+    /// # Errors
+    /// [`ClientError`], if no server answers, or one refuses the caller.
+    pub(crate) async fn of_all<T: DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> Result<(Vec<T>, Vec<String>), ClientError> {
+        let (first, answer) = self.json(&Call::get(path), &[StatusCode::OK]).await?;
+        let (mut answers, mut silent) = (vec![answer], Vec::new());
+        for (id, server) in self.known_members().into_iter().filter(|m| !Arc::ptr_eq(&m.1, &first)) {
+            let one = self.pinned(server).fail_fast().within(self.io_timeout().min(MEMBER_WITHIN));
+            match one.get_json(path).await {
+                Ok(answer) => answers.push(answer),
+                Err(e) if e.is_denied() => return Err(e),
+                Err(error) => {
+                    tracing::debug!(%error, server = id, path, "a server does not answer");
+                    silent.push(id);
+                }
+            }
+        }
+        Ok((answers, silent))
     }
 
     /// Makes a call, and parses the JSON of the answer. Returns the server that sent it, too.

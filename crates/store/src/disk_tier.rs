@@ -359,6 +359,16 @@ impl DiskTier {
         waited | self.engine().is_some_and(|t| t.evict_of(key, dataset))
     }
 
+    /// Removes chunks, also those that are pinned or wait to be appended, and returns how many there were.
+    /// They do not come back after a restart. Blocks.
+    ///
+    /// # Errors
+    /// When the disk does not take that.
+    pub fn erase(&self, keys: &[StoreKey]) -> Result<u64, DiskError> {
+        let waited = keys.iter().filter(|key| self.cancel_appends(key)).count() as u64;
+        Ok(waited + self.engine().map_or(Ok(0), |t| t.erase(keys))?)
+    }
+
     /// Returns the share of a dataset, in footprints, as [`DiskEngine::share_of`].
     #[must_use]
     pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {

@@ -125,6 +125,13 @@ impl Memory {
         self.cache.run_pending_tasks();
     }
 
+    /// Drops a cached chunk. A pinned one stays with its holders.
+    pub fn remove(&self, key: &StoreKey) -> bool {
+        let was_cached = self.cache.remove(key).is_some();
+        self.cache.run_pending_tasks();
+        was_cached
+    }
+
     #[cfg(test)]
     pub fn clear(&self) {
         self.cache.invalidate_all();

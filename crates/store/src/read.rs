@@ -5,6 +5,7 @@
 use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
+    disk::DiskError,
     disk_tier::DiskTier,
     flight::{FlightRole, Flights, LeaderGuard, SharedOutcome},
     memory::{Memory, bind_permit},
@@ -128,6 +129,17 @@ impl Store {
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {
         self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.memory_or_queued(key).is_some()
+    }
+
+    /// Removes chunks from memory and disk, and returns how many there were. One that is pinned in memory
+    /// stays with its holders. Blocks.
+    ///
+    /// # Errors
+    /// As [`DiskTier::erase`].
+    pub fn erase(&self, keys: &[StoreKey]) -> Result<u64, DiskError> {
+        let in_memory: Vec<bool> = keys.iter().map(|key| self.memory.remove(key)).collect();
+        let on_disk = self.disk.as_ref().map_or(Ok(0), |disk| disk.erase(keys))?;
+        Ok(on_disk.max(in_memory.into_iter().filter(|was| *was).count() as u64))
     }
 
     /// Whether a read of the chunk would begin a fetch: it is not cached, and nobody fetches it now.

@@ -13,6 +13,26 @@ pub const VERSIONS: &str = "fletch/versions/";
 /// The folder of packed chunks. A listing returns them in the order of their hashes.
 pub const CHUNKS: &str = "fletch/chunks/";
 
+/// The folder of the marks of runs.
+pub const RUNS: &str = "fletch/runs/";
+/// The mark of a run that deletes versions.
+pub const COLLECTION: &str = "fletch/runs/gc";
+
+/// The folder of the records of erased files.
+pub const ERASED: &str = "fletch/erased/";
+
+/// Returns the path of the record that a file was erased.
+#[must_use]
+pub fn erased(path: &str) -> String {
+    format!("{ERASED}{}", Hash::of(path.as_bytes()))
+}
+
+/// Returns the path of a run's mark.
+#[must_use]
+pub fn run(id: &str) -> String {
+    format!("{RUNS}{id}")
+}
+
 /// Returns the path of a packed chunk.
 #[must_use]
 pub fn chunk(hash: Hash) -> String {

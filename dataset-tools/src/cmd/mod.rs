@@ -7,6 +7,8 @@ mod diff;
 pub mod doctor;
 mod down;
 mod dry_run;
+mod erase;
+mod gc;
 mod index;
 mod jobs;
 mod list;
@@ -153,6 +155,8 @@ pub fn run(cli: Cli) -> Exit {
         Command::Tag { uri, tag, to, delete } => {
             tag::run(&ctx, &uri.text, tag, to, delete).map(|()| Exit::Ok)
         }
+        Command::Erase { source, path, yes } => erase::run(&ctx, &source.text, &path, yes),
+        Command::Gc { uri, older_than, yes } => gc::run(&ctx, &uri.text, older_than.0, yes),
         Command::Register { name, uri, tables, replace } => {
             server::register(&ctx, name, &uri.text, tables, replace).map(|()| Exit::Ok)
         }

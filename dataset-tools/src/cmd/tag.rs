@@ -2,11 +2,13 @@
 
 use super::Context;
 use crate::failure::Failure;
+use crate::run::{mark::Mark, now_ns};
+use crate::tables_location::TablesLocation;
 use crate::target::Select;
 use fletch_core::TagName;
 use fletch_tables::TagDoc;
 use serde::Serialize;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::AtomicBool;
 
 #[derive(Serialize)]
 struct Row {
@@ -20,6 +22,16 @@ struct Row {
 struct Tags {
     uri: String,
     tags: Vec<Row>,
+}
+
+/// Has a tag name a version.
+async fn name(location: &TablesLocation, tag: &TagName, select: &Select) -> Result<TagDoc, Failure> {
+    let (root, layout) = location.resolve(select).await?;
+    // A tag must not name a version that cannot be opened.
+    location.version(root, layout).await?;
+    let doc = TagDoc::new(root, layout, now_ns());
+    location.put_tag(tag, &doc).await?;
+    Ok(doc)
 }
 
 pub fn run(
@@ -39,13 +51,10 @@ pub fn run(
         }
         let doc = match to {
             Some(select) => {
-                let (root, layout) = location.resolve(&select).await?;
-                // A tag must not name a version that cannot be opened.
-                location.version(root, layout).await?;
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let doc = TagDoc::new(root, layout, u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
-                location.put_tag(&tag, &doc).await?;
-                doc
+                let mark = Mark::of_run(&location, ctx.out, &AtomicBool::new(false)).await?;
+                let named = name(&location, &tag, &select).await;
+                mark.remove(ctx.out).await;
+                named?
             }
             None => match location.tag(&tag).await? {
                 Some(doc) => doc,

@@ -7,6 +7,7 @@ mod members;
 mod packed;
 
 use super::Context;
+use super::erase::erased_files;
 use crate::failure::{Exit, Failure};
 use crate::out::{self, Rows, bytes, stdout_failed};
 use crate::progress::{Progress, Total, of_work};
@@ -21,7 +22,7 @@ use futures::{StreamExt, stream};
 use members::Members;
 use packed::Packed;
 use serde::Serialize;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -50,6 +51,8 @@ struct FaultSink<'a> {
     count: u64,
     /// Whether the tables contradict themselves.
     tables: bool,
+    /// When each erased file was erased.
+    erased: BTreeMap<String, String>,
 }
 
 impl FaultSink<'_> {
@@ -57,7 +60,11 @@ impl FaultSink<'_> {
         self.count += 1;
         self.tables |= found.fault == "tables";
         let text = |f: &VerifyFault, w: &mut dyn Write| writeln!(w, "{}\t{}\t{}", f.fault, f.path, f.why);
-        self.rows.push(found, text).map_err(|e| stdout_failed(&e))
+        let mut found = found.clone();
+        if let Some(at) = self.erased.get(&found.path).filter(|_| found.fault == "missing") {
+            found.why = format!("it was erased by `fletch erase` at {at}");
+        }
+        self.rows.push(&found, text).map_err(|e| stdout_failed(&e))
     }
 }
 
@@ -108,7 +115,8 @@ pub fn run(
     let mut out = io::BufWriter::new(io::stdout());
     let head = Head { root: version.root().to_string(), layout: version.layout().to_string() };
     let rows = Rows::begin(&mut out, ctx.out.json, &head, "faults").map_err(|e| stdout_failed(&e))?;
-    let mut sink = FaultSink { rows, count: 0, tables: false };
+    let erased = ctx.rt.block_on(erased_files(&chunks));
+    let mut sink = FaultSink { rows, count: 0, tables: false, erased };
     let mut packed = Packed::new(&std::env::temp_dir())?;
     let entries = objects(ctx, version, &checker, threads, &mut packed, &mut sink)?;
     packed.check(ctx.rt.handle(), version, &chunks, &checker.bytes, threads, &mut sink)?;

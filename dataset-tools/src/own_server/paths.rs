@@ -7,6 +7,7 @@ use crate::failure::{Exit, Failure};
 use fletch_client::server_choice::{own_dir, own_socket};
 use fletch_core::Hash;
 use fletch_host::mounts;
+use fletch_host::usage::HostUsage;
 use std::fs::{self, DirBuilder};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -133,6 +134,13 @@ impl OwnPaths {
     #[must_use]
     pub fn tables(&self) -> PathBuf {
         self.state.join("tables")
+    }
+
+    /// Returns the free bytes of the disk that the state is or will be on, if they can be read.
+    #[must_use]
+    pub fn state_free(&self) -> Option<u64> {
+        let existing = self.state.ancestors().find(|dir| dir.exists())?;
+        HostUsage::of_process(existing).state_free
     }
 
     /// Creates the directory of the socket and of the records, and checks that nobody else can use it.

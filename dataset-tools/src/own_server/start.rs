@@ -3,6 +3,7 @@
 use super::{OwnPaths, program};
 use crate::environment::SECRET_VARIABLES;
 use crate::failure::{Exit, Failure};
+use crate::out::bytes;
 use fletch_client::server_choice::{SocketPeer, own_listener};
 use fletch_client::{Client, ClientConfig, Endpoint};
 use nix::sys::signal::{Signal, kill};
@@ -24,6 +25,8 @@ const PROBE_WITHIN: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long the server stays without work.
 const IDLE: &str = "10m";
+/// The least free space with which the server starts: its state grows with each registration.
+pub const STATE_FREE_MIN: u64 = 1 << 20;
 /// The end of a log that an error shows, in bytes and in lines.
 const TAIL: (u64, usize) = (4096, 8);
 
@@ -95,6 +98,15 @@ fn spawn(paths: &OwnPaths) -> Result<Child, Failure> {
         Failure::new("there is no program fletch-server beside fletch or on the PATH")
             .hint("install it beside fletch, or name a running server with --server")
     })?;
+    let free = paths.state_free();
+    if let Some(free) = free.filter(|free| *free < STATE_FREE_MIN) {
+        let (state, free) = (paths.state.display(), bytes(free));
+        return Err(Failure::new(format!(
+            "the disk of {state} is full ({free} free): your server cannot start"
+        ))
+        .hint("free some space, or set FLETCH_STATE_DIR to another directory")
+        .exit(Exit::NoSpace));
+    }
     let log_path = paths.server_log();
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
     let cannot_log = |e| Failure::io(format_args!("cannot write {}", log_path.display()), &e);

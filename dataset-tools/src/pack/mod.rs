@@ -24,6 +24,7 @@ use crate::failure::Failure;
 use crate::progress::{Progress, Total};
 use crate::run::faults::Faults;
 use crate::run::journal::chunks::ChunkJournal;
+use crate::run::mark::Mark;
 use crate::run::options::{RunFailure, RunOptions, RunReport};
 use crate::run::parent::{self, PackParent, ParentChunks};
 use crate::run::state::RunState;
@@ -133,7 +134,11 @@ pub fn run(options: &PackOptions, ctx: RunContext<'_>) -> Result<PackReport, Run
     );
     let state = RunState::lock(&options.run.state_dir, &key, "packing")?;
     let pack = Pack { options, run: &run, scratch: state.scratch(), total: Arc::default() };
+    // The run relies on chunks that it finds.
+    let mark = run.ctx.rt.block_on(Mark::of_run(&run.tables, ctx.out, ctx.stop));
+    let mark = mark.map_err(|e| publish::at_another_place(e, &run.tables))?;
     let done = pack.pack(&state);
+    run.ctx.rt.block_on(mark.remove(ctx.out));
     state.end(done, "the journal keeps the chunks that were written")
 }
 

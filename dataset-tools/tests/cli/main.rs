@@ -2,6 +2,7 @@
 
 mod common;
 mod doctor;
+mod gc;
 mod index_faults;
 mod index_keys;
 mod index_parent;

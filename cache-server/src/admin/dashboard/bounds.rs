@@ -121,6 +121,7 @@ mod tests {
                 Alert::FletchMemoryNearLimit,
                 &[format!("fletch_process_memory_bytes > {MEMORY_MAX} * fletch_process_memory_limit_bytes")],
             ),
+            (Alert::FletchRefreshFailed, &["fletch_refresh_failed == 1".to_owned()]),
             (
                 Alert::FletchCredentialsExpire,
                 &[format!(

@@ -7,8 +7,9 @@ use super::{
     bounds,
     history::{Counts, Totals},
 };
+use crate::data::drafts::FailedRefresh;
 use fletch_api::{
-    GivenCredentials, Mount, OriginView,
+    GivenCredentials, Mount, OriginView, Problem,
     dashboard::{Alert, DashboardJob, DashboardProblem, JobState, Severity, WaitsFor},
     origins::OriginState,
 };
@@ -42,6 +43,8 @@ pub struct Findings<'a> {
     pub host: HostUsage,
     /// The credentials that a user handed over. Empty for all but admins.
     pub credentials: &'a [GivenCredentials],
+    /// The datasets whose last listing or seal failed.
+    pub refreshes: &'a [FailedRefresh],
     /// When the certificate of the listener expires, in seconds since 1970.
     pub certificate_expires_s: Option<u64>,
 }
@@ -93,6 +96,7 @@ pub fn problems(f: &Findings<'_>) -> Vec<DashboardProblem> {
     all.extend(mounts(f.mounts).take(LISTED_MAX));
     all.extend(host(&f.host));
     all.extend(credentials(f.credentials, f.at_ns).take(LISTED_MAX));
+    all.extend(refreshes(f.refreshes).take(LISTED_MAX));
     all.extend(certificate(f));
     if let Some(counts) = &f.counted {
         all.extend(counted(counts));
@@ -215,6 +219,14 @@ fn credentials(given: &[GivenCredentials], now_ns: u64) -> impl Iterator<Item = 
     })
 }
 
+fn refreshes(failed: &[FailedRefresh]) -> impl Iterator<Item = DashboardProblem> + '_ {
+    failed.iter().map(|of| {
+        let Problem { detail, hint, .. } = &of.problem;
+        let detail = format!("{} is not brought up to date: {detail}; {hint}", of.dataset);
+        problem(Alert::FletchRefreshFailed, Severity::Warning, of.dataset.as_str(), detail)
+    })
+}
+
 fn certificate(f: &Findings<'_>) -> Option<DashboardProblem> {
     let expires = Duration::from_secs(f.certificate_expires_s?);
     let left = expires.saturating_sub(Duration::from_nanos(f.at_ns));
@@ -293,7 +305,7 @@ fn counted(counts: &Counted) -> impl Iterator<Item = DashboardProblem> {
 mod tests {
     use super::*;
     use fletch_api::{
-        AnnounceMount, EpochState, OriginFailure,
+        AnnounceMount, Code, EpochState, OriginFailure,
         dashboard::{EpochProgress, JobDoing},
     };
     use fletch_core::{Domain, Hash, JobName, MountId, Root, Tenant};
@@ -467,6 +479,13 @@ mod tests {
         for soon in [now_s + 899, now_s, 1] {
             assert_eq!(expire(Some(soon)), [Alert::FletchCredentialsExpire], "{soon}");
         }
+        let refreshes = [FailedRefresh {
+            domain: Domain::new("default").expect("name"),
+            dataset: DatasetName::new("set").expect("name"),
+            problem: Problem::new(Code::OriginUnavailable, "no answer", "look"),
+        }];
+        let failed = with(Findings { refreshes: &refreshes, ..Findings::default() });
+        assert_eq!(failed, [Alert::FletchRefreshFailed]);
         let certificate = |expires_s| {
             let at_ns = now_s * 1_000_000_000;
             with(Findings { at_ns, certificate_expires_s: Some(expires_s), ..Findings::default() })

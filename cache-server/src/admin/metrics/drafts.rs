@@ -1,7 +1,11 @@
 //! The metric families of drafts: what is known of them, and their seals.
 
-use super::page::{MetricsError, Page};
+use super::{
+    DATASETS_MAX,
+    page::{MetricsError, Page},
+};
 use crate::app::server::Server;
+use std::collections::BTreeSet;
 
 /// Adds the families.
 pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError> {
@@ -27,6 +31,15 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         "Seals of drafts that ended, by their outcome",
         &["result"],
         &[(vec!["done"], seals.done), (vec!["blocked"], seals.blocked), (vec!["failed"], seals.failed)],
+    )?;
+    let failed = [server.listings.failed(), server.seals.failed()].concat();
+    let names: BTreeSet<_> = failed.iter().map(|of| of.dataset.as_str()).collect();
+    let rows: Vec<_> = names.into_iter().take(DATASETS_MAX).map(|name| (vec![name], 1)).collect();
+    page.gauge(
+        "fletch_refresh_failed",
+        "1 for a dataset whose last listing or seal at this server failed or was blocked",
+        &["dataset"],
+        &rows,
     )?;
     page.counter(
         "fletch_seal_read_bytes_total",

@@ -140,6 +140,8 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
     let disk = disk_info(server, &viewer.principal);
     let counted = viewer.sees_all().then(|| counted(server, &datasets));
     let credentials = if viewer.sees_all() { server.credentials.list() } else { Vec::new() };
+    let mut refreshes = [server.listings.failed(), server.seals.failed()].concat();
+    refreshes.retain(|of| viewer.sees_domain(&of.domain));
     let at_ns = unix_ns(SystemTime::now());
     let problems = problems(&Findings {
         at_ns,
@@ -150,6 +152,7 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
         counted,
         host: if viewer.sees_all() { server.dashboard.host() } else { HostUsage::default() },
         credentials: &credentials,
+        refreshes: &refreshes,
         certificate_expires_s: server.tls.as_ref().map(|tls| tls.stats().expires_s),
     });
     if !viewer.sees_all() {

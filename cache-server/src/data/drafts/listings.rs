@@ -1,6 +1,6 @@
 //! Lists datasets that were registered by their URIs alone, and writes the tables of their drafts.
 
-use super::{RunPlaces, index_on_a_thread, problem_of, seals::SealContext, unix_ns};
+use super::{FailedRefresh, RunPlaces, index_on_a_thread, problem_of, seals::SealContext, unix_ns};
 use crate::tenancy::state::RegistrationHandle;
 use fletch_api::{Code, Listing, Problem, RunState};
 use fletch_core::{
@@ -132,6 +132,18 @@ impl Listings {
     pub fn get(&self, domain: &Domain, dataset: &DatasetName) -> Option<Listing> {
         let record = self.all.lock().get(&(domain.clone(), dataset.clone())).cloned();
         record.map(|record| record.view(dataset))
+    }
+
+    /// Returns the registered datasets whose last listing failed.
+    #[must_use]
+    pub fn failed(&self) -> Vec<FailedRefresh> {
+        let all = self.all.lock();
+        let failed = all.iter().filter_map(|((domain, dataset), record)| {
+            let problem = record.ended.lock().as_ref()?.made.as_ref().err()?.clone();
+            self.context.registrations.get(domain, dataset)?;
+            Some(FailedRefresh { domain: domain.clone(), dataset: dataset.clone(), problem })
+        });
+        failed.collect()
     }
 
     /// Returns the number of listings that run or wait.

@@ -27,6 +27,7 @@ pub use seals::{SealContext, SealError, Seals};
 
 use crate::{data::versions::UriNotAllowed, tenancy::state::RegistrationHandle};
 use fletch_api::{Code, Problem};
+use fletch_core::{DatasetName, Domain};
 use fletch_indexer::{
     failure::{Exit, Failure},
     index,
@@ -43,6 +44,17 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 use tokio::{runtime::Handle, sync::oneshot};
+
+/// A dataset whose last listing or seal here made no version.
+#[derive(Debug, Clone)]
+pub struct FailedRefresh {
+    /// Its domain.
+    pub domain: Domain,
+    /// Its name.
+    pub dataset: DatasetName,
+    /// Why.
+    pub problem: Problem,
+}
 
 fn unix_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! All seals: starts them, remembers the last one of each dataset, and begins those that cost nothing.
 
-use super::{known::KnownShares, unix_ns};
+use super::{FailedRefresh, known::KnownShares, unix_ns};
 use crate::{
     data::versions::{Reader, VersionError, Versions},
     tenancy::state::{RegistrationHandle, Registrations},
@@ -193,6 +193,18 @@ impl Seals {
     pub fn get(&self, domain: &Domain, dataset: &DatasetName) -> Option<Sealing> {
         let record = self.all.lock().get(&(domain.clone(), dataset.clone())).cloned();
         record.map(|record| record.view(dataset))
+    }
+
+    /// Returns the registered datasets whose last seal failed, or was blocked.
+    #[must_use]
+    pub fn failed(&self) -> Vec<FailedRefresh> {
+        let all = self.all.lock();
+        let failed = all.iter().filter_map(|((domain, dataset), record)| {
+            let problem = record.ended.lock().as_ref()?.error.clone()?;
+            self.context.registrations.get(domain, dataset)?;
+            Some(FailedRefresh { domain: domain.clone(), dataset: dataset.clone(), problem })
+        });
+        failed.collect()
     }
 
     /// Returns the drafts of a domain that are in use, in the order of the names of their datasets.

@@ -14,8 +14,6 @@ use serde::Serialize;
 use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// The longest time for the jobs of one server of several.
-const MEMBER_WITHIN: Duration = Duration::from_secs(5);
 /// The longest time for one request that releases leases. Most leases that it names would soon expire.
 const RELEASE_WITHIN: Duration = Duration::from_secs(10);
 /// The longest ledger or state that is received, in bytes.
@@ -74,19 +72,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`], if no server answers.
     pub async fn jobs_of_all(&self) -> Result<(Vec<JobLine>, Vec<String>), ClientError> {
-        let (first, list) = self.json::<JobList>(&Call::get(routes::JOBS), &[StatusCode::OK]).await?;
-        let (mut jobs, mut silent) = (list.jobs, Vec::new());
-        for (id, server) in self.known_members().into_iter().filter(|m| !Arc::ptr_eq(&m.1, &first)) {
-            let one = self.pinned(server).fail_fast().within(self.io_timeout().min(MEMBER_WITHIN));
-            match one.jobs().await {
-                Ok(more) => jobs.extend(more),
-                Err(e) if e.is_denied() => return Err(e),
-                Err(error) => {
-                    tracing::debug!(%error, server = id, "a server does not name its jobs");
-                    silent.push(id);
-                }
-            }
-        }
+        let (lists, silent) = self.of_all::<JobList>(routes::JOBS).await?;
+        let mut jobs: Vec<JobLine> = lists.into_iter().flat_map(|list| list.jobs).collect();
         jobs.sort_by(|a, b| a.name.cmp(&b.name));
         jobs.dedup_by(|a, b| a.id == b.id);
         Ok((jobs, silent))

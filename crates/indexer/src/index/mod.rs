@@ -17,6 +17,7 @@ use crate::run::file_record::{FileRecord, Lookup};
 use crate::run::journal::files::FileJournalWriter;
 use crate::run::journal::write_failed;
 use crate::run::learned::LearnedRecords;
+use crate::run::mark::Mark;
 use crate::run::options::{OnFault, RunFailure, RunOptions, RunReport};
 use crate::run::parent::{self, IndexParent};
 use crate::run::renewed::RenewedParent;
@@ -289,8 +290,15 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     run.check_not_empty(&written)?;
     run.ctx.rt.block_on(async {
         run.check_loss(&written, lost).await?;
-        publish::publish(&run.tables, &written, run.ctx.stop).await?;
-        run.move_tag(&written, params.kind).await
+        let mark = Mark::of_run(&run.tables, out, run.ctx.stop).await;
+        let mark = mark.map_err(|e| publish::at_another_place(e, &run.tables))?;
+        let published = async {
+            publish::publish(&run.tables, &written, run.ctx.stop).await?;
+            run.move_tag(&written, params.kind).await
+        };
+        let published = published.await;
+        mark.remove(out).await;
+        published
     })?;
     Ok(Indexed::Version(Box::new(run.report(&written, faults))))
 }

@@ -11,6 +11,7 @@ pub mod file_record;
 pub mod journal;
 pub mod learned;
 pub mod loss;
+pub mod mark;
 pub mod options;
 pub mod parent;
 pub mod publish;

@@ -345,7 +345,7 @@ fn special(ft: fs::FileType) -> String {
 }
 
 /// The directories that Fletch creates in the reserved directory `fletch/`.
-pub const RESERVED: [&str; 4] = ["versions", "layouts", "chunks", "tags"];
+pub const RESERVED: [&str; 6] = ["versions", "layouts", "chunks", "tags", "runs", "erased"];
 
 /// Returns up to five paths at or below the top-level name `fletch` that are left out of the version,
 /// although Fletch did not create them, each with the reason.

@@ -20,7 +20,7 @@
 //! 2. a victim leaves the index only. The reaper gives its bytes back to the file system.
 
 use super::{
-    DiskEngine, Policy, Pools,
+    DiskEngine, DiskError, Policy, Pools,
     index::{Index, NO_RECORD, SlabState},
     stats::add,
 };
@@ -37,6 +37,25 @@ impl DiskEngine {
     /// Evicts a chunk; `false` when it is absent or pinned.
     pub fn evict(&self, key: &StoreKey) -> bool {
         self.evict_if(key, |_| true)
+    }
+
+    /// Removes chunks, also pinned ones, and returns how many there were. They do not come back after a
+    /// restart: the open slab is sealed, and the catalogue written.
+    ///
+    /// # Errors
+    /// When the open slab cannot be sealed.
+    pub fn erase(&self, keys: &[StoreKey]) -> Result<u64, DiskError> {
+        let sizes: Vec<u64> = {
+            let mut index = self.write_index();
+            keys.iter().filter_map(|key| index.remove(key)).collect()
+        };
+        if sizes.is_empty() {
+            return Ok(0);
+        }
+        self.count_evicted(sizes.len() as u64, sizes.iter().sum());
+        self.seal_active()?;
+        self.sync_catalogue();
+        Ok(sizes.len() as u64)
     }
 
     /// Gives a chunk of `dataset` up; `false` when it is absent, or is charged to another dataset.

@@ -99,6 +99,14 @@ impl Queue {
         true
     }
 
+    /// Cancels all appends of a chunk that did not begin; returns whether there was one.
+    pub fn cancel_all(&mut self, key: &StoreKey) -> bool {
+        let (cancelled, waiting): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(|w| w.key == *key);
+        self.waiting.extend(waiting);
+        cancelled.iter().for_each(|append| self.finish(append));
+        !cancelled.is_empty()
+    }
+
     /// Returns the chunk if it is queued or being written.
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
         self.chunks.get(key).cloned()

@@ -25,6 +25,8 @@ use tokio::{
 const GROUP_WAIT: Duration = Duration::from_millis(5);
 /// Time between two looks at a full append queue.
 const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
+/// How long the removal of a chunk waits for its append.
+const APPENDED_WITHIN: Duration = Duration::from_secs(2);
 
 impl DiskTier {
     /// Queues the chunk for an append, and returns whether it will be kept.
@@ -156,6 +158,17 @@ impl DiskTier {
     pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
         let cancelled = self.queue.lock().cancel(key, dataset);
         self.promises.changed.notify_waiters();
+        cancelled
+    }
+
+    /// Removes a chunk from the append queue, whoever waits for it. Blocks while it is being appended.
+    pub(crate) fn cancel_appends(&self, key: &StoreKey) -> bool {
+        let cancelled = self.queue.lock().cancel_all(key);
+        self.promises.changed.notify_waiters();
+        let until = std::time::Instant::now() + APPENDED_WITHIN;
+        while self.queued_chunk(key).is_some() && std::time::Instant::now() < until {
+            std::thread::sleep(QUEUE_POLL_EVERY);
+        }
         cancelled
     }
 

@@ -1,9 +1,11 @@
 //! The mounts of Fletch on this machine: dead ones, and a nightly index that reads living ones.
 
 use super::finding::Finding;
+use crate::own_server::{OwnPaths, records};
 use fletch_host::mounts::{self, FS_TYPE, Health, MountEntry};
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub const DEAD: &str = "dead-mount";
 /// The directory in which `fletch-mount --datasets` mounts versions.
@@ -16,6 +18,8 @@ const UPDATEDB_CONF: &str = "etc/updatedb.conf";
 #[derive(Debug, Clone)]
 pub struct Facts {
     dead: Result<Vec<MountEntry>, String>,
+    /// The directories that `fletch mount` of this user mounted.
+    made: BTreeSet<PathBuf>,
     /// The file systems that `updatedb` leaves out; `None` if it has no settings file.
     pruned: Option<Pruned>,
 }
@@ -32,13 +36,14 @@ impl Facts {
         let conf = fs::read_to_string(root.join(UPDATEDB_CONF)).ok();
         Facts {
             dead: fs::read(root.join("proc/self/mountinfo")).map(|t| dead(&t)).map_err(|e| e.to_string()),
+            made: made_by_mount(),
             pruned: conf.as_deref().map(pruned),
         }
     }
 
     pub fn findings(&self) -> Vec<Finding> {
         let mut found = match &self.dead {
-            Ok(dead) => dead.iter().map(dead_finding).collect(),
+            Ok(dead) => dead.iter().map(|mount| dead_finding(mount, &self.made)).collect(),
             Err(why) => vec![Finding::warning(
                 DEAD,
                 format!("the mount table cannot be read: {why}"),
@@ -55,11 +60,18 @@ fn dead(table: &[u8]) -> Vec<MountEntry> {
     all.filter_map(|(mount, health)| (health == Health::Dead).then_some(mount)).collect()
 }
 
-fn dead_finding(mount: &MountEntry) -> Finding {
+/// Returns the directories that `fletch mount` of this user mounted.
+fn made_by_mount() -> BTreeSet<PathBuf> {
+    let own = OwnPaths::of_process();
+    own.map(|own| records::all(&own).into_iter().map(|made| made.dir).collect()).unwrap_or_default()
+}
+
+fn dead_finding(mount: &MountEntry, made: &BTreeSet<PathBuf>) -> Finding {
     let (dir, name) = (mount.dir.display(), mount.dataset().unwrap_or("?"));
     let of_all = mount.dir.parent().filter(|above| above.ends_with(VERSIONS)).and_then(Path::parent);
     let call = match of_all {
         Some(all) => format!("fletch-mount --datasets {}", all.display()),
+        None if made.contains(&mount.dir) => format!("fletch mount {name} {dir}"),
         None => format!("fletch-mount {name} {dir}"),
     };
     Finding::error(
@@ -123,8 +135,11 @@ mod tests {
             source: "fletch:photos".into(),
         };
         let among_all = MountEntry { dir: "/run/all/.versions/6f1a".into(), ..mount.clone() };
-        assert!(dead_finding(&among_all).fix.contains("fletch-mount --datasets /run/all; "));
-        let facts = Facts { dead: Ok(vec![mount]), pruned: None };
+        let none = BTreeSet::new();
+        let made = BTreeSet::from([mount.dir.clone()]);
+        assert!(dead_finding(&mount, &made).fix.contains("fletch mount photos /data/m; "));
+        assert!(dead_finding(&among_all, &none).fix.contains("fletch-mount --datasets /run/all; "));
+        let facts = Facts { dead: Ok(vec![mount]), made: none, pruned: None };
         let found = facts.findings();
         assert_eq!(found.len(), 1);
         assert!(found[0].fix.contains("fletch-mount photos /data/m"), "{found:?}");

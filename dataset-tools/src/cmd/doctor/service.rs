@@ -5,7 +5,7 @@ use super::finding::Finding;
 use super::{Context, server};
 use crate::environment;
 use crate::failure::Failure;
-use crate::out::count;
+use crate::out::{bytes, count};
 use crate::own_server::{OwnPaths, records, start};
 use fletch_api::dashboard::{DashboardProblem, Severity};
 use fletch_client::Client;
@@ -25,6 +25,8 @@ const WITHIN: Duration = Duration::from_secs(3);
 pub struct Facts {
     /// The mounts of the own server that wait for it. `None`: it runs, or this account has none.
     waiting: Option<Vec<PathBuf>>,
+    /// Where the own server keeps its state, and the bytes that are free there, if they are too few.
+    full: Option<(PathBuf, u64)>,
     /// The stores for which the own server has no credentials. `None`: another server is asked.
     without_credentials: Option<BTreeSet<String>>,
     /// What the server sees. `None`: none was asked, or it has no time for this question.
@@ -41,6 +43,10 @@ impl Facts {
         {
             facts.waiting = Some(mounts_of(&own));
         }
+        if let Ok(own) = OwnPaths::of_process() {
+            let free = own.state_free().filter(|free| *free < start::STATE_FREE_MIN);
+            facts.full = free.map(|free| (own.state, free));
+        }
         let Some(client) = server::client(ctx)?.map(|client| client.within(WITHIN).fail_fast()) else {
             return Ok(facts);
         };
@@ -55,7 +61,7 @@ impl Facts {
     /// Returns the names of the checks that ran.
     pub fn checks(&self) -> Vec<&'static str> {
         let ran = [
-            (OWN_SERVER, self.waiting.is_some()),
+            (OWN_SERVER, self.waiting.is_some() || self.full.is_some()),
             (CREDENTIALS, self.without_credentials.is_some()),
             (PROBLEMS, self.problems.is_some()),
         ];
@@ -69,6 +75,12 @@ impl Facts {
             let (n, dirs) = (count(waiting.len() as u64, "mount"), dirs.join(", "));
             let what = format!("your server does not run, and {n} would read from it: {dirs}");
             found.push(Finding::error(OWN_SERVER, what, "start it again: fletch up"));
+        }
+        if let Some((state, free)) = &self.full {
+            let (state, free) = (state.display(), bytes(*free));
+            let what = format!("the disk of your server's state, {state}, is full: {free} free");
+            let fix = "free some space, or set FLETCH_STATE_DIR to another directory; then fletch up";
+            found.push(Finding::error(OWN_SERVER, what, fix));
         }
         for store in self.without_credentials.iter().flatten() {
             found.push(Finding::error(
@@ -130,6 +142,7 @@ mod tests {
             runbook: "/docs/runbooks/FletchOriginErrors".to_owned(),
         };
         let facts = Facts {
+            full: Some((PathBuf::from("/state"), 4096)),
             waiting: Some(vec!["/mnt/a".into(), "/mnt/b".into()]),
             without_credentials: Some(BTreeSet::from(["s3://bucket".to_owned()])),
             problems: Some(vec![seen(Severity::Critical), seen(Severity::Warning)]),
@@ -138,9 +151,19 @@ mod tests {
         let found = facts.findings();
         let weights: Vec<_> = found.iter().map(|f| (f.check, f.severity)).collect();
         let (error, warning) = (Weight::Error, Weight::Warning);
-        let wanted = [(OWN_SERVER, error), (CREDENTIALS, error), (PROBLEMS, error), (PROBLEMS, warning)];
+        let wanted = [
+            (OWN_SERVER, error),
+            (OWN_SERVER, error),
+            (CREDENTIALS, error),
+            (PROBLEMS, error),
+            (PROBLEMS, warning),
+        ];
         assert_eq!(weights, wanted);
         assert!(found[0].what.contains("2 mounts") && found[0].fix.contains("fletch up"), "{found:?}");
-        assert!(found[2].what.contains("FletchOriginErrors: s3://bucket: 12 of 12"), "{found:?}");
+        assert!(
+            found[1].what.contains("/state, is full: 4.00 KiB free")
+                && found[3].what.contains("FletchOriginErrors: s3://bucket: 12 of 12"),
+            "{found:?}"
+        );
     }
 }

@@ -194,6 +194,22 @@ def test_a_batch_longer_than_a_buffer_is_partly_copied(monkeypatch: pytest.Monke
         del views
 
 
+def test_nobody_makes_a_memory_shorter() -> None:
+    batches = loop_over(Batches(4))
+    views = next(batches)
+    # As another process of this user finds it.
+    path = f"/proc/{os.getpid()}/fd/{batches._fletch_buffers._fd}"
+    for length in [0, 4096, 1 << 40]:
+        with pytest.raises(PermissionError):
+            os.truncate(path, length)
+    with pytest.raises(PermissionError):
+        os.close(os.open(path, os.O_RDWR | os.O_TRUNC))
+    assert right(0, views) and all(map(in_buffer, views))
+    assert os.stat(path).st_nlink == 0, "it has no name"
+    views = []
+    assert all(right(number, views) for number, views in enumerate(batches, 1))
+
+
 @pytest.mark.parametrize("fault", ["no memory for the loader", "no memory for a buffer"])
 def test_without_memory_batches_are_copies(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     def fails(*_: Any) -> None:

@@ -17,22 +17,64 @@ RESTRICTED_VOLUMES = {
 }
 
 
+# Sysctls that Pod Security allows, and types of SELinux.
+SAFE_SYSCTLS = {
+    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+}
+SELINUX_TYPES = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+
+
+def of_context(name, context):
+    """Returns what *restricted* forbids in one security context, of a pod or of a container."""
+    out = []
+    if context.get("runAsNonRoot") is False:
+        out.append(f"{name} may run as root")
+    if context.get("runAsUser") == 0:
+        out.append(f"{name} runs as root")
+    if context.get("seccompProfile", {}).get("type") == "Unconfined":
+        out.append(f"{name} has no seccomp profile")
+    if context.get("appArmorProfile", {}).get("type", "RuntimeDefault") == "Unconfined":
+        out.append(f"{name} has no AppArmor profile")
+    if (context.get("windowsOptions") or {}).get("hostProcess"):
+        out.append(f"{name} is a process of the host")
+    selinux = context.get("seLinuxOptions", {})
+    if selinux.get("type", "") not in SELINUX_TYPES or selinux.get("user") or selinux.get("role"):
+        out.append(f"{name} has its own SELinux labels")
+    return out
+
+
+def hosts_of(container):
+    """Returns the hosts that probes and hooks of a container ask in place of the pod."""
+    lifecycle = container.get("lifecycle", {})
+    handlers = [container.get(probe, {}) for probe in ("livenessProbe", "readinessProbe", "startupProbe")]
+    handlers += [lifecycle.get(hook, {}) for hook in ("postStart", "preStop")]
+    asked = [handler.get(kind, {}).get("host") for handler in handlers for kind in ("httpGet", "tcpSocket")]
+    return [host for host in asked if host]
+
+
 def unrestricted(spec):
-    """Returns what Pod Security *restricted* forbids in a pod."""
+    """Returns what Pod Security *restricted* forbids in a pod, by every rule of Kubernetes 1.34.
+
+    https://kubernetes.io/docs/concepts/security/pod-security-standards/
+    """
     out = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     for volume in spec.get("volumes", []):
         out += [f"volume {kind}" for kind in volume if kind not in RESTRICTED_VOLUMES | {"name"}]
     pod = spec.get("securityContext", {})
-    for container in containers(spec):
+    out += of_context("the pod", pod)
+    out += [f"sysctl {s['name']}" for s in pod.get("sysctls", []) if s["name"] not in SAFE_SYSCTLS]
+    for container in containers(spec) + spec.get("ephemeralContainers", []):
         name, own = container["name"], container.get("securityContext", {})
+        out += of_context(name, own)
         if own.get("privileged"):
             out.append(f"{name} is privileged")
         if own.get("allowPrivilegeEscalation") is not False:
             out.append(f"{name} may escalate privileges")
         if not own.get("runAsNonRoot", pod.get("runAsNonRoot")):
             out.append(f"{name} may run as root")
-        if own.get("runAsUser", pod.get("runAsUser")) == 0:
-            out.append(f"{name} runs as root")
         capabilities = own.get("capabilities", {})
         if "ALL" not in capabilities.get("drop", []):
             out.append(f"{name} keeps capabilities")
@@ -41,8 +83,11 @@ def unrestricted(spec):
         profile = own.get("seccompProfile", pod.get("seccompProfile", {})).get("type")
         if profile not in ("RuntimeDefault", "Localhost"):
             out.append(f"{name} has no seccomp profile")
+        if own.get("procMount", "Default") != "Default":
+            out.append(f"{name} sees all of /proc")
         if any(port.get("hostPort") for port in container.get("ports", [])):
             out.append(f"{name} has a host port")
+        out += [f"{name} asks the host {host}" for host in hosts_of(container)]
     return out
 
 
@@ -110,7 +155,7 @@ class Cluster(unittest.TestCase):
 
 
 class Security(unittest.TestCase):
-    def test_server_and_test_pods_are_restricted(self):
+    def test_every_pod_but_mounts_is_restricted(self):
         seen = set()
         for path in CI:
             storage = values(path).get("server", {}).get("cache", {}).get("storage", "claim")
@@ -121,8 +166,9 @@ class Security(unittest.TestCase):
                 for container in containers(spec):
                     read_only = container["securityContext"]["readOnlyRootFilesystem"]
                     self.assertTrue(read_only, container["name"])
-                seen.add((name.split("/")[0], storage))
-        expected = {("StatefulSet", "claim"), ("StatefulSet", "emptyDir"), ("Pod", "emptyDir")}
+                seen.add((name, storage))
+        server, etcd = "StatefulSet/fletch-server", "StatefulSet/fletch-etcd"
+        expected = {(server, "claim"), (server, "emptyDir"), (etcd, "claim"), ("Pod/fletch-test", "claim")}
         self.assertLessEqual(expected, seen)
 
     def test_the_check_finds_each_offence(self):
@@ -136,6 +182,37 @@ class Security(unittest.TestCase):
             spec = server_spec(objects)
             spec["containers"][0]["securityContext"] = context
             self.assertGreaterEqual(len(unrestricted(spec)), 3)
+
+    def test_the_check_knows_every_rule(self):
+        spec = server_spec(ci("default"))
+        self.assertEqual(unrestricted(spec), [])
+        probe = {"httpGet": {"host": "169.254.169.254", "path": "/", "port": 80}}
+        offences = [
+            ({"hostNetwork": True}, {}, {}), ({"hostPID": True}, {}, {}), ({"hostIPC": True}, {}, {}),
+            ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, {}, {}),
+            ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, {}, {}),
+            ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, {}, {}),
+            ({"securityContext": {"runAsUser": 0}}, {}, {}),
+            ({}, {"privileged": True}, {}), ({}, {"allowPrivilegeEscalation": None}, {}),
+            ({}, {"runAsNonRoot": False}, {}), ({}, {"runAsUser": 0}, {}),
+            ({}, {"capabilities": {"drop": ["NET_RAW"]}}, {}),
+            ({}, {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}}, {}),
+            ({}, {"seccompProfile": {"type": "Unconfined"}}, {}),
+            ({}, {"appArmorProfile": {"type": "Unconfined"}}, {}),
+            ({}, {"seLinuxOptions": {"type": "spc_t"}}, {}), ({}, {"seLinuxOptions": {"role": "r"}}, {}),
+            ({}, {"windowsOptions": {"hostProcess": True}}, {}), ({}, {"procMount": "Unmasked"}, {}),
+            ({}, {}, {"ports": [{"containerPort": 1, "hostPort": 1}]}),
+            ({}, {}, {"livenessProbe": probe}), ({}, {}, {"lifecycle": {"preStop": probe}}),
+        ]
+        for of_pod, of_security, of_container in offences:
+            changed = json.loads(json.dumps(spec))
+            first = changed["containers"][0]
+            first.setdefault("securityContext", {}).update(of_security)
+            first.update(of_container)
+            pod = of_pod.pop("securityContext", {})
+            changed.setdefault("securityContext", {}).update(pod)
+            changed.update(of_pod)
+            self.assertTrue(unrestricted(changed), (of_pod, pod, of_security, of_container))
 
     def test_only_the_mounts_are_privileged(self):
         for path in CI:

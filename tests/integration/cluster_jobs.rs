@@ -678,3 +678,41 @@ async fn a_client_sends_nothing_to_a_place_that_is_no_member() {
     }
     assert_eq!(asked.load(SeqCst), 0, "nobody asked the foreign place");
 }
+
+#[tokio::test]
+async fn no_program_takes_its_token_to_another_host() {
+    let empty = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+    let (foreign, asked) = answering(move || empty.to_owned());
+    let scratch = TempDir::with_prefix("fletch-redirect-").expect("scratch");
+    let (token, dir) = (scratch.path().join("token"), scratch.path().join("mnt"));
+    fs::write(&token, "flt_secret").expect("token");
+    fs::create_dir(&dir).expect("mkdir");
+    for status in ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"] {
+        let place = format!("{foreign}/v1/datasets");
+        let (liar, lied) = answering(move || {
+            format!(
+                "HTTP/1.1 {status}\r\nLocation: {place}\r\nFletch-View: 9\r\nContent-Length: 0\r\n\
+                 Connection: close\r\n\r\n"
+            )
+        });
+        let client = client_of(&liar, Some(&token));
+        client.datasets().await.expect_err("a list");
+        client
+            .chunk_unchecked(fletch_core::Root(Hash::of(b"r")), Hash::of(b"c"), 1)
+            .await
+            .expect_err("bytes");
+        for (program, words) in
+            [("fletch", vec!["datasets"]), ("fletch", vec!["unregister", "d"]), ("fletch-mount", vec!["d"])]
+        {
+            let mut c = command(program);
+            c.args(words).args(["--server", &liar]).arg("--token-file").arg(&token);
+            if program == "fletch-mount" {
+                c.arg(&dir).arg("--foreground");
+            }
+            let out = c.stdin(Stdio::null()).output().expect("runs");
+            assert!(!out.status.success(), "{program} follows {status}");
+        }
+        assert!(lied.load(SeqCst) >= 5, "{status}: each was asked");
+    }
+    assert_eq!(asked.load(SeqCst), 0, "nobody asked the foreign place");
+}

@@ -191,6 +191,28 @@ fn datasets_come_and_go_and_a_link_follows_latest() {
 }
 
 #[test]
+fn a_dataset_with_the_name_of_the_closed_file_is_left_out_and_logged_once() {
+    if !have(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    let site = Site::start(&["--cache-size", "0"]);
+    let tree = site.place("data");
+    write_files(&tree, 1, 2);
+    for name in ["one", "NOT-MOUNTED"] {
+        drop(site.publish(name, &tree));
+    }
+    let all = Datasets::start(&site, "node", &[]);
+    assert_eq!(all.names(), ["one"]);
+    let lines = || all.log().lines().filter(|line| line.contains("dataset NOT-MOUNTED")).count();
+    assert_eq!(lines(), 1, "{}", all.log());
+    // Several passes later.
+    drop(site.publish("two", &tree));
+    all.has(&["one", "two"]);
+    assert_eq!(lines(), 1, "{}", all.log());
+    all.stop();
+}
+
+#[test]
 fn a_killed_daemon_leaves_errors_and_the_next_one_serves_again() {
     if !have(&[Need::Fuse, Need::Root]) {
         return;

@@ -8,7 +8,7 @@ use fletch_tests::watch::until;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -91,17 +91,22 @@ fn nobody_reads_through_the_credentials_of_another_user() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("ermission denied"), "{said}");
 
-    // Ann opens her directory and her socket by mistake, and has handed over credentials.
+    // Ann opens her directory and her socket by mistake. Bob opens the admin page, which Ann's server shows
+    // to all users until she hands over credentials.
+    for path in [&ann, &run, &socket] {
+        let mode = if path == &socket { 0o666 } else { 0o755 };
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
+    }
+    let mut page = machine.program(BOB, Path::new("/usr/bin/curl"), &bob);
+    page.args(["-sN", "-m", "20", "http://s/v1/dashboard/events", "--unix-socket"]).arg(&socket);
+    let page = page.stdout(Stdio::piped()).spawn().expect("curl");
+    std::thread::sleep(Duration::from_secs(1));
     let given = r#"{"origin":"s3://private","options":{"region":"us-east-1"},"secrets":
         {"aws_access_key_id":"AKIAANN","aws_secret_access_key":"secret-of-ann"}}"#;
     let give = ["-X", "PUT", "-H", "Content-Type: application/json", "-d", given];
     let give = [&give[..], &["http://s/v1/origins/credentials"]].concat();
     let (code, body) = request(&machine, ANN, &ann, &socket, &give);
     assert_eq!(code, "200", "{body}");
-    for path in [&ann, &run, &socket] {
-        let mode = if path == &socket { 0o666 } else { 0o755 };
-        fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
-    }
     for path in ["/v1/datasets", "/v1/jobs", "/v1/origins", "/v1/origins/credentials", "/metrics"] {
         let url = format!("http://s{path}");
         let (code, body) = request(&machine, BOB, &bob, &socket, &[&url]);
@@ -113,6 +118,8 @@ fn nobody_reads_through_the_credentials_of_another_user() {
     }
     let (code, body) = request(&machine, BOB, &bob, &socket, &give);
     assert_eq!(code, "403", "{body}");
+    let events = stdout(&page.wait_with_output().expect("curl ends with the stream"));
+    assert!(events.contains("event: now") && events.contains("event: end"), "{events}");
     let log = fs::read_to_string(ann.join("log")).expect("log");
     assert!(!log.contains("secret-of-ann"), "{log}");
 }

@@ -195,6 +195,7 @@ impl AsyncWrite for LocalStream {
 mod tests {
     use super::*;
     use crate::tenancy::connections::{Connections, RequestMemory, Source, TableLimits};
+    use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::net::{
         RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt::set_socket_linger,
     };
@@ -202,6 +203,8 @@ mod tests {
         io::{IoSlice, Write as _},
         mem::MaybeUninit,
         net::{TcpListener, TcpStream},
+        os::fd::{BorrowedFd, OwnedFd},
+        path::Path,
         time::{Duration, Instant},
     };
     use tokio::{
@@ -210,6 +213,8 @@ mod tests {
     };
 
     const LONG: Duration = Duration::from_secs(20);
+    /// The most descriptors that Linux takes in one message.
+    const DESCRIPTORS_MAX: usize = 253;
     /// A close that waits takes this long at least.
     const LINGER: Duration = Duration::from_secs(600);
 
@@ -224,17 +229,57 @@ mod tests {
         (socket, end)
     }
 
+    /// Sends a byte with descriptors. Returns whether the kernel takes it.
+    fn send_all(to: &StdUnixStream, files: &[BorrowedFd<'_>], flags: SendFlags) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)));
+        rustix::net::sendmsg(to, &[IoSlice::new(b"G")], &mut control, flags).is_ok()
+    }
+
     /// Sends a byte with a descriptor, of which the sender keeps none. Returns whether the kernel takes it.
     fn send(to: &StdUnixStream, socket: TcpStream, flags: SendFlags) -> bool {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [socket.as_fd()];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
-        let sent = rustix::net::sendmsg(to, &[IoSlice::new(b"G")], &mut control, flags);
-        if sent.is_err() {
+        let is_sent = send_all(to, &[socket.as_fd()], flags);
+        if !is_sent {
             set_socket_linger(&socket, None).expect("a socket");
         }
-        sent.is_ok()
+        is_sent
+    }
+
+    /// Reads until the end, and returns the error.
+    async fn error_of(stream: &mut LocalStream) -> io::Error {
+        let read = tokio::time::timeout(LONG, async {
+            let mut bytes = [0; 64];
+            loop {
+                let read = stream.read(&mut bytes).await;
+                if !matches!(read, Ok(1..)) {
+                    return read;
+                }
+            }
+        });
+        read.await.expect("at once").expect_err("a descriptor")
+    }
+
+    /// Returns a descriptor of each kind of file.
+    fn kinds(dir: &Path) -> Vec<(&'static str, OwnedFd)> {
+        let memory = |seals| {
+            let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+            let memory = rustix::fs::memfd_create("attack", flags).expect("memory");
+            rustix::fs::ftruncate(&memory, 1 << 40).expect("a huge length");
+            rustix::fs::fcntl_add_seals(&memory, seals).expect("seals");
+            memory
+        };
+        let (socket, other) = StdUnixStream::pair().expect("a pair");
+        // A socket that waits in itself: the kernel collects such circles.
+        assert!(send_all(&socket, &[other.as_fd(), socket.as_fd()], SendFlags::empty()));
+        vec![
+            ("a directory", OwnedFd::from(std::fs::File::open(dir).expect("open"))),
+            ("a device", OwnedFd::from(std::fs::File::open("/dev/zero").expect("open"))),
+            ("memory", memory(SealFlags::empty())),
+            ("sealed memory", memory(SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)),
+            ("a socket with descriptors", OwnedFd::from(other)),
+            ("a socket that listens", OwnedFd::from(TcpListener::bind("127.0.0.1:0").expect("a port"))),
+        ]
     }
 
     fn connection() -> Arc<Connection> {
@@ -299,17 +344,7 @@ mod tests {
             }
             let began = Instant::now();
             if is_read {
-                let mut bytes = [0; 64];
-                let read = tokio::time::timeout(LONG, async {
-                    loop {
-                        let read = stream.read(&mut bytes).await;
-                        if !matches!(read, Ok(1..)) {
-                            return read;
-                        }
-                    }
-                });
-                let error = read.await.expect("at once").expect_err("a descriptor");
-                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+                assert_eq!(error_of(&mut stream).await.kind(), io::ErrorKind::InvalidData);
             }
             drop(stream);
             assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
@@ -317,6 +352,28 @@ mod tests {
             assert_eq!(Arc::strong_count(&connection), 2, "it counts while a thread closes it");
             drop((end, client));
             assert!(closed(&connection).await, "the other end let go");
+        }
+    }
+
+    #[tokio::test]
+    async fn i6_no_kind_and_no_number_of_descriptors_comes_in() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (kind, file) in kinds(dir.path()) {
+            for (is_read, number) in [(true, 1), (true, DESCRIPTORS_MAX - 1), (false, DESCRIPTORS_MAX - 1)] {
+                let (mut stream, mut client, connection) = looking();
+                // The end of this pipe says that no copy of what came with it is left.
+                let (mut pipe, sent) = io::pipe().expect("a pipe");
+                client.write_all(b"GE").expect("sent");
+                let files: Vec<BorrowedFd<'_>> = std::iter::repeat_n(file.as_fd(), number).collect();
+                assert!(send_all(&client, &[&files[..], &[sent.as_fd()]].concat(), SendFlags::empty()));
+                drop(sent);
+                if is_read {
+                    assert_eq!(error_of(&mut stream).await.kind(), io::ErrorKind::InvalidData, "{kind}");
+                }
+                drop(stream);
+                assert!(closed(&connection).await, "{kind}, {number}");
+                assert_eq!(io::Read::read(&mut pipe, &mut [0]).expect("the end"), 0, "{kind}, {number}");
+            }
         }
     }
 

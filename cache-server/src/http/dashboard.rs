@@ -189,6 +189,8 @@ impl EventStream {
         }
         // The token may have been revoked, and its role may have changed.
         let principal = authenticate(&self.server, &self.headers, self.peer).ok()?;
+        // The user of the server may have handed over credentials since.
+        self.server.credentials.check_reader(self.peer).ok()?;
         if !principal.role.may_read() || self.server.phase() == Phase::Draining {
             return None;
         }

@@ -131,7 +131,7 @@ pub async fn get(
 }
 
 /// Returns the header by which the caller is known, alone.
-fn credentials_of(request: &HeaderMap) -> HeaderMap {
+pub(super) fn credentials_of(request: &HeaderMap) -> HeaderMap {
     let token = request.get(header::AUTHORIZATION).cloned();
     token.into_iter().map(|token| (header::AUTHORIZATION, token)).collect()
 }

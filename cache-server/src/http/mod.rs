@@ -27,6 +27,7 @@ mod mounts;
 mod page;
 mod peers;
 pub mod range;
+mod reply_guard;
 mod request;
 mod response_body;
 mod tables;
@@ -52,6 +53,7 @@ use context::RequestContext;
 use error::{ApiError, ApiResult};
 use fletch_api::{Code, headers, routes};
 use fletch_bounds::in_request;
+use reply_guard::ReplyGuard;
 use std::sync::Arc;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes as documented};
@@ -210,10 +212,15 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
             format!("the header has {header} bytes; at most {} are allowed", server.limits.header_bytes);
         ApiError::new(Code::HeaderTooLarge, detail, "send fewer or shorter headers").into_response()
     } else {
+        let tokens = server.auth.tokens_number();
         match admit(&server, request) {
             Ok(request) => {
                 let waits = context.waits(&server, &request);
-                let response = in_request(Arc::clone(&waits), reply(&server, request, next)).await;
+                let guard = ReplyGuard::of(&server, &request, tokens);
+                let mut response = in_request(Arc::clone(&waits), reply(&server, request, next)).await;
+                if let Some(guard) = guard {
+                    response = guard.guard(response).into_response();
+                }
                 server.read_watch.note_request(&waits, || route.as_deref().unwrap_or("none").to_owned());
                 response
             }

@@ -27,6 +27,14 @@ fn overwrite_in_place(at: &Path, bytes: &[u8]) {
     File::options().write(true).open(at).expect("open").set_times(times).expect("times");
 }
 
+/// A table whose schema has 9,000 groups within each other. Each was a level of the reader's stack.
+fn deep_schema() -> Vec<u8> {
+    let groups = [0x35, 0, 0x18, 0, 0x15, 2, 0].repeat(9000);
+    let footer = [&[0x15, 2, 0x19, 0xfc, 0xa8, 0x46][..], &groups, &[0]].concat();
+    let length = u32::try_from(footer.len()).expect("short").to_le_bytes();
+    [b"PAR1", &footer[..], &length, b"PAR1"].concat()
+}
+
 #[tokio::test]
 async fn flipped_truncated_swapped_and_gone_objects() {
     let tree = Tree::new([
@@ -172,6 +180,7 @@ async fn damaged_foreign_and_newer_tables() {
     has(&after(&|| put(Table::Manifest, newer.clone().into_bytes())).await, Code::UnsupportedFormat);
     put(Table::Manifest, good(Table::Manifest));
     has(&after(&|| put(Table::Entries, b"not parquet".to_vec())).await, Code::TablesCorrupt);
+    has(&after(&|| put(Table::Entries, deep_schema())).await, Code::TablesCorrupt);
     put(Table::Entries, good(Table::Entries));
     // Rows of the placement: noticed when the part is looked at.
     let damaged = {

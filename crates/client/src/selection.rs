@@ -5,12 +5,14 @@
 //!
 //! 1. Each row names one sample. A file that names a sample twice, or has a row that names none, is rejected.
 //! 2. The server checks that the version has these samples, when the job is declared.
+//! 3. A foreign file takes memory for its distinct samples, not for the rows that it claims: a dictionary
+//!    and runs name one sample millions of times in a few bytes.
 
 mod parquet_file;
 
 use fletch_api::{PlanBase, WeightOf, Weights};
-use fletch_core::Kind;
-use parquet::{file::reader::FileReader as _, record::Field, schema::types::Type};
+use fletch_core::{Hash, Kind, manifest::PATH_BYTES_MAX};
+use parquet::{basic::Repetition, file::reader::FileReader as _, record::Field, schema::types::Type};
 use parquet_file::ParquetFile;
 use std::{
     collections::HashSet,
@@ -25,6 +27,10 @@ use std::{
 pub const ROWS_MAX: usize = 1 << 31;
 /// The most samples that one error lists.
 const LISTED_MAX: usize = 5;
+/// The most bytes of a key: the path of a shard, and the name of a member in it.
+const KEY_BYTES_MAX: usize = 2 * PATH_BYTES_MAX + 1;
+/// The most characters of a text that an error shows.
+const SHOWN_MAX: usize = 100;
 /// The default names of the column of keys and of the column of numbers.
 const DEFAULT_COLUMNS: [&str; 2] = ["key", "number"];
 
@@ -135,7 +141,7 @@ enum Cell {
 impl Cell {
     fn key(self) -> Result<String, Cell> {
         match self {
-            Cell::Text(text) if !text.is_empty() => Ok(text),
+            Cell::Text(text) if (1..=KEY_BYTES_MAX).contains(&text.len()) => Ok(text),
             other => Err(other),
         }
     }
@@ -162,7 +168,7 @@ impl Cell {
     /// Returns the value as an error message shows it.
     fn shown(&self) -> String {
         match self {
-            Cell::Text(text) => format!("{text:?}"),
+            Cell::Text(text) => format!("{:?}", text.chars().take(SHOWN_MAX).collect::<String>()),
             Cell::Whole(n) => n.to_string(),
             Cell::Real(x) => x.to_string(),
             Cell::Nothing => "nothing".to_owned(),
@@ -222,6 +228,27 @@ impl ColumnChoice {
     }
 }
 
+/// The samples of the rows so far, and those that were named more than once.
+#[derive(Default)]
+struct Named {
+    seen: HashSet<Hash>,
+    again: HashSet<Hash>,
+    /// The first samples that were named again.
+    first: Vec<String>,
+}
+
+impl Named {
+    /// Returns whether no row had this name before.
+    fn is_new(&mut self, name: String) -> bool {
+        let hash = Hash::of(name.as_bytes());
+        let is_new = self.seen.insert(hash);
+        if !is_new && self.again.insert(hash) && self.first.len() < LISTED_MAX {
+            self.first.push(name);
+        }
+        is_new
+    }
+}
+
 /// Collects the rows of a file.
 struct SelectionBuilder<'a> {
     path: &'a Path,
@@ -229,12 +256,13 @@ struct SelectionBuilder<'a> {
     of: WeightOf,
     weights: Vec<f64>,
     rows: usize,
+    named: Named,
 }
 
 impl<'a> SelectionBuilder<'a> {
     fn new(path: &'a Path, chosen: ColumnChoice) -> Self {
         let of = if chosen.samples.1 { WeightOf::Keys(Vec::new()) } else { WeightOf::Samples(Vec::new()) };
-        SelectionBuilder { path, chosen, of, weights: Vec::new(), rows: 0 }
+        SelectionBuilder { path, chosen, of, weights: Vec::new(), rows: 0, named: Named::default() }
     }
 
     fn row(&mut self, sample: Cell, weight: Option<Cell>) -> Result<(), SelectionError> {
@@ -249,9 +277,17 @@ impl<'a> SelectionBuilder<'a> {
         };
         let column = &self.chosen.samples.0;
         match &mut self.of {
-            WeightOf::Keys(keys) => keys.push(sample.key().map_err(invalid(column, "key"))?),
+            WeightOf::Keys(keys) => {
+                let key = sample.key().map_err(invalid(column, "key"))?;
+                if self.named.is_new(format!("{key:?}")) {
+                    keys.push(key);
+                }
+            }
             WeightOf::Samples(numbers) => {
-                numbers.push(sample.number().map_err(invalid(column, "sample number"))?);
+                let number = sample.number().map_err(invalid(column, "sample number"))?;
+                if self.named.is_new(number.to_string()) {
+                    numbers.push(number);
+                }
             }
         }
         if let (Some(cell), Some(column)) = (weight, &self.chosen.weights) {
@@ -261,30 +297,16 @@ impl<'a> SelectionBuilder<'a> {
     }
 
     fn finish(self) -> Result<Selection, SelectionError> {
+        let Named { again, first, .. } = self.named;
         if self.rows == 0 {
             return Err(SelectionError::Empty(self.path.to_owned()));
         }
-        let repeated = match &self.of {
-            WeightOf::Keys(keys) => repeated(keys.iter().map(|k| format!("{k:?}"))),
-            WeightOf::Samples(numbers) => repeated(numbers.iter().map(u64::to_string)),
-        };
-        if let Some((many, first)) = repeated {
-            return Err(SelectionError::Twice { path: self.path.to_owned(), many, first });
+        if !again.is_empty() {
+            return Err(SelectionError::Twice { path: self.path.to_owned(), many: again.len(), first });
         }
         let weights = self.chosen.weights.is_some().then_some(self.weights);
         Ok(Selection { of: self.of, weights })
     }
-}
-
-/// Returns how many names occur more than once, and the first few of them.
-fn repeated(names: impl Iterator<Item = String>) -> Option<(usize, Vec<String>)> {
-    let (mut seen, mut again, mut first) = (HashSet::new(), HashSet::new(), Vec::new());
-    for name in names {
-        if !seen.insert(name.clone()) && again.insert(name.clone()) && first.len() < LISTED_MAX {
-            first.push(name);
-        }
-    }
-    (!again.is_empty()).then_some((again.len(), first))
 }
 
 impl Selection {
@@ -327,6 +349,11 @@ impl Selection {
         let names: Vec<String> = names.cloned().collect();
         let fields = schema.get_fields().iter().filter(|f| names.iter().any(|n| n == f.name()));
         let fields: Vec<Arc<Type>> = fields.cloned().collect();
+        let is_list = |f: &Type| !f.is_primitive() || f.get_basic_info().repetition() == Repetition::REPEATED;
+        if let Some(list) = fields.iter().find(|f| is_list(f)) {
+            let why = format!("the column {} has lists or groups; give one with a value a row", list.name());
+            return Err(SelectionError::Format { path: path.to_owned(), why });
+        }
         let wanted = Type::group_type_builder(schema.name()).with_fields(fields).build().map_err(bad)?;
         for row in reader.get_row_iter(Some(wanted)).map_err(bad)? {
             let row = row.map_err(bad)?;

@@ -207,6 +207,9 @@ fn one() -> u64 {
     1
 }
 
+/// The most units of a file that says only how many there are.
+const UNITS_MAX: u32 = 1 << 24;
+
 /// Units as a file writes them: equal ones, or the samples of each.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
@@ -219,10 +222,12 @@ fn units<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error
     use serde::de::Error;
     match Units::deserialize(from) {
         Ok(Units::Each(each)) => Ok(each),
-        Ok(Units::Equal { count, samples }) if u64::from(count) * u64::from(samples) <= 1 << 31 => {
+        Ok(Units::Equal { count, samples })
+            if count <= UNITS_MAX && u64::from(count) * u64::from(samples) <= 1 << 31 =>
+        {
             Ok(vec![samples; count as usize])
         }
-        Ok(Units::Equal { .. }) => Err(D::Error::custom("units: more than 2^31 samples")),
+        Ok(Units::Equal { .. }) => Err(D::Error::custom("units: more than 2^24 units or 2^31 samples")),
         Err(_) => Err(D::Error::custom("units: a list of samples per unit, or { count, samples }")),
     }
 }

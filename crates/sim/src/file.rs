@@ -171,6 +171,11 @@ mod tests {
         assert!(odd.contains("cash") && odd.contains("line"), "{odd}");
         assert!(toml("name = ").is_err() && json("{").is_err() && json("[1]").is_err());
         assert!(toml(&TOML.replace("count", "number")).is_err());
+        // Their number alone would take 8 GiB.
+        for many in ["2147483648, samples = 1", "4294967295, samples = 0"] {
+            let many = toml(&TOML.replace("10, samples = 4", many)).expect_err("too many");
+            assert!(many.contains("2^24 units"), "{many}");
+        }
         assert!(matches!(read(Path::new("/nowhere/at/all.toml")), Err(BadCase::Read { .. })));
     }
 }

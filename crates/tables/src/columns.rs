@@ -5,7 +5,7 @@
 //! take more memory than the bytes at hand account for.
 
 use crate::footer::Span;
-use crate::parquet_bytes::check_pages;
+use crate::parquet_bytes::{check_pages, unpacked_max};
 use crate::schema::{COLUMN_BYTES_MAX, Schema};
 use crate::untrusted::bad;
 use bytes::Bytes;
@@ -36,8 +36,7 @@ impl PageGuard {
         } else {
             buf.len()
         };
-        // Three compressed bytes of Snappy hold at most 64 bytes.
-        if len > self.bytes_left || len > 64 + 22 * buf.len() {
+        if len > self.bytes_left || len > unpacked_max(buf.len()) {
             return Err(bad(format!("a page claims {len} bytes, more than its column can have")));
         }
         self.bytes_left -= len;

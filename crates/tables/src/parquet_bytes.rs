@@ -3,6 +3,10 @@
 //! [`clean_footer`] and [`page_header`] stand before every use of the crate on bytes that nobody has checked.
 //! (The crate skips a list of booleans without a byte of input.) What the footer loses, such as statistics,
 //! indexes of pages and bloom filters, no reader of Fletch needs.
+//!
+//! The crate calls itself for each level of a schema, and takes memory for as many columns, values of a
+//! dictionary and bytes of a page as a file claims. A stack or a memory that is used up ends the process,
+//! which no `catch_unwind` contains. So nothing here claims more than the bytes at hand can hold.
 
 use crate::thrift::{Fields, Kind, Reader};
 use crate::untrusted::bad;
@@ -10,6 +14,9 @@ use parquet::errors::Result;
 
 // The structs of Parquet, by the names and ids of its format:
 // https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
+
+/// The deepest nesting of a schema.
+const SCHEMA_DEPTH_MAX: usize = 64;
 
 const FILE_META_DATA: Fields = &[
     (1, Kind::I32),
@@ -93,7 +100,40 @@ const STATISTICS: Fields = &[
 pub fn clean_footer(footer: &[u8]) -> Result<Vec<u8>> {
     let mut clean = Vec::with_capacity(footer.len());
     Reader::new(footer).copy(FILE_META_DATA, &mut clean)?;
+    check_schema(&clean)?;
     Ok(clean)
+}
+
+/// Refuses a schema that is too deep, or that claims more columns than it has.
+fn check_schema(footer: &[u8]) -> Result<()> {
+    let mut reader = Reader::new(footer);
+    // For each group around the next element, how many of its children are still to come.
+    let mut open: Vec<u64> = Vec::new();
+    for left in (0..reader.enter_list(2)?).rev() {
+        let children = u64::try_from(reader.i32_field(5)?.unwrap_or(0));
+        let children = children.map_err(|_| bad("its schema has a group of less than no columns"))?;
+        if let Some(siblings) = open.last_mut() {
+            *siblings -= 1;
+        }
+        if children > 0 {
+            open.push(children);
+        }
+        if open.len() > SCHEMA_DEPTH_MAX || open.iter().sum::<u64>() > left {
+            return Err(bad(format!(
+                "its schema is deeper than {SCHEMA_DEPTH_MAX} groups, or claims columns that it does not have"
+            )));
+        }
+        while children == 0 && open.last() == Some(&0) {
+            open.pop();
+        }
+    }
+    Ok(())
+}
+
+/// Returns the most bytes that a page of so many bytes can have unpacked.
+pub(crate) fn unpacked_max(packed: usize) -> usize {
+    // Three compressed bytes of Snappy hold at most 64 bytes.
+    packed.saturating_mul(22).saturating_add(64)
 }
 
 /// The lengths of a page in a column chunk, in bytes.
@@ -117,8 +157,19 @@ pub fn page_header(bytes: &[u8]) -> Result<PageLengths> {
     if clean != bytes[..header] {
         return Err(bad("the header of a page has fields that the format does not have"));
     }
-    let body = Reader::new(&clean).i32_field(3)?.and_then(|n| usize::try_from(n).ok());
-    Ok(PageLengths { header, body: body.ok_or_else(|| bad("the header of a page has no length"))? })
+    let length = |id| {
+        let length = Reader::new(&clean).i32_field(id)?.and_then(|n| usize::try_from(n).ok());
+        length.ok_or_else(|| bad("the header of a page has no length"))
+    };
+    let (unpacked, body) = (length(2)?, length(3)?);
+    let mut dictionary = Reader::new(&clean);
+    let values = if dictionary.enter(7)? { dictionary.i32_field(1)?.unwrap_or(0) } else { 0 };
+    if unpacked > unpacked_max(body) || matches!(usize::try_from(values), Ok(n) if n > unpacked) {
+        return Err(bad(format!(
+            "a page of {body} bytes claims {unpacked} bytes and {values} values of a dictionary"
+        )));
+    }
+    Ok(PageLengths { header, body })
 }
 
 /// Checks the headers of all pages of a column chunk.

@@ -147,13 +147,7 @@ impl<'a> Reader<'a> {
                     self.skip(types & 0xf, true, deeper)?;
                 }
             }
-            code::STRUCT => {
-                let mut last = 0;
-                while let Some((wire, id)) = self.field(last)? {
-                    self.skip(wire, false, deeper)?;
-                    last = id;
-                }
-            }
+            code::STRUCT => self.skip_fields(0, deeper)?,
             _ => return Err(bad(format!("its description has a value of the unknown type {wire}"))),
         }
         Ok(())
@@ -167,20 +161,54 @@ impl<'a> Reader<'a> {
         self.copy_struct(fields, out, DEPTH_MAX)
     }
 
-    /// Reads fields up to the one of this id, a number of 32 bits. `None` if the struct has no such field.
+    /// Reads a whole struct. Returns its field of this id, a number of 32 bits; `None` if it has none.
     ///
     /// # Errors
     /// When the bytes are no struct.
     pub fn i32_field(&mut self, wanted: i16) -> Result<Option<i64>> {
+        let number = if self.find(wanted, code::I32)? { Some(unzigzag(self.varint()?.1)) } else { None };
+        if number.is_some() {
+            self.skip_fields(wanted, DEPTH_MAX)?;
+        }
+        Ok(number)
+    }
+
+    /// Reads up to the struct that is the field of this id. Returns whether there is one.
+    ///
+    /// # Errors
+    /// When the bytes are no struct.
+    pub fn enter(&mut self, wanted: i16) -> Result<bool> {
+        self.find(wanted, code::STRUCT)
+    }
+
+    /// Reads up to the elements of the list that is the field of this id. Returns their number.
+    ///
+    /// # Errors
+    /// When the bytes are no struct.
+    pub fn enter_list(&mut self, wanted: i16) -> Result<u64> {
+        if self.find(wanted, code::LIST)? { Ok(self.list()?.1) } else { Ok(0) }
+    }
+
+    /// Reads up to the value of the field of this id and type, or to the end of the struct.
+    fn find(&mut self, wanted: i16, of_type: u8) -> Result<bool> {
         let mut last = 0;
         while let Some((wire, id)) = self.field(last)? {
-            if (id, wire) == (wanted, code::I32) {
-                return Ok(Some(unzigzag(self.varint()?.1)));
+            if (id, wire) == (wanted, of_type) {
+                return Ok(true);
             }
             self.skip(wire, false, DEPTH_MAX)?;
             last = id;
         }
-        Ok(None)
+        Ok(false)
+    }
+
+    /// Reads past the fields after the one of this id.
+    fn skip_fields(&mut self, mut last: i16, depth: u8) -> Result<()> {
+        while let Some((wire, id)) = self.field(last)? {
+            self.skip(wire, false, depth)?;
+            last = id;
+        }
+        Ok(())
     }
 
     fn copy_struct(&mut self, fields: Fields, out: &mut Vec<u8>, depth: u8) -> Result<()> {

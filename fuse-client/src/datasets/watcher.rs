@@ -109,6 +109,8 @@ pub struct Watcher {
     tags_failed: AtomicBool,
     /// Whether there were more names than links before.
     names_cut: AtomicBool,
+    /// Whether a log line said that the dataset `NOT-MOUNTED` is left out.
+    has_left_out: AtomicBool,
     /// Notified when names or mounts changed.
     changed: Notify,
     /// Notified when access may have ended: check it now.
@@ -159,6 +161,7 @@ impl Watcher {
             passes_failed: AtomicU64::new(0),
             tags_failed: AtomicBool::new(false),
             names_cut: AtomicBool::new(false),
+            has_left_out: AtomicBool::new(false),
             changed: Notify::new(),
             check_now: Notify::new(),
         }

@@ -17,12 +17,15 @@ Invariants:
        process forked while it had such a view.
     3. Nothing waits for a buffer. What does not fit goes through the pipe, as a copy.
     4. The memory has no name. It is gone with the last process that has it, whatever killed the process.
+    5. No process that finds the memory, for example below ``/proc``, can make it shorter: reading what a file
+       no longer has ends a process with SIGBUS.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fcntl
 import logging
 import mmap
 import os
@@ -78,8 +81,9 @@ class BufferMemory:
         self.buffer_bytes = _WORKER_BYTES_MAX // self.buffers // mmap.PAGESIZE * mmap.PAGESIZE
         self._head = -(-workers * self.buffers // mmap.PAGESIZE) * mmap.PAGESIZE
         self._size = self._head + workers * self.buffers * self.buffer_bytes
-        self._own(os.memfd_create("fletch-buffers", os.MFD_CLOEXEC))
+        self._own(os.memfd_create("fletch-buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         os.ftruncate(self._fd, self._size)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._memory = mmap.mmap(self._fd, self._size)
         _memories[self.key] = self
 

@@ -1,8 +1,8 @@
 //! The table of targets.
 
 use crate::targets::{
-    bodies, consumption, documents, frames, hits, ledger, log, origin, record, registrations, requests,
-    selection, settings, slab, tables, tar, text, trace,
+    bodies, case, consumption, documents, frames, hits, journal, ledger, log, origin, record, registrations,
+    requests, selection, settings, slab, tables, tar, text, trace,
 };
 
 /// A parser with its inputs and its promises.
@@ -42,6 +42,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "requests", seeds: requests::seeds, run: requests::run, memory_max: 64 * MIB },
     Target { name: "hits", seeds: hits::seeds, run: hits::run, memory_max: 4 * MIB },
     Target { name: "origin", seeds: origin::seeds, run: origin::run, memory_max: 16 * MIB },
+    Target { name: "journal", seeds: journal::seeds, run: journal::run, memory_max: 4 * MIB },
+    Target { name: "case", seeds: case::seeds, run: case::run, memory_max: 160 * MIB },
 ];
 
 /// Returns the target of this name.

@@ -107,6 +107,8 @@ targets!(
     requests,
     hits,
     origin,
+    journal,
+    case,
 );
 
 /// `make accept-fuzz` finds the planted bug of each target. These are found without coverage, too.

@@ -3,17 +3,32 @@
 //! The last close of a TCP socket that lingers waits for its other end. The attacker closes its own
 //! descriptor while a copy lies in the socket of the server, unread. The process that takes the copy from
 //! there closes it last.
+//!
+//! A message has as many descriptors as Linux takes: of that socket, a pipe, a directory, and memory that is
+//! huge, sealed or not.
 
 use super::{Attack, Target};
-use nix::sys::socket::{ControlMessage, MsgFlags, SetSockOpt as _, sendmsg, sockopt};
+use nix::{
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        socket::{ControlMessage, MsgFlags, SetSockOpt as _, sendmsg, sockopt},
+    },
+    unistd::ftruncate,
+};
 use std::{
     io::{IoSlice, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    os::{fd::AsRawFd as _, unix::net::UnixStream},
+    os::{
+        fd::{AsRawFd as _, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
 };
 
 /// How long a close lingers, in seconds: longer than any test.
 const LINGER: i32 = 3600;
+/// The most descriptors that Linux takes in one message.
+const DESCRIPTORS_MAX: usize = 253;
 /// So many requests are sent at once.
 const REQUESTS: usize = 20;
 /// After so many writes without room the server takes no more.
@@ -40,6 +55,8 @@ pub struct Descriptors {
     listener: TcpListener,
     /// The other ends, which read nothing.
     ends: Vec<TcpStream>,
+    /// Files of other kinds.
+    others: Vec<OwnedFd>,
 }
 
 impl Descriptors {
@@ -47,7 +64,8 @@ impl Descriptors {
     #[must_use]
     pub fn new(most: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        Descriptors { most, links: Vec::new(), next: 0, opened: 0, listener, ends: Vec::new() }
+        let (links, ends) = (Vec::new(), Vec::new());
+        Descriptors { most, links, next: 0, opened: 0, listener, ends, others: others() }
     }
 
     /// Returns a socket whose last close waits.
@@ -61,6 +79,21 @@ impl Descriptors {
         set_linger(&socket, LINGER);
         socket
     }
+}
+
+/// Returns a pipe, a directory, and memory that is huge, sealed or not.
+fn others() -> Vec<OwnedFd> {
+    let memory = |seals| {
+        let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC;
+        let memory = memfd_create("attack", flags).expect("memory");
+        ftruncate(&memory, 1 << 40).expect("a huge length");
+        fcntl(&memory, FcntlArg::F_ADD_SEALS(seals)).expect("seals");
+        memory
+    };
+    let (reads, writes) = std::io::pipe().expect("a pipe");
+    let directory = std::fs::File::open("/").expect("a directory");
+    let memories = [SealFlag::empty(), SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE].map(memory);
+    [reads.into(), writes.into(), directory.into()].into_iter().chain(memories).collect()
 }
 
 fn set_linger(socket: &TcpStream, seconds: i32) {
@@ -106,7 +139,9 @@ impl Attack for Descriptors {
                 };
             }
             (Stage::IsFull, Some(socket)) => {
-                let files = [socket.as_raw_fd()];
+                let others = self.others.iter().map(|file| file.as_raw_fd()).cycle();
+                let files: Vec<RawFd> =
+                    std::iter::once(socket.as_raw_fd()).chain(others).take(DESCRIPTORS_MAX).collect();
                 let rights = [ControlMessage::ScmRights(&files)];
                 let parts = [IoSlice::new(b"G")];
                 match sendmsg::<()>(stream.as_raw_fd(), &parts, &rights, MsgFlags::MSG_NOSIGNAL, None) {

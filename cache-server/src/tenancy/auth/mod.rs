@@ -28,7 +28,10 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 use tokens_file::Tokens;
@@ -143,6 +146,12 @@ impl Auth {
         })
     }
 
+    /// Returns a number that grows when other tokens have come into force.
+    #[must_use]
+    pub fn tokens_number(&self) -> u64 {
+        self.reloads.load(Acquire)
+    }
+
     /// Returns the user that runs this process.
     #[must_use]
     pub fn own_user(&self) -> Option<u32> {
@@ -192,7 +201,7 @@ impl Auth {
                     "the changed tokens file is in force"
                 );
                 *file.tokens.write() = Arc::new(tokens);
-                self.reloads.fetch_add(1, Relaxed);
+                self.reloads.fetch_add(1, Release);
                 true
             }
             Err(error) => {

@@ -172,6 +172,23 @@ async fn nothing_is_sent_where_the_user_does_not_expect_it() {
     let asked = https.candidates(chunk(1), Instant::now());
     assert_eq!(asked.iter().map(|s| &*s.shown).collect::<Vec<_>>(), ["https://10.0.0.1"]);
     assert!(https.at("http://10.0.0.2:7380").is_none() && https.at("https://10.0.0.2").is_some());
+    // A server sends a call on (307): to a given server or a member, at the same scheme and port.
+    let sent_on = |url: &str| https.member_at(url, "/v1/jobs").map(|server| server.shown.to_string());
+    assert_eq!(sent_on("https://10.0.0.1/v1/jobs").as_deref(), Some("https://10.0.0.1"));
+    for elsewhere in [
+        "http://10.0.0.1/v1/jobs",
+        "http://10.0.0.1:443/v1/jobs",
+        "https://10.0.0.1:444/v1/jobs",
+        "http://10.0.0.2:7380/v1/jobs",
+        "https://10.0.0.1@10.0.0.9/v1/jobs",
+        "https://10.0.0.1.evil.example/v1/jobs",
+        "//10.0.0.1/v1/jobs",
+        "/v1/jobs",
+        "https://10.0.0.1/v1/jobs?x",
+        "unix:/run/x/v1/jobs",
+    ] {
+        assert_eq!(sent_on(elsewhere), None, "{elsewhere}");
+    }
     let unix = route("unix:/run/fletch/server.sock");
     assert!(!unix.hear(Some(7), Instant::now()), "the server of a socket knows the user");
 }

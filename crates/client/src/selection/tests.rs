@@ -150,3 +150,76 @@ fn the_end_of_a_parquet_file_may_say_anything() {
     std::fs::write(file.path(), b"PAR1").expect("write");
     assert!(Selection::read(file.path(), &defaults()).is_err());
 }
+
+/// A Parquet file with one column, of strings that a dictionary has.
+fn column_of(kind: &str, keys: &[&str], levels: Option<(&[i16], &[i16])>) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("file");
+    let schema = Arc::new(parse_message_type(&format!("message m {{ {kind} }}")).expect("schema"));
+    let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
+    let out = file.reopen().expect("reopen");
+    let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties)).expect("writer");
+    let mut group = writer.next_row_group().expect("group");
+    let mut column = group.next_column().expect("column").expect("one");
+    let keys: Vec<ByteArray> = keys.iter().map(|key| (*key).into()).collect();
+    let (defined, repeated) = levels.unzip();
+    column.typed::<ByteArrayType>().write_batch(&keys, defined, repeated).expect("write");
+    column.close().expect("closed");
+    group.close().expect("closed");
+    writer.close().expect("closed");
+    file
+}
+
+#[test]
+fn a_file_takes_memory_for_distinct_samples_only() {
+    let long = "k".repeat(PATH_BYTES_MAX);
+    let key = "REQUIRED BYTE_ARRAY key (UTF8);";
+    let file = column_of(key, &vec![&*long; 4000], None);
+    assert!(file.as_file().metadata().expect("length").len() < 20_000, "one long key");
+    let e = Selection::read(file.path(), &defaults()).expect_err("refused").to_string();
+    assert!(e.contains("names 1 samples more than once"), "{}", e.len());
+    // No sample has a longer key, and the error shows its beginning.
+    let longer = "k".repeat(1 << 20);
+    let e = rejection(column_of(key, &[&*longer], None).path(), &defaults());
+    assert!(e.contains("is not a key") && e.len() < 400, "{}", e.len());
+}
+
+#[test]
+fn a_column_of_lists_is_refused() {
+    // A row of 10,000 values.
+    let (defined, mut repeated) = (vec![1; 10_000], vec![1; 10_000]);
+    repeated[0] = 0;
+    let keys = vec!["a"; 10_000];
+    let file = column_of("REPEATED BYTE_ARRAY key (UTF8);", &keys, Some((&defined[..], &repeated[..])));
+    assert!(file.as_file().metadata().expect("length").len() < 2000, "a dictionary of one value");
+    assert!(rejection(file.path(), &defaults()).contains("the column key has lists or groups"));
+}
+
+/// A file with the key `a`. The header of a page claims what takes 2 GiB and 64 GiB: the process ended.
+#[test]
+fn a_file_cannot_claim_more_than_its_pages_hold() {
+    const GOOD: &str = "\
+        504152311504150a150a4c15021500000001000000611500150615062c15021510150615060000010200150219\
+        2c48016d150200150c250018036b65792500001602191c191c26081c150c192500101918036b65791500160216\
+        4c164c262c26080000164c160200003f00000050415231";
+    const PAGE: &str = "\
+        50415231150015feffffff0f15102c15021510150615060000ffffffff070000001502192c48016d150200150c\
+        250018036b65792500001602191c191c26081c150c192500101918036b657915021602163a163a26080000163a\
+        160200003d00000050415231";
+    const DICTIONARY: &str = "\
+        504152311504150a150a4c15feffffff0f1500000001000000611500150615062c150215101506150600000102\
+        001502192c48016d150200150c250018036b65792500001602191c191c26081c150c192500101918036b657915\
+        001602165416542634260800001654160200003f00000050415231";
+    let file_of = |hex: &str| {
+        let digits: Vec<u8> = hex.bytes().map(|c| char::from(c).to_digit(16).expect("hex") as u8).collect();
+        let file = tempfile::NamedTempFile::new().expect("file");
+        let bytes: Vec<u8> = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+        std::fs::write(file.path(), bytes).expect("write");
+        file
+    };
+    let good = Selection::read(file_of(GOOD).path(), &defaults()).expect("a selection");
+    assert_eq!(good.base(None), PlanBase::Keys(vec!["a".to_owned()]));
+    for bomb in [PAGE, DICTIONARY] {
+        let why = rejection(file_of(bomb).path(), &defaults());
+        assert!(why.contains("a page of") && why.contains("claims"), "{why}");
+    }
+}

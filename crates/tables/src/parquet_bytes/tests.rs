@@ -127,3 +127,63 @@ fn a_page_with_fields_of_other_types_is_refused() {
     negative[5] = 0x0f;
     assert!(page_header(&negative).is_err(), "a negative length");
 }
+
+/// A footer with a schema only. Each element is a group with so many children.
+fn groups(elements: usize, children: u32) -> Vec<u8> {
+    let varint = |mut n: u64| {
+        let mut out = Vec::new();
+        while n > 0x7f {
+            out.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        out.push(n as u8);
+        out
+    };
+    // Its repetition, an empty name, and the number of its children.
+    let group = [&[0x35, 0, 0x18, 0, 0x15][..], &varint(u64::from(children) * 2), &[0]].concat();
+    [&[0x15, 2, 0x19, 0xfc][..], &varint(elements as u64), &group.repeat(elements), &[0]].concat()
+}
+
+/// The parquet crate calls itself for each level. The stack of a thread ended the process.
+#[test]
+fn a_deep_schema_is_refused() {
+    for elements in [SCHEMA_DEPTH_MAX + 2, 10_300, 1_000_000] {
+        let error = clean_footer(&groups(elements, 1)).expect_err("too deep").to_string();
+        assert!(error.contains("deeper than 64 groups"), "{error}");
+    }
+    // The last group has no child.
+    let leaf = [0x35, 0, 0x18, 0, 0];
+    let mut most = groups(SCHEMA_DEPTH_MAX + 1, 1);
+    let at = most.len() - 8;
+    most.splice(at.., leaf.into_iter().chain([0]));
+    assert!(clean_footer(&most).is_ok());
+}
+
+/// The parquet crate takes memory for as many columns as a group claims. Without it, the process ended.
+#[test]
+fn a_schema_that_claims_columns_is_refused() {
+    for (elements, children) in [(1, 1), (1, i32::MAX as u32), (6, i32::MAX as u32), (3, 2)] {
+        let error = clean_footer(&groups(elements, children)).expect_err("too many").to_string();
+        assert!(error.contains("claims columns that it does not have"), "{error}");
+    }
+    let mut negative = groups(1, 1);
+    let at = negative.len() - 3;
+    negative[at] = 1;
+    assert!(clean_footer(&negative).is_err());
+}
+
+/// The parquet crate takes memory for as many bytes and values as the header of a page claims.
+#[test]
+fn a_page_that_claims_more_than_it_can_hold_is_refused() {
+    // A data page of 8 bytes; then a dictionary page of 8 bytes with 8 values.
+    let data = [0x15, 0x00, 0x15, 0x10, 0x15, 0x10, 0x2c, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0, 0];
+    let dictionary = [0x15, 0x04, 0x15, 0x10, 0x15, 0x10, 0x4c, 0x15, 0x10, 0x15, 0, 0, 0];
+    for header in [&data[..], &dictionary] {
+        assert_eq!(page_header(header).expect("sound"), PageLengths { header: header.len(), body: 8 });
+        let most = [0xfe, 0xff, 0xff, 0xff, 0x0f];
+        let bomb = [&header[..3], &most, &header[4..]].concat();
+        assert!(page_header(&bomb).is_err(), "2^31 - 1 bytes out of 8");
+    }
+    let bomb = [&dictionary[..8], &[0xfe, 0xff, 0xff, 0xff, 0x0f], &dictionary[9..]].concat();
+    assert!(page_header(&bomb).is_err(), "2^31 - 1 values in 8 bytes");
+}

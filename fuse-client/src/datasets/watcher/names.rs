@@ -31,7 +31,14 @@ impl Watcher {
         let client = self.client.within(ASK_WITHIN.min(self.client.io_timeout()));
         let mut datasets = client.datasets().await?;
         // The link would take the place of the file by which the directory says that it is closed.
+        let before = datasets.len();
         datasets.retain(|d| d.name.as_str() != NOT_MOUNTED);
+        if datasets.len() < before && !self.has_left_out.swap(true, Relaxed) {
+            tracing::warn!(
+                "the dataset {NOT_MOUNTED} has no directory, because a file of that name says that nothing \
+                 is mounted; register it under another name, or mount it with `fletch mount`"
+            );
+        }
         let mut pairs: Vec<(DatasetName, TagName)> =
             datasets.iter().map(|d| (d.name.clone(), TagName::latest())).collect();
         if let Some(glob) = &self.rules.tags {

@@ -1,10 +1,12 @@
 //! The targets, one file for each parser or for a few small ones.
 
 pub mod bodies;
+pub mod case;
 pub mod consumption;
 pub mod documents;
 pub mod frames;
 pub mod hits;
+pub mod journal;
 pub mod ledger;
 pub mod log;
 pub mod origin;

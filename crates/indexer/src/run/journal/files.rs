@@ -126,6 +126,12 @@ impl<'a> Fields<'a> {
         String::from_utf8(self.take(n)?.to_vec()).ok()
     }
 
+    /// Reads a list. It takes memory for elements that are there, not for those that it claims.
+    fn list<T>(&mut self, element: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let n = u32::from_le_bytes(self.array()?);
+        (0..n).map(|_| element(self)).collect()
+    }
+
     fn file(&mut self) -> Option<(String, FileRecord)> {
         let path = self.text()?;
         let size = u64::from_le_bytes(self.array()?);
@@ -133,17 +139,11 @@ impl<'a> Fields<'a> {
         let mtime = i64::from_le_bytes(self.array()?);
         let etag = self.text()?;
         let hash = Hash(self.array()?);
-        let n = u32::from_le_bytes(self.array()?) as usize;
-        let mut slices = Vec::with_capacity(n.min(SLICES_MAX));
-        for _ in 0..n {
-            let chunk = Hash(self.array()?);
-            slices.push(Slice { chunk, chunk_offset: 0, len: u32::from_le_bytes(self.array()?) });
-        }
-        let n = u32::from_le_bytes(self.array()?) as usize;
-        let mut members = Vec::with_capacity(n.min(SLICES_MAX));
-        for _ in 0..n {
-            members.push(self.member()?);
-        }
+        let slices = self.list(|fields| {
+            let chunk = Hash(fields.array()?);
+            Some(Slice { chunk, chunk_offset: 0, len: u32::from_le_bytes(fields.array()?) })
+        })?;
+        let members = self.list(Self::member)?;
         let pin = PinRow {
             size,
             mtime_ns: (flags & 1 != 0).then_some(mtime),
@@ -154,13 +154,10 @@ impl<'a> Fields<'a> {
 
     fn member(&mut self) -> Option<ShardMember> {
         let (name, size, hash) = (self.text()?, u64::from_le_bytes(self.array()?), Hash(self.array()?));
-        let n = u32::from_le_bytes(self.array()?) as usize;
-        let mut slices = Vec::with_capacity(n.min(SLICES_MAX));
-        for _ in 0..n {
-            let chunk = Hash(self.array()?);
-            let chunk_offset = u32::from_le_bytes(self.array()?);
-            slices.push(Slice { chunk, chunk_offset, len: u32::from_le_bytes(self.array()?) });
-        }
+        let slices = self.list(|fields| {
+            let (chunk, chunk_offset) = (Hash(fields.array()?), u32::from_le_bytes(fields.array()?));
+            Some(Slice { chunk, chunk_offset, len: u32::from_le_bytes(fields.array()?) })
+        })?;
         Some(ShardMember { name, size, hash, slices })
     }
 }

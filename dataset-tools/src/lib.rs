@@ -4,8 +4,8 @@
 //! stderr. [`fletch_indexer`] lists, reads and indexes datasets.
 //!
 //! Rooms, from the top down: [`cmd`] → [`pack`] → the indexer. [`target`] reads how people name a dataset.
-//! [`status`] turns a server's numbers into text. [`garbage`] finds versions that nobody uses. [`own_server`] starts and stops the server of this user,
-//! and [`environment`] knows its credentials.
+//! [`status`] turns a server's numbers into text. [`garbage`] finds versions that nobody uses. [`own_server`]
+//! starts and stops the server of this user, and [`environment`] knows its credentials.
 
 pub mod cli;
 pub mod cmd;

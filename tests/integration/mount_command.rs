@@ -179,6 +179,7 @@ fn a_file_is_erased_from_packs_and_caches() {
     before
         .args(["photos@before", &user.text("old"), "--server", &server, "--daemon"])
         .env("HOME", user.dir.path());
+    before.env("FLETCH_STATE_DIR", user.path("state"));
     fs::create_dir(user.path("old")).expect("mkdir");
     assert!(before.status().expect("fletch-mount").success());
     for (rel, bytes) in &all {

@@ -188,7 +188,12 @@ impl Stage {
         let jobs = page["jobs"].as_array().expect("jobs");
         for job in jobs.iter().filter(|job| job["is_declared"] == true) {
             let name = job["name"].as_str().expect("a name");
-            let verdict = |job: &Value| (job["doing"]["state"].clone(), job["doing"]["waits_for"].clone());
+            // A row has the verdict among its own fields.
+            let verdict = |job: &Value| {
+                let doing = if job["doing"].is_object() { &job["doing"] } else { job };
+                assert!(doing["state"].is_string(), "{job}");
+                (doing["state"].clone(), doing["waits_for"].clone())
+            };
             let shown = fletch(&["jobs", "show", name]);
             assert_eq!(verdict(&shown), verdict(job), "{what}: the verdict about {name}: {shown} {job}");
             let rows = status["jobs"].as_array().expect("jobs");

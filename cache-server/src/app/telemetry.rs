@@ -52,7 +52,7 @@ pub fn init(format: LogFormat, file: Option<LogFileConfig>) -> anyhow::Result<()
     let text = text.unwrap_or_else(|| "info".to_owned());
     let filter = EnvFilter::try_new(&text)
         .map_err(|e| anyhow::anyhow!("FLETCH_LOG={text:?} is not a valid filter: {e}"))?;
-    // A line that finds no room is lost. Reported, it would be a panic: standard error may be on that disk, too.
+    // A line that finds no room is lost. Reported, it would be a panic: standard error may be on that disk.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
     let started = match (file, format) {
         (None, format) => {

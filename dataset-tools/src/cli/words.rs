@@ -25,7 +25,7 @@ const WORDS: &[(&[&str], &str)] = &[
     (&["add", "import", "create", "new"], "`fletch index SOURCE`, then `fletch register NAME SOURCE`"),
     (
         &["remove", "rm", "delete", "del"],
-        "`fletch unregister NAME` removes a dataset from the server, `fletch erase NAME PATH` a file everywhere",
+        "`fletch unregister NAME` removes a dataset from the server, `fletch erase NAME PATH` a deleted file",
     ),
     (&["info", "describe", "stat", "cat"], "`fletch show SOURCE [PATH]` describes a version or an entry"),
     (&["stats", "health", "ps"], "`fletch status` shows the server"),

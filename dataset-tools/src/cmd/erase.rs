@@ -136,8 +136,8 @@ fn print(ctx: &Context, report: &Report<'_>) -> Result<(), Failure> {
     match (report.erased, versions.is_empty()) {
         (false, _) => out.note("nothing was erased; the same command with --yes erases it"),
         (true, false) => out.note(format_args!(
-            "versions before list its path and hash; `fletch gc {dataset} --older-than 0s --yes` deletes those \
-             that nobody uses"
+            "versions before list its path and hash; `fletch gc {dataset} --older-than 0s --yes` deletes \
+             those that nobody uses"
         )),
         (true, true) => {}
     }

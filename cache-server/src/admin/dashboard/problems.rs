@@ -7,7 +7,6 @@ use super::{
     bounds,
     history::{Counts, Totals},
 };
-use crate::data::drafts::FailedRefresh;
 use fletch_api::{
     GivenCredentials, Mount, OriginView, Problem,
     dashboard::{Alert, DashboardJob, DashboardProblem, JobState, Severity, WaitsFor},
@@ -43,8 +42,8 @@ pub struct Findings<'a> {
     pub host: HostUsage,
     /// The credentials that a user handed over. Empty for all but admins.
     pub credentials: &'a [GivenCredentials],
-    /// The datasets whose last listing or seal failed.
-    pub refreshes: &'a [FailedRefresh],
+    /// The datasets whose last listing or seal failed, and why.
+    pub refreshes: &'a [(DatasetName, Problem)],
     /// When the certificate of the listener expires, in seconds since 1970.
     pub certificate_expires_s: Option<u64>,
 }
@@ -219,11 +218,10 @@ fn credentials(given: &[GivenCredentials], now_ns: u64) -> impl Iterator<Item = 
     })
 }
 
-fn refreshes(failed: &[FailedRefresh]) -> impl Iterator<Item = DashboardProblem> + '_ {
-    failed.iter().map(|of| {
-        let Problem { detail, hint, .. } = &of.problem;
-        let detail = format!("{} is not brought up to date: {detail}; {hint}", of.dataset);
-        problem(Alert::FletchRefreshFailed, Severity::Warning, of.dataset.as_str(), detail)
+fn refreshes(failed: &[(DatasetName, Problem)]) -> impl Iterator<Item = DashboardProblem> + '_ {
+    failed.iter().map(|(dataset, Problem { detail, hint, .. })| {
+        let detail = format!("{dataset} is not brought up to date: {detail}; {hint}");
+        problem(Alert::FletchRefreshFailed, Severity::Warning, dataset.as_str(), detail)
     })
 }
 
@@ -479,11 +477,8 @@ mod tests {
         for soon in [now_s + 899, now_s, 1] {
             assert_eq!(expire(Some(soon)), [Alert::FletchCredentialsExpire], "{soon}");
         }
-        let refreshes = [FailedRefresh {
-            domain: Domain::new("default").expect("name"),
-            dataset: DatasetName::new("set").expect("name"),
-            problem: Problem::new(Code::OriginUnavailable, "no answer", "look"),
-        }];
+        let why = Problem::new(Code::OriginUnavailable, "no answer", "look");
+        let refreshes = [(DatasetName::new("set").expect("name"), why)];
         let failed = with(Findings { refreshes: &refreshes, ..Findings::default() });
         assert_eq!(failed, [Alert::FletchRefreshFailed]);
         let certificate = |expires_s| {

@@ -142,6 +142,7 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
     let credentials = if viewer.sees_all() { server.credentials.list() } else { Vec::new() };
     let mut refreshes = [server.listings.failed(), server.seals.failed()].concat();
     refreshes.retain(|of| viewer.sees_domain(&of.domain));
+    let refreshes: Vec<_> = refreshes.into_iter().map(|of| (of.dataset, of.problem)).collect();
     let at_ns = unix_ns(SystemTime::now());
     let problems = problems(&Findings {
         at_ns,

@@ -18,6 +18,8 @@ pub const OWN_SERVER: &str = "own-server";
 pub const CREDENTIALS: &str = "credentials";
 pub const PROBLEMS: &str = "problems";
 
+/// Where the runbooks are, one for each alert.
+const RUNBOOKS: &str = "https://github.com/fletch-cache/fletch/blob/main/docs/runbooks";
 /// The longest time for an answer of the server.
 const WITHIN: Duration = Duration::from_secs(3);
 
@@ -100,7 +102,8 @@ fn problem(seen: &DashboardProblem) -> Finding {
         Severity::Warning => Finding::warning,
     };
     let what = format!("the server reports {}: {}: {}", seen.alert.as_str(), seen.subject, seen.detail);
-    finding(PROBLEMS, what, format!("read {}", seen.runbook))
+    // The server's own copy is for browsers, and this server may have no port.
+    finding(PROBLEMS, what, format!("read {RUNBOOKS}/{}.md", seen.alert.as_str()))
 }
 
 /// Returns the directories that still show what the own server served.
@@ -165,5 +168,6 @@ mod tests {
                 && found[3].what.contains("FletchOriginErrors: s3://bucket: 12 of 12"),
             "{found:?}"
         );
+        assert!(found[3].fix.ends_with("/docs/runbooks/FletchOriginErrors.md"), "{found:?}");
     }
 }

@@ -27,8 +27,7 @@ Example:
 
 Global options, for every command:
   --server URL[,URL]  http(s)://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: a local one]
-  --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
-  --ca-file FILE      CAs of an https:// server; --cert-file, --key-file: yours [FLETCH_CA_FILE, …]
+  --token-file FILE   Its token [env: FLETCH_TOKEN_FILE]; TLS: --ca-file, --cert-file, --key-file
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]; --json: print JSON
   -q/--quiet          No notes; --progress auto|bar|plain|none; --origin-fallback: no server needed
 
@@ -256,16 +255,17 @@ a: {kind, size, blake3, target}, b: {…}}], summary: {added, removed, changed}}
         #[arg(long, conflicts_with = "to", requires = "tag")]
         delete: bool,
     },
-    /// Erase a file that was deleted from its dataset: from packs, caches, and the next version.
+    /// Erase what is left of a file that was deleted from its dataset: in packs and caches.
     #[command(after_help = "Examples:
   fletch erase photos people/ann.jpg
   fletch erase photos people/ann.jpg --yes
 
-Delete the file in the dataset first: Fletch changes no dataset. Prints which versions list it, and which
-mounts show these. With --yes: deletes the packed chunks that hold it, brings the dataset up to date, and
-has the servers drop its bytes from disk and memory. Versions before list its path and hash until
-`fletch gc` deletes them, and `fletch verify` says that it was erased. docs/INDEX.md has the limits.
---json prints {dataset, path, versions, tags, mounts, packed_chunks, chunks, root, unconfirmed, erased}.")]
+Delete the file in the dataset first: Fletch changes no dataset. Prints which versions list it,
+and which mounts show these. With --yes: deletes the packed chunks that hold it, brings the dataset
+up to date, and has the servers drop its bytes from disk and memory. Versions before list its path
+and hash until `fletch gc` deletes them. docs/INDEX.md says what it does not reach.
+--json prints {dataset, path, versions, tags, mounts, packed_chunks, chunks, root, unconfirmed,
+erased}.")]
     Erase {
         /// The registered name, or the source.
         source: DatasetArg,
@@ -275,14 +275,14 @@ has the servers drop its bytes from disk and memory. Versions before list its pa
         #[arg(long)]
         yes: bool,
     },
-    /// Delete versions that no tag, mount or job names, and chunks of packs that no version has.
+    /// Delete versions that nobody uses, and the chunks of packs that only they have.
     #[command(after_help = "Examples:
   fletch gc /data/imagenet
   fletch gc s3://bucket/set --older-than 30d --yes
 
-Prints what would be deleted, and how much that frees. Only --yes deletes. Asks the server, and all
-servers of its cluster, which versions mounts and jobs use. Deletes nothing while an index or a pack
-writes there. Receipts of past epochs stay valid, but samples of a deleted version have no names.
+Prints what would be deleted, and how much that frees. Only --yes deletes. No version goes that a
+tag names, or that a mount or a job of the server, or of its cluster, uses. Deletes nothing while an
+index or a pack writes there. docs/INDEX.md, \"Old versions\", has the rules.
 --json prints {uri, versions: [{root, unused_since, files, bytes}], chunks, chunk_bytes,
 kept_versions, bytes, deleted}.")]
     Gc {
@@ -376,7 +376,7 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
 
 --json prints {datasets: [{name, uri, tables, registered_ns}]}.")]
     Datasets,
-    /// Show the server on one screen: its health, and what it saves for each dataset and job.
+    /// Show the server on one screen: its health, and what it saves. `fletch top` shows it live.
     #[command(after_help = "Example:
   fletch status --server http://127.0.0.1:7380
 
@@ -415,12 +415,15 @@ Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {checks: [nam
 findings: [{check, severity: error|warning|note, what, fix}]}.")]
     Doctor(DoctorArgs),
     /// Show what `status` shows, live.
-    #[command(after_help = "Examples:
+    #[command(
+        hide = true,
+        after_help = "Examples:
   fletch top
   fletch top --once --json
 
 On a terminal the screen is drawn again every interval; elsewhere each sample is printed below the last one.
-Ctrl-C ends it. --json prints for each sample what `fletch status --json` prints.")]
+Ctrl-C ends it. --json prints for each sample what `fletch status --json` prints."
+    )]
     Top {
         /// Print one sample and exit.
         #[arg(long)]

@@ -8,7 +8,7 @@
 //!    the rest.
 
 use crate::failure::Failure;
-use crate::tables_location::TablesLocation;
+use crate::tables_location::{TablesLocation, remove_empty_dirs};
 use fletch_core::manifest::LayoutKind;
 use fletch_core::{Hash, Root};
 use fletch_origin::{Origin, OriginError};
@@ -224,15 +224,4 @@ async fn delete_all(origin: &Origin, paths: &[&String], deleted: &AtomicU64) -> 
         Ok::<_, OriginError>(())
     });
     Ok(deletes.buffer_unordered(DELETES_AT_ONCE).try_collect().await?)
-}
-
-/// Removes the directories above a deleted local file that are empty now.
-fn remove_empty_dirs(origin: &Origin, path: &str) {
-    let Some(top) = origin.local_dir() else { return };
-    let above = Path::new(path).ancestors().skip(1).take_while(|dir| dir.components().count() > 2);
-    for dir in above {
-        if std::fs::remove_dir(top.join(dir)).is_err() {
-            return;
-        }
-    }
 }

@@ -236,6 +236,16 @@ impl TablesLocation {
     }
 }
 
+/// Removes the directories above a deleted file of a local location, as far as they are empty.
+pub fn remove_empty_dirs(origin: &Origin, path: &str) {
+    let Some(top) = origin.local_dir() else { return };
+    for dir in Path::new(path).ancestors().skip(1).take_while(|dir| dir.components().next().is_some()) {
+        if std::fs::remove_dir(top.join(dir)).is_err() {
+            return;
+        }
+    }
+}
+
 /// Returns what is in the way of the directories of tables below `to`, and what it is.
 #[must_use]
 pub fn in_the_way(to: &Path) -> Option<(PathBuf, &'static str)> {

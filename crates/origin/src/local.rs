@@ -17,6 +17,7 @@ use std::io::{self, Read, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use tempfile::NamedTempFile;
 
 mod confinement;
 mod listing;
@@ -28,6 +29,9 @@ pub use real_path::{Place, real_path};
 
 /// The prefix of the temporary files of writes. Listings leave these files out.
 pub const TEMPORARY: &str = ".fletch-tmp-";
+
+/// How often the directory of a new file is made again if it vanishes.
+const DIRECTORY_TRIES: u32 = 10;
 
 /// Returns the pin of a local file: its size, modification time and etag.
 ///
@@ -167,12 +171,14 @@ pub(crate) fn put(
 
 fn write(target: &Path, from: &mut impl Read, mode: PutMode) -> io::Result<()> {
     let parent = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    create_durably(parent)?;
-    // 0666 less the umask, as other programs create files.
-    let mut file = tempfile::Builder::new()
-        .prefix(TEMPORARY)
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(parent)?;
+    let mut tries = 0..DIRECTORY_TRIES;
+    let mut file = loop {
+        match create_durably(parent).and_then(|()| temporary_in(parent)) {
+            // Another process may have removed a directory that was empty for a moment.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && tries.next().is_some() => {}
+            made => break made?,
+        }
+    };
     io::copy(from, file.as_file_mut())?;
     file.as_file().sync_all()?;
     match mode {
@@ -180,6 +186,12 @@ fn write(target: &Path, from: &mut impl Read, mode: PutMode) -> io::Result<()> {
         PutMode::Overwrite => file.persist(target)?,
     };
     sync(parent)
+}
+
+fn temporary_in(dir: &Path) -> io::Result<NamedTempFile> {
+    // 0666 less the umask, as other programs create files.
+    let permissions = Permissions::from_mode(0o666);
+    tempfile::Builder::new().prefix(TEMPORARY).permissions(permissions).tempfile_in(dir)
 }
 
 /// Creates `dir` and its missing ancestors, each durable in its parent.

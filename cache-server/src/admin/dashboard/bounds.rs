@@ -121,7 +121,6 @@ mod tests {
                 Alert::FletchMemoryNearLimit,
                 &[format!("fletch_process_memory_bytes > {MEMORY_MAX} * fletch_process_memory_limit_bytes")],
             ),
-            (Alert::FletchRefreshFailed, &["fletch_refresh_failed == 1".to_owned()]),
             (
                 Alert::FletchCredentialsExpire,
                 &[format!(
@@ -130,6 +129,7 @@ mod tests {
                 )],
             ),
             (Alert::FletchCertificateExpires, &[certificate]),
+            (Alert::FletchRefreshFailed, &["fletch_refresh_failed == 1".to_owned()]),
         ];
         assert_eq!(all.iter().map(|(alert, _)| *alert).collect::<Vec<_>>(), Alert::ALL, "each alert once");
         for (alert, parts) in all {

@@ -5,7 +5,7 @@ use super::{
     page::{MetricsError, Page},
 };
 use crate::app::server::Server;
-use std::collections::BTreeSet;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 /// Adds the families.
 pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError> {
@@ -33,11 +33,16 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
         &[(vec!["done"], seals.done), (vec!["blocked"], seals.blocked), (vec!["failed"], seals.failed)],
     )?;
     let failed = [server.listings.failed(), server.seals.failed()].concat();
-    let names: BTreeSet<_> = failed.iter().map(|of| of.dataset.as_str()).collect();
-    let rows: Vec<_> = names.into_iter().take(DATASETS_MAX).map(|name| (vec![name], 1)).collect();
+    let registered = server.registrations.all();
+    let names = registered.iter().map(|entry| (&entry.dataset.name, 0));
+    let names: BTreeMap<_, u64> = names.chain(failed.iter().map(|of| (&of.dataset, 1))).collect();
+    let mut rows: Vec<_> = names.into_iter().map(|(name, failed)| (vec![name.as_str()], failed)).collect();
+    // Those that failed are named even where there are too many datasets.
+    rows.sort_by_key(|(_, failed)| Reverse(*failed));
+    rows.truncate(DATASETS_MAX);
     page.gauge(
         "fletch_refresh_failed",
-        "1 for a dataset whose last listing or seal at this server failed or was blocked",
+        "Whether the last listing or seal of a dataset at this server failed or was blocked",
         &["dataset"],
         &rows,
     )?;

@@ -11,7 +11,7 @@
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::run::now_ns;
-use crate::tables_location::TablesLocation;
+use crate::tables_location::{TablesLocation, remove_empty_dirs};
 use fletch_core::Hash;
 use fletch_origin::{ObjectMeta, Origin, OriginError, PutMode};
 use fletch_tables::paths;
@@ -147,8 +147,9 @@ impl Mark {
     pub async fn remove(self, out: Out) {
         let Mark { origin, path, _renewal: renewal } = self;
         drop(renewal);
-        if let Err(e) = origin.delete(&path).await {
-            out.note(format_args!("the mark {path} stays for half an hour: {e}"));
+        match origin.delete(&path).await {
+            Ok(()) => remove_empty_dirs(&origin, &path),
+            Err(e) => out.note(format_args!("the mark {path} stays for half an hour: {e}")),
         }
     }
 

@@ -157,6 +157,27 @@ fn a_restart_is_warm_whether_closed_or_not() {
 }
 
 #[test]
+fn what_is_erased_stays_away_after_a_crash_also_if_it_was_pinned() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
+    let chunks: Vec<_> = (0..30).map(|n| chunk(n, 10_000)).collect();
+    let keys: Vec<_> = chunks.iter().map(key).collect();
+    chunks.iter().for_each(|c| assert_eq!(tier.put(&key(c), D1, c).expect("no error"), Stored::Yes));
+    assert_eq!(tier.pin(&keys[..2]), 2);
+    let absent = key(&chunk(999, 10));
+    assert_eq!(tier.erase(&[keys[..3].to_vec(), vec![absent.clone()]].concat()).expect("erased"), 3);
+    assert_eq!(tier.erase(&[absent]).expect("nothing"), 0);
+    tier.unpin(&keys[..2]);
+    assert_eq!(tier.stats().pinned, 0);
+    tier.read_index().check();
+    // Not closed, as after a kill.
+    drop(tier);
+    let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
+    assert!(keys[..3].iter().all(|key| !tier.contains(key)), "they came back");
+    chunks[3..].iter().for_each(|c| assert_eq!(read(&tier, &key(c)).0.as_ref(), Some(c)));
+}
+
+#[test]
 fn a_second_owner_of_the_directory_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);

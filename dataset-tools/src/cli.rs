@@ -30,7 +30,6 @@ Global options, for every command:
   --token-file FILE   Its token [env: FLETCH_TOKEN_FILE]; TLS: --ca-file, --cert-file, --key-file
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]; --json: print JSON
   -q/--quiet          No notes; --progress auto|bar|plain|none; --origin-fallback: no server needed
-
 Exit codes: 0 ok, 1 failed, 2 misused, 3 in part, 4 unreachable, 5 denied, 6 disk full, 130 Ctrl-C.";
 
 /// Index and pack datasets, show their versions, and call a Fletch server.

@@ -4,8 +4,8 @@
 //! Invariants:
 //! 1. A version that is in use stays, and so do all chunks that a version which stays has.
 //! 2. If the tables of a version that stays cannot be read, nothing is deleted.
-//! 3. The documents of a version go first. So one that is deleted in part is none, and the next run deletes
-//!    the rest.
+//! 3. The documents of layouts go first, then the manifest. So a version that is deleted in part has no
+//!    layout, nobody finds it, and the next run deletes the rest.
 
 use crate::failure::Failure;
 use crate::tables_location::{TablesLocation, remove_empty_dirs};
@@ -139,10 +139,14 @@ impl Garbage {
     pub async fn delete(&self, location: &TablesLocation, deleted: &AtomicU64) -> Result<(), Failure> {
         let origin = location.origin();
         for version in &self.versions {
+            let manifest = paths::manifest(version.root);
             let (documents, tables): (Vec<&String>, Vec<&String>) =
                 version.paths.iter().partition(|path| is_json(path));
-            delete_all(origin, &documents, deleted).await?;
-            delete_all(origin, &tables, deleted).await?;
+            let (manifests, layouts): (Vec<&String>, Vec<&String>) =
+                documents.into_iter().partition(|path| **path == manifest);
+            for some in [layouts, manifests, tables] {
+                delete_all(origin, &some, deleted).await?;
+            }
         }
         delete_all(origin, &self.chunk_paths.iter().collect::<Vec<_>>(), deleted).await
     }

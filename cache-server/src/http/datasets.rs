@@ -306,6 +306,10 @@ pub async fn resolve_version(
         }
     };
     within_quota(server, &source).await?;
+    if tag == Some(TagName::latest()) {
+        server.listings.forget_failed(&entry.domain, &entry.dataset.name);
+        server.seals.forget_failed(&entry.domain, &entry.dataset.name, source.version.root());
+    }
     Ok((source, tag))
 }
 

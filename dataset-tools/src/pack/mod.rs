@@ -137,7 +137,7 @@ pub fn run(options: &PackOptions, ctx: RunContext<'_>) -> Result<PackReport, Run
     // The run relies on chunks that it finds.
     let mark = run.ctx.rt.block_on(Mark::of_run(&run.tables, ctx.out, ctx.stop));
     let mark = mark.map_err(|e| publish::at_another_place(e, &run.tables))?;
-    let done = pack.pack(&state);
+    let done = pack.pack(&state, &mark);
     run.ctx.rt.block_on(mark.remove(ctx.out));
     state.end(done, "the journal keeps the chunks that were written")
 }
@@ -202,7 +202,7 @@ impl Pack<'_> {
         Ok((scanner.finish(run.ctx.out)?, chunks))
     }
 
-    fn pack(&self, state: &RunState) -> Result<PackReport, RunFailure> {
+    fn pack(&self, state: &RunState, mark: &Mark) -> Result<PackReport, RunFailure> {
         let run = self.run;
         let journal = ChunkJournal::open(state.chunk_journal(), run.started_ns)
             .map_err(|e| Failure::io("cannot use the journal", &e).hint("give another --state-dir"))?;
@@ -240,7 +240,7 @@ impl Pack<'_> {
         }
         run.check_not_empty(&tables.pack)?;
         run.ctx.rt.block_on(run.check_loss(&tables.pack, lost))?;
-        self.publish(&tables)?;
+        self.publish(&tables, mark)?;
         Ok(PackReport {
             run: run.report(&tables.pack, skipped),
             index_layout: tables.index.layout.to_string(),
@@ -351,7 +351,7 @@ impl Pack<'_> {
     /// Publishes the index layout, then the files that only the pack has, then the tag.
     ///
     /// In this order, a reader of the pack's `layout.json` finds everything that the pack depends on.
-    fn publish(&self, made: &PackTables) -> Result<(), Failure> {
+    fn publish(&self, made: &PackTables, mark: &Mark) -> Result<(), Failure> {
         let (tables, stop) = (&self.run.tables, self.run.ctx.stop);
         let shared: BTreeSet<&String> = made.index.files.iter().map(|f| &f.0).collect();
         let own = made.pack.files.iter().filter(|f| !shared.contains(&f.0)).cloned().collect();
@@ -359,6 +359,8 @@ impl Pack<'_> {
         self.run.ctx.rt.block_on(async {
             publish::publish(tables, &made.index, stop).await?;
             publish::publish(tables, &pack, stop).await?;
+            // Nobody finds the version before its tag names it.
+            mark.check()?;
             self.run.move_tag(&pack, LayoutKind::Pack).await
         })
     }

@@ -26,10 +26,16 @@ fn objects_that_changed_block_a_seal_and_nothing_is_left_out() {
     }
     assert!(bucket.site.json("/v1/datasets/set/versions/latest")["draft"] == true);
     assert_eq!(bucket.site.json("/v1/datasets/set/seal")["state"], "blocked");
+    let is_told = |bucket: &Bucket| {
+        let problems = bucket.site.json("/v1/dashboard")["problems"].to_string();
+        (problems.contains("FletchRefreshFailed"), bucket.site.metric("fletch_refresh_failed").to_string())
+    };
+    assert_eq!(is_told(&bucket), (true, "1".to_owned()));
     // The refresh heals it. What the first seal read is not read again.
     bucket.all.insert("c0/f00".into(), bytes(55, 10));
     bucket.all.remove("c2/f02");
     bucket.ok(&["refresh", "set", "--allow-loss", "10%"]);
+    assert_eq!(is_told(&bucket), (false, "0".to_owned()), "another version has taken its place");
     let sealing = bucket.seal();
     assert_eq!(
         (&sealing["state"], &sealing["root"]),

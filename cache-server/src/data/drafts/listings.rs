@@ -146,6 +146,13 @@ impl Listings {
         failed.collect()
     }
 
+    /// Forgets a failed listing of a dataset that has a version now, whoever made it.
+    pub fn forget_failed(&self, domain: &Domain, dataset: &DatasetName) {
+        let has_failed =
+            |record: &ListingRecord| record.ended.lock().as_ref().is_some_and(|e| e.made.is_err());
+        self.all.lock().retain(|(d, n), record| d != domain || n != dataset || !has_failed(record));
+    }
+
     /// Returns the number of listings that run or wait.
     #[must_use]
     pub fn running(&self) -> u64 {

@@ -207,6 +207,14 @@ impl Seals {
         failed.collect()
     }
 
+    /// Forgets a failed seal of a draft in whose place the dataset has another version, whoever made it.
+    pub fn forget_failed(&self, domain: &Domain, dataset: &DatasetName, latest: Root) {
+        let is_over = |record: &SealRecord| {
+            record.draft != latest && record.ended.lock().as_ref().is_some_and(|end| end.error.is_some())
+        };
+        self.all.lock().retain(|(d, n), record| d != domain || n != dataset || !is_over(record));
+    }
+
     /// Returns the drafts of a domain that are in use, in the order of the names of their datasets.
     #[must_use]
     pub fn drafts(&self, domain: &Domain) -> Vec<Draft> {

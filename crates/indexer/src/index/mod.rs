@@ -294,6 +294,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
         let mark = mark.map_err(|e| publish::at_another_place(e, &run.tables))?;
         let published = async {
             publish::publish(&run.tables, &written, run.ctx.stop).await?;
+            mark.check()?;
             run.move_tag(&written, params.kind).await
         };
         let published = published.await;

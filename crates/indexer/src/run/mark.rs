@@ -6,7 +6,8 @@
 //! first, one of the two sees the other.
 //!
 //! A mark is renewed while its run lives. One that was not for [`LIVES`], by the clock of the store, was left
-//! by a run that was killed.
+//! by a run that was killed. A run whose machine slept for so long, or whose store was away, must not publish
+//! what it found before ([`Mark::check`]).
 
 use crate::failure::Failure;
 use crate::out::Out;
@@ -16,9 +17,11 @@ use fletch_core::Hash;
 use fletch_origin::{ObjectMeta, Origin, OriginError, PutMode};
 use fletch_tables::paths;
 use futures::TryStreamExt as _;
+use parking_lot::Mutex;
 use serde::Serialize;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -44,7 +47,25 @@ struct MarkDoc<'a> {
 pub struct Mark {
     origin: Origin,
     path: String,
+    renewed: Arc<Mutex<Renewed>>,
     _renewal: AbortOnDropHandle<()>,
+}
+
+/// When a mark was renewed. By the time of day, which goes on while the machine sleeps.
+#[derive(Debug)]
+struct Renewed {
+    last: SystemTime,
+    /// Whether there ever was a pause after which others may have taken the run for dead.
+    has_lapsed: bool,
+}
+
+impl Renewed {
+    /// Whether others may take the run for dead, or may have.
+    fn lapsed(&mut self) -> bool {
+        let pause = self.last.elapsed().unwrap_or_default();
+        self.has_lapsed |= pause + RENEWED_EVERY > LIVES;
+        self.has_lapsed
+    }
 }
 
 impl Mark {
@@ -102,17 +123,35 @@ impl Mark {
         let host = nix::unistd::gethostname().unwrap_or_default();
         let doc = MarkDoc { tool, host: &host.to_string_lossy(), pid: std::process::id() };
         let bytes = serde_json::to_vec(&doc).map_err(|e| Failure::new(format!("a mark: {e}")))?;
+        let renewed = Arc::new(Mutex::new(Renewed { last: SystemTime::now(), has_lapsed: false }));
         origin.put(&path, bytes.clone().into(), PutMode::Overwrite).await?;
-        let (renewed, at) = (origin.clone(), path.clone());
+        let (store, at, of) = (origin.clone(), path.clone(), Arc::clone(&renewed));
         #[expect(clippy::disallowed_methods, reason = "the handle is its owner")]
         let renewal = tokio::spawn(async move {
             loop {
                 sleep(RENEWED_EVERY).await;
-                // A failed renewal is made up for by the next one.
-                let _next = renewed.put(&at, bytes.clone().into(), PutMode::Overwrite).await;
+                let now = SystemTime::now();
+                // A failed renewal is made up for by the next one, unless too many fail.
+                let put = store.put(&at, bytes.clone().into(), PutMode::Overwrite).await;
+                let mut of = of.lock();
+                if !of.lapsed() && put.is_ok() {
+                    of.last = now;
+                }
             }
         });
-        Ok(Mark { origin: origin.clone(), path, _renewal: AbortOnDropHandle::new(renewal) })
+        Ok(Mark { origin: origin.clone(), path, renewed, _renewal: AbortOnDropHandle::new(renewal) })
+    }
+
+    /// Checks that no collection can have taken the run for dead since it wrote the mark.
+    ///
+    /// # Errors
+    /// [`Failure`] if one can: what the run found may be gone.
+    pub fn check(&self) -> Result<(), Failure> {
+        if !self.renewed.lock().lapsed() {
+            return Ok(());
+        }
+        Err(Failure::new("the run paused for so long that `fletch gc` may have deleted what it relies on")
+            .hint("run the same command again: it looks at everything anew, and goes on where it stopped"))
     }
 
     /// Whether there is a mark at a path, and its run lives.
@@ -145,7 +184,7 @@ impl Mark {
 
     /// Removes the mark. One that cannot be removed counts for [`LIVES`].
     pub async fn remove(self, out: Out) {
-        let Mark { origin, path, _renewal: renewal } = self;
+        let Mark { origin, path, _renewal: renewal, .. } = self;
         drop(renewal);
         match origin.delete(&path).await {
             Ok(()) => remove_empty_dirs(&origin, &path),
@@ -169,4 +208,19 @@ fn new_id() -> String {
 fn at_work(tables: &TablesLocation, other: &str) -> Failure {
     Failure::new(format!("{other} is at work at {}; nothing was deleted", tables.uri()))
         .hint("run the command again when it has ended; a killed one counts for half an hour")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_slept_has_lapsed_for_good() {
+        let ago = |pause| Renewed { last: SystemTime::now() - pause, has_lapsed: false };
+        assert!(!ago(RENEWED_EVERY * 2).lapsed());
+        let mut slept = ago(LIVES - RENEWED_EVERY + Duration::from_secs(1));
+        assert!(slept.lapsed());
+        slept.last = SystemTime::now();
+        assert!(slept.lapsed(), "a later renewal does not bring back what was deleted meanwhile");
+    }
 }

@@ -81,7 +81,7 @@ function view(d, now) {
                         "Known",
                         (v) => (v.draft ? `draft, ${percent(part(v.draft.known_bytes, v.draft.bytes))}` : "all"),
                     ],
-                    ["Entries", (v) => count(v.entries), "n"],
+                    ["Files", (v) => count(v.files ?? v.entries), "n"],
                     ["Made", (v) => time(v.created_ns)],
                     ["Jobs", (v) => count(v.jobs), "n"],
                     ["Mounts", (v) => count(v.mounts), "n"],

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from rendering import CHART, REPO, render, values
+from rendering import CHART, REPO, render, server_spec, values
 
 DIGEST = "sha256:" + "a" * 64
 SECRET = {"name": "s", "key": "k"}
@@ -99,6 +99,27 @@ class Values(unittest.TestCase):
                 with self.assertRaises(Exception) as refused:
                     render(given)
                 self.assertIn(named, str(refused.exception))
+
+    def test_sizes_may_end_in_b(self):
+        def given(size, memory):
+            server = {
+                "cache": {"size": f"200{size}"},
+                "state": {"size": f"9{size}"},
+                "memory": {"max": f"3{memory}"},
+            }
+            etcd = {"deploy": {"enabled": True, "size": f"3{size}"}}
+            cluster = {"enabled": True, "insecurePeers": True, "etcd": etcd}
+            return render({"server": server, "cluster": cluster, "mounts": {"cache": {"size": f"7{memory}"}}})
+
+        self.assertEqual(given("Gi", "GiB"), given("GiB", "GiB"))
+        temporary = {"storage": "emptyDir", "size": "20GiB"}
+        limits = [
+            volume["emptyDir"]["sizeLimit"]
+            for volume in server_spec(render({"server": {"cache": temporary}})[0])["volumes"]
+            if "sizeLimit" in volume.get("emptyDir", {})
+        ]
+        self.assertIn("20Gi", limits)
+        self.assertNotIn("20GiB", limits)
 
     def test_the_schema_allows_no_unknown_key(self):
         schema = json.loads((CHART / "values.schema.json").read_text())

@@ -196,6 +196,9 @@ impl Stage {
             };
             let shown = fletch(&["jobs", "show", name]);
             assert_eq!(verdict(&shown), verdict(job), "{what}: the verdict about {name}: {shown} {job}");
+            let all = fletch(&["status"])["jobs_now"].as_array().expect("jobs").clone();
+            let of_status = all.iter().find(|of| of["name"] == name).expect("the job is in the status");
+            assert_eq!(verdict(of_status), verdict(job), "{what}: the verdict about {name}: {of_status}");
         }
     }
 

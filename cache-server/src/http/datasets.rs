@@ -268,13 +268,15 @@ pub async fn version(
     let entry = find_dataset(&server, &principal.domain, &name)?;
     let (source, tag) = resolve_version(&server, &entry, &version).await?;
     let manifest = source.version.manifest();
+    let shown = manifest.shown();
     Ok(Json(ResolvedVersion {
         dataset: entry.dataset.name.clone(),
         root: source.version.root(),
         layout: source.version.layout(),
         tag,
         entries: manifest.entries,
-        bytes: manifest.bytes,
+        files: Some(shown.files),
+        bytes: shown.bytes,
         created_ns: manifest.created_ns(),
         draft: source.is_draft(),
     }))

@@ -435,10 +435,13 @@ pub struct DashboardVersion {
     /// The tags that name it.
     #[schema(value_type = Vec<String>)]
     pub tags: Vec<TagName>,
-    /// Its content bytes. Absent while it is not open.
+    /// The bytes of its files. Absent while it is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Its entries. Absent while it is not open.
+    /// The number of files that a mount shows. Absent while it is not open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// Its entries: files, links, empty directories, and members of tar shards. Absent while it is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entries: Option<u64>,
     /// When it was made, in nanoseconds since 1970. Absent while it is not open.

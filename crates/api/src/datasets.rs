@@ -152,9 +152,12 @@ pub struct ResolvedVersion {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<TagName>,
-    /// The number of entries of the version.
+    /// The number of entries of the version: files, links, empty directories, and members of tar shards.
     pub entries: u64,
-    /// The content bytes of the version.
+    /// The number of files that a mount shows. Absent in the answer of an older server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// The bytes of those files.
     pub bytes: u64,
     /// The time when the version was created, in nanoseconds since 1970.
     pub created_ns: u64,

@@ -25,7 +25,7 @@ pub enum Exit {
     Unreachable = 4,
     /// Access was denied.
     Denied = 5,
-    /// A disk of this machine is full, or a quota on it is used up.
+    /// A disk of this machine or of the server is full, or a quota on it is used up.
     NoSpace = 6,
     /// Ctrl-C or SIGTERM stopped the command.
     Interrupted = 130,
@@ -79,13 +79,18 @@ impl Failure {
         Failure { exit, ..Failure::new(what) }.if_full()
     }
 
-    /// Sets the exit code of a full disk, if the error has the text of one. Errors of tables and of origins
-    /// that are directories keep the text of the system's error, and not its number.
+    /// Sets the exit code of a full disk if the error has the text of one, and a hint if it has none.
+    ///
+    /// Errors of tables and of origins that are directories keep the text of the system's error, and not its
+    /// number.
     #[must_use]
     pub fn if_full(self) -> Self {
         let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT];
         match full.iter().any(|errno| self.what.contains(&format!("(os error {})", errno.raw_os_error()))) {
-            true => self.exit(Exit::NoSpace).hint(FREE_SPACE),
+            true => {
+                let hint = self.hint.clone().unwrap_or_else(|| FREE_SPACE.to_owned());
+                self.exit(Exit::NoSpace).hint(hint)
+            }
             false => self,
         }
     }
@@ -153,7 +158,7 @@ impl From<ClientError> for Failure {
             Exit::Failed
         };
         let (what, hint) = e.parts();
-        Failure { exit, hint: hint.map(str::to_owned), what }
+        Failure { exit, hint: hint.map(str::to_owned), what }.if_full()
     }
 }
 
@@ -190,6 +195,8 @@ mod tests {
             let of_tables = Failure::of(Kind::Unavailable, format!("chunks.parquet: cannot write: {e}"));
             assert_eq!((of_tables.exit as u8, of_tables.exit.as_str()), (6, "no_space"));
             assert!(of_tables.hint.is_some_and(|hint| hint.contains("--state-dir")));
+            let of_server = Failure::new(format!("cannot write: {e}")).hint("there").if_full();
+            assert_eq!((of_server.exit, of_server.hint.as_deref()), (Exit::NoSpace, Some("there")));
         }
         let denied = io::Error::from_raw_os_error(13);
         assert_eq!(Failure::io("cannot write /t", &denied).exit, Exit::Denied);

@@ -46,6 +46,12 @@ pub struct Manifest {
     pub samples: u64,
     /// The sum of the sizes of files and members, in bytes.
     pub bytes: u64,
+    /// The number of files, without members, links and empty directories. Absent if all entries are files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// The sum of the sizes of the files, without members, in bytes. Absent if no entry is a member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
     /// The time when the version was made, RFC 3339 in UTC with nanoseconds.
     pub created: String,
     /// The program that made the version, with its version number.
@@ -55,6 +61,15 @@ pub struct Manifest {
     pub skipped: Vec<Fault>,
     /// The parts, in order.
     pub parts: Vec<PartSummary>,
+}
+
+/// The size of a version as a mount shows it: the members of a tar shard count with their shard only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FileTotals {
+    /// The number of files.
+    pub files: u64,
+    /// The sum of their sizes, in bytes.
+    pub bytes: u64,
 }
 
 /// `layout.json`: how a version's bytes lie in chunks, and where the chunks are.
@@ -182,6 +197,14 @@ impl Manifest {
     /// [`TableError::Internal`] only.
     pub fn to_bytes(&self) -> Result<Vec<u8>, TableError> {
         write(self)
+    }
+
+    /// Returns the number and the bytes of the files that a mount shows.
+    ///
+    /// Tables of 0.1.0 do not count their files. Then all entries count, with the members of tar shards.
+    #[must_use]
+    pub fn shown(&self) -> FileTotals {
+        FileTotals { files: self.files.unwrap_or(self.entries), bytes: self.file_bytes.unwrap_or(self.bytes) }
     }
 
     /// Returns the time when the version was made, in nanoseconds since 1970 UTC.

@@ -36,7 +36,7 @@ pub mod writer;
 
 pub use cache::PartCache;
 pub use chunks::{ChunkIndex, ChunkRow, ObjectRef, PinRow};
-pub use documents::{Fault, LayoutDoc, Manifest, TagDoc};
+pub use documents::{Fault, FileTotals, LayoutDoc, Manifest, TagDoc};
 pub use error::TableError;
 pub use listing::{Child, ChildKind};
 pub use loaded_part::LoadedPart;

@@ -3,10 +3,10 @@
 use crate::new_row::{self, NewRow};
 use crate::source::DOCUMENT_BYTES_MAX;
 use crate::table_files::{PartRows, TableFiles};
-use crate::{Fault, LayoutDoc, Manifest, Table, TableError, documents};
+use crate::{Fault, FileTotals, LayoutDoc, Manifest, Table, TableError, documents};
 use fletch_core::manifest::layout::layout_id;
 use fletch_core::manifest::{
-    FORMAT_MAJOR, FORMAT_MINOR, LayoutParams, PartCutter, PartSummary, Sample, SampleRule, root,
+    EntryKind, FORMAT_MAJOR, FORMAT_MINOR, LayoutParams, PartCutter, PartSummary, Sample, SampleRule, root,
 };
 use fletch_core::{Hash, LayoutId, Root};
 use std::path::{Path, PathBuf};
@@ -39,6 +39,8 @@ pub struct WrittenVersion {
     pub samples: u64,
     /// The sum of the sizes of files and members, in bytes.
     pub bytes: u64,
+    /// The files that a mount shows.
+    pub shown: FileTotals,
     /// The number of rows of `chunks.parquet`.
     pub chunks: u64,
     /// The files, as (path at rest, scratch file). Copy them in this order: tables first, `layout.json` last.
@@ -62,6 +64,7 @@ pub struct TablesWriter {
     entries: u64,
     samples: u64,
     bytes: u64,
+    shown: FileTotals,
     chunks: u64,
     chunk_bytes: u64,
 }
@@ -86,6 +89,7 @@ impl TablesWriter {
             entries: 0,
             samples: 0,
             bytes: 0,
+            shown: FileTotals::default(),
             chunks: 0,
             chunk_bytes: 0,
         })
@@ -102,6 +106,10 @@ impl TablesWriter {
         self.entries += 1;
         if row.entry.kind.has_bytes() {
             self.bytes += row.entry.size;
+        }
+        if row.entry.kind == EntryKind::File {
+            self.shown.files += 1;
+            self.shown.bytes += row.entry.size;
         }
         match &row.entry.sample {
             Sample::None => {}
@@ -153,6 +161,8 @@ impl TablesWriter {
             entries: self.entries,
             samples: self.samples,
             bytes: self.bytes,
+            files: (self.shown.files != self.entries).then_some(self.shown.files),
+            file_bytes: (self.shown.bytes != self.bytes).then_some(self.shown.bytes),
             created: documents::rfc3339(about.created_unix_ns),
             tool: about.tool,
             skipped: about.faults,
@@ -181,6 +191,7 @@ impl TablesWriter {
             entries: self.entries,
             samples: self.samples,
             bytes: self.bytes,
+            shown: self.shown,
             chunks: self.chunks,
             files: order.map(|t| (t.path(root, layout), self.scratch.join(t.file_name()))).to_vec(),
         })

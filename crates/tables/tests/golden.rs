@@ -13,8 +13,8 @@ use fletch_core::manifest::{
 };
 use fletch_core::{Hash, LayoutId, Root, record};
 use fletch_tables::{
-    Fault, NewRow, ObjectRef, PartCache, PinRow, Provenance, Table, TablesWriter, TagDoc, Version,
-    WrittenVersion,
+    Fault, FileTotals, Manifest, NewRow, ObjectRef, PartCache, PinRow, Provenance, Table, TablesWriter,
+    TagDoc, Version, WrittenVersion,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
@@ -317,6 +317,9 @@ async fn check(d: &Described, files: Files, root: Root, layout: LayoutId) {
     assert_eq!(read_all(&v).await.expect("good"), want);
     let m = v.manifest();
     assert_eq!((m.entries, m.samples, m.bytes), (13, 7, 10_097_198));
+    let files = d.entries.iter().filter(|e| e.kind == EntryKind::File);
+    let (number, bytes) = files.fold((0, 0), |(n, bytes), e| (n + 1, bytes + e.size));
+    assert_eq!(m.shown(), FileTotals { files: number, bytes });
     assert_eq!(m.created, "2026-01-01T00:00:00.123456789Z");
     assert_eq!(m.created_ns(), about().created_unix_ns);
     assert_eq!((&m.tool, &m.skipped), (&about().tool, &about().faults));
@@ -369,6 +372,18 @@ fn tables_at_rest() {
         assert!(then.files[&table] == now, "{table} differs: the format changed");
     }
     runtime().block_on(check(&described, then, expected.root, expected.layout));
+}
+
+/// Tables of builds before 0.1.0 do not count their files.
+#[test]
+fn a_manifest_without_counts_of_files_is_read() {
+    let bytes = std::fs::read(golden("tables/manifest.json")).expect("a golden file");
+    let mut document: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
+    let root = document["root"].as_str().expect("a root").parse().expect("a root");
+    let fields = document.as_object_mut().expect("an object");
+    assert!(fields.remove("files").is_some() && fields.remove("file_bytes").is_some());
+    let m = Manifest::parse(document.to_string().as_bytes(), root).expect("valid");
+    assert_eq!(m.shown(), FileTotals { files: 13, bytes: 10_097_198 }, "all entries count");
 }
 
 #[test]

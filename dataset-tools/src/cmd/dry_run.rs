@@ -40,8 +40,8 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     let is_local = uri.as_local().is_some();
     let dry_run = DryRun {
         source: uri.to_string(),
-        files: report.entries,
-        bytes: report.bytes,
+        files: report.files,
+        bytes: report.file_bytes,
         left_out: report.skipped.len() as u64,
         requests: (!is_local).then(|| ctx.origins().stats().store_requests - before),
         seconds: report.seconds,

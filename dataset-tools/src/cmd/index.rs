@@ -31,8 +31,8 @@ pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
     let note = |report: &RunReport| {
         ctx.out.note(format_args!(
             "{}, {}; {}",
-            count(report.entries, "entry"),
-            bytes(report.bytes),
+            count(report.files, "file"),
+            bytes(report.file_bytes),
             reads(report)
         ));
     };
@@ -76,8 +76,8 @@ pub fn pack(ctx: &Context, args: PackArgs) -> Exit {
     let note = |report: &PackReport| {
         ctx.out.note(format_args!(
             "{}, {}; wrote {}, {}; found {}; {}",
-            count(report.run.entries, "entry"),
-            bytes(report.run.bytes),
+            count(report.run.files, "file"),
+            bytes(report.run.file_bytes),
             count(report.chunks_written, "chunk"),
             bytes(report.chunk_bytes_written),
             count(report.chunks_found, "chunk"),

@@ -91,6 +91,8 @@ struct Version<'a> {
     root: String,
     layout: String,
     entries: u64,
+    files: u64,
+    file_bytes: u64,
     samples: u64,
     bytes: u64,
     created: &'a str,
@@ -149,6 +151,8 @@ fn show_version(ctx: &Context, opened: &OpenVersion) -> Result<(), Failure> {
         entries: m.entries,
         samples: m.samples,
         bytes: m.bytes,
+        files: m.shown().files,
+        file_bytes: m.shown().bytes,
         created: &m.created,
         tool: &m.tool,
         sample_rule: &m.sample_rule,
@@ -172,6 +176,7 @@ fn show_version(ctx: &Context, opened: &OpenVersion) -> Result<(), Failure> {
         writeln!(w, "tables    {}", v.base)?;
         writeln!(w, "objects   {}", v.origin.unwrap_or("beside the tables"))?;
         writeln!(w, "created   {} by {}", v.created, v.tool)?;
+        writeln!(w, "files     {}, {} bytes ({})", v.files, v.file_bytes, bytes(v.file_bytes))?;
         writeln!(w, "entries   {} in {}, {}", v.entries, count(v.parts, "part"), count(v.samples, "sample"))?;
         writeln!(w, "bytes     {} ({}) in {}", v.bytes, bytes(v.bytes), count(v.chunks, "chunk"))?;
         for f in v.skipped {

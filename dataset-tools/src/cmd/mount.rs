@@ -120,7 +120,7 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         dir: &dir,
         source,
         server: connected.server.servers().to_string(),
-        files: resolved.entries,
+        files: resolved.files.unwrap_or(resolved.entries),
         bytes: resolved.bytes,
         as_of_ns,
         draft,

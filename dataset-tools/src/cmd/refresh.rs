@@ -18,8 +18,8 @@ pub fn run(ctx: &Context, text: &str, missing: Missing) -> Result<Exit, Failure>
             w,
             "{}: {}, {}; read {}, {}; {:.1} s",
             registered.dataset.name,
-            count(report.entries, "file"),
-            bytes(report.bytes),
+            count(report.files, "file"),
+            bytes(report.file_bytes),
             count(report.files_read, "file"),
             bytes(report.bytes_read),
             report.seconds

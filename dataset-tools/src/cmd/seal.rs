@@ -32,7 +32,7 @@ pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
             w,
             "{}: {}, {}; {} known, {} read; {:.1} s",
             sealing.dataset,
-            count(sealing.entries, "entry"),
+            count(sealing.entries, "file"),
             bytes(sealing.bytes),
             bytes(sealing.bytes_known),
             bytes(sealing.bytes_read),
@@ -66,7 +66,7 @@ pub fn make_version(
             }
         };
         match &ended.error {
-            Some(problem) => Err(Failure::new(problem.detail.clone()).hint(problem.hint.clone())),
+            Some(problem) => Err(Failure::new(problem.detail.clone()).hint(problem.hint.clone()).if_full()),
             None => Ok(Some(ended)),
         }
     })

@@ -60,7 +60,7 @@ pub struct Snapshot {
     /// The declared jobs.
     pub jobs: Vec<JobLine>,
     /// What each job does, as the admin page shows it. Empty from a server of another release.
-    #[serde(skip)]
+    #[serde(rename = "jobs_now", skip_serializing_if = "Vec::is_empty")]
     pub seen: Vec<DashboardJob>,
     /// The division of the disk.
     pub allocation: Allocation,

@@ -193,7 +193,7 @@ annotations:
 
 {{- /* Bytes that the cache may occupy: a part of the volume, never of the node's file system. */ -}}
 {{- define "fletch.cacheBytes" -}}
-{{- $size := .Values.server.cache.size -}}
+{{- $size := .Values.server.cache.size | trimSuffix "B" -}}
 {{- $number := regexFind "^[0-9]+" $size | int64 -}}
 {{- $units := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- $unit := index $units (regexFind "[A-Za-z]+$" $size) | int64 -}}
@@ -357,7 +357,7 @@ dir = "/var/lib/fletch"
 
 [cache]
 dir = "/var/cache/fletch"
-# {{ .Values.server.cache.budgetPercent }} % of the volume of {{ .Values.server.cache.size }}.
+# {{ .Values.server.cache.budgetPercent }} % of the volume of {{ .Values.server.cache.size | trimSuffix "B" }}.
 size = {{ include "fletch.cacheBytes" . }}
 policy = {{ .Values.server.cache.policy | toRawJson }}
 free_floor = {{ .Values.server.cache.freeFloor | toRawJson }}

@@ -127,17 +127,19 @@ pub fn known_versions(
         root,
         tags: Vec::new(),
         bytes: None,
+        files: None,
         entries: None,
         created_ns: None,
         draft: None,
         jobs: 0,
         mounts: 0,
     };
-    for (root, (bytes, entries, created_ns)) in server.versions.opened(domain, dataset) {
+    for (root, opened) in server.versions.opened(domain, dataset) {
         let version = versions.entry(root).or_insert_with(|| empty(root));
-        version.bytes = Some(bytes);
-        version.entries = Some(entries);
-        version.created_ns = Some(created_ns);
+        version.bytes = Some(opened.shown.bytes);
+        version.files = Some(opened.shown.files);
+        version.entries = Some(opened.entries);
+        version.created_ns = Some(opened.created_ns);
     }
     for draft in server.seals.drafts(domain).into_iter().filter(|draft| draft.dataset == *dataset) {
         let root = draft.root;

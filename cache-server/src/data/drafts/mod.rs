@@ -111,6 +111,12 @@ async fn index_on_a_thread(
 
 /// Returns the problem of a failed run. Its own hint is for who gave the command `fletch index`.
 fn problem_of(failure: Failure, hint: String) -> Problem {
+    let hint = match failure.exit {
+        Exit::NoSpace => {
+            "free some space on the disk of the server's state directory, and try again".to_owned()
+        }
+        _ => hint,
+    };
     let code = match failure.exit {
         Exit::Denied => Code::OriginDenied,
         Exit::Unreachable => Code::OriginUnavailable,

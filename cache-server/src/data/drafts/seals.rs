@@ -154,7 +154,7 @@ impl Seals {
         let new = SealRecord {
             draft: source.version.root(),
             entries: manifest.entries,
-            bytes: manifest.bytes,
+            bytes: manifest.shown().bytes,
             started_ns: unix_ns(),
             counters: Arc::default(),
             ended: Mutex::new(None),

@@ -57,7 +57,7 @@ use crate::training::benefit::ServiceSums;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{OriginUri, Origins};
 use fletch_store::Footprint;
-use fletch_tables::{PartCache, TagDoc, Version};
+use fletch_tables::{FileTotals, PartCache, TagDoc, Version};
 use home::Homes;
 use lookups::RootLookups;
 use moka::sync::Cache;
@@ -113,12 +113,23 @@ pub struct OriginCondition {
     pub reads: ServiceSums,
 }
 
+/// An open version of a dataset.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenedVersion {
+    /// The files that a mount shows.
+    pub shown: FileTotals,
+    /// The number of entries.
+    pub entries: u64,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+}
+
 /// How large an open version is.
 #[derive(Debug, Clone, Copy)]
 pub struct VersionSize {
     /// When it was made, in nanoseconds since 1970.
     made_ns: u64,
-    /// The bytes of its entries.
+    /// The bytes of its files, as a mount shows them.
     pub bytes: u64,
     /// What its chunks occupy on disk at most.
     pub footprint: Footprint,
@@ -350,7 +361,7 @@ impl Versions {
             let Some(sources) = slot.get() else { continue };
             let manifest = sources.first.version.manifest();
             let (made_ns, bytes, footprint) =
-                (manifest.created_ns(), manifest.bytes, sources.first.footprint());
+                (manifest.created_ns(), manifest.shown().bytes, sources.first.footprint());
             let size = VersionSize { made_ns, bytes, footprint };
             let newest = out.entry((key.0.clone(), sources.dataset().clone())).or_insert(size);
             if (newest.made_ns, newest.bytes) < (made_ns, bytes) {
@@ -360,17 +371,18 @@ impl Versions {
         out
     }
 
-    /// Returns the open versions of a dataset: content bytes, entries, and when each was made, in nanoseconds
-    /// since 1970.
+    /// Returns the open versions of a dataset.
     #[must_use]
-    pub fn opened(&self, domain: &Domain, dataset: &DatasetName) -> BTreeMap<Root, (u64, u64, u64)> {
+    pub fn opened(&self, domain: &Domain, dataset: &DatasetName) -> BTreeMap<Root, OpenedVersion> {
         let slots = self.open.iter().filter(|(key, _)| key.0 == *domain);
         let sources = slots.filter_map(|(_, slot)| slot.get().cloned());
         sources
             .filter(|s| s.dataset() == dataset)
             .map(|s| {
                 let manifest = s.first.version.manifest();
-                (s.first.version.root(), (manifest.bytes, manifest.entries, manifest.created_ns()))
+                let (entries, created_ns) = (manifest.entries, manifest.created_ns());
+                let opened = OpenedVersion { shown: manifest.shown(), entries, created_ns };
+                (s.first.version.root(), opened)
             })
             .collect()
     }

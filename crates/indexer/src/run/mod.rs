@@ -323,6 +323,8 @@ impl<'a> Run<'a> {
             entries: written.entries,
             samples: written.samples,
             bytes: written.bytes,
+            files: written.shown.files,
+            file_bytes: written.shown.bytes,
             files_read: c.files_read.load(Relaxed),
             bytes_read: c.bytes_read.load(Relaxed),
             files_reused: c.files_reused.load(Relaxed),

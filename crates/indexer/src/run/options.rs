@@ -102,6 +102,10 @@ pub struct RunReport {
     pub samples: u64,
     /// Bytes of the version.
     pub bytes: u64,
+    /// Files of the version, as a mount shows them: without members, links and empty directories.
+    pub files: u64,
+    /// Bytes of those files.
+    pub file_bytes: u64,
     /// Files that were read.
     pub files_read: u64,
     /// Bytes that were read.

@@ -203,6 +203,7 @@ async fn resolve(State(s): Served, Path((name, version)): Path<(String, String)>
         layout: d.layout,
         tag: Some(TagName::latest()),
         entries: d.nodes.len() as u64,
+        files: None,
         bytes: 0,
         created_ns: 0,
         draft: false,

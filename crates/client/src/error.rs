@@ -203,6 +203,17 @@ impl ClientError {
         }
     }
 
+    /// Returns the problem with the name of the server that sent it.
+    pub(crate) fn said_by(self, server: &str) -> Self {
+        match self {
+            ClientError::Problem { mut problem, request, retry_after } => {
+                problem.detail = format!("{server}: {}", problem.detail);
+                ClientError::Problem { problem, request, retry_after }
+            }
+            error => error,
+        }
+    }
+
     pub(crate) fn retryable(&self) -> bool {
         match self {
             ClientError::Problem { problem, .. } => problem.retryable || self.kind().retryable(),

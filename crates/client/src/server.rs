@@ -2,7 +2,9 @@
 //!
 //! 1. A server that refused a connection or was silent rests for 2, 4 … 10 s: others are asked first.
 //! 2. After silence one caller probes the server before it gets a request again.
-//! 3. Of a name with several addresses, the one that answered last is tried first.
+//! 3. A server that refuses a token is passed by for a minute: a token that was just made or changed reaches
+//!    the servers of a cluster one after the other. After that its refusal counts.
+//! 4. Of a name with several addresses, the one that answered last is tried first.
 
 use crate::tls::{HttpClient, TlsOptions};
 use crate::{ClientConfig, ClientError, Endpoint};
@@ -23,6 +25,9 @@ use tokio::time::Instant;
 const RESTS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// For how long others leave a server to the caller that probes it.
 const PROBE_TURN: Duration = Duration::from_secs(2);
+/// For how long other servers are asked after the first refusal of a token by a server: as long as a Secret
+/// of Kubernetes takes to reach all nodes.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// The longest time for a connection to a server that no other one can replace.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// The longest time for a connection to a server that another one can replace.
@@ -159,6 +164,7 @@ impl Connector {
             endpoint,
             addresses: Arc::clone(&self.addresses),
             health: Mutex::default(),
+            refuses_since: Mutex::default(),
         })
     }
 
@@ -194,6 +200,17 @@ impl Connector {
     }
 }
 
+/// A refusal of a token by one server of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The first one: others are asked.
+    First,
+    /// Another one soon after the first one: others are asked.
+    Again,
+    /// The server refuses the token for longer than a change of tokens takes.
+    Final,
+}
+
 /// One server, and the connections to it.
 pub(crate) struct Server {
     pub http: Arc<HttpClient>,
@@ -204,6 +221,8 @@ pub(crate) struct Server {
     pub shown: Box<str>,
     addresses: Arc<Addresses>,
     health: Mutex<Health>,
+    /// Since when the server refuses the client's token.
+    refuses_since: Mutex<Option<Instant>>,
 }
 
 impl Server {
@@ -214,6 +233,7 @@ impl Server {
             *health = Health::default();
         }
         drop(health);
+        *self.refuses_since.lock() = None;
         if let (Some(from), Some(name)) = (from, self.endpoint.name()) {
             self.addresses.answered(name, from.ip());
         }
@@ -222,6 +242,20 @@ impl Server {
     /// Notes that the server refused a connection, or was silent.
     pub fn failed(&self, now: Instant, was_silent: bool) {
         self.health.lock().failed(now, was_silent);
+    }
+
+    /// Notes that the server refused the token. Returns whether this is the first refusal, and whether other
+    /// servers may be asked.
+    pub fn refused(&self, now: Instant) -> Refusal {
+        let mut since = self.refuses_since.lock();
+        match *since {
+            None => {
+                *since = Some(now);
+                Refusal::First
+            }
+            Some(first) if now - first < REFUSED_FOR => Refusal::Again,
+            Some(_) => Refusal::Final,
+        }
     }
 
     /// Returns whether others are asked first.
@@ -297,6 +331,19 @@ mod tests {
         advance(s(2)).await;
         assert!(health.takes_probe(Instant::now()), "one caller probes");
         assert!(!health.takes_probe(Instant::now()) && health.rests(Instant::now()), "the others go on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_final_after_a_minute() {
+        let connector = Connector::new(&ClientConfig::new("http://a:1".parse().expect("a URL"), "cli"));
+        let server = connector.only("http://a:1".parse().expect("a URL")).expect("prepared");
+        assert_eq!(server.refused(Instant::now()), Refusal::First);
+        advance(REFUSED_FOR - Duration::from_secs(1)).await;
+        assert_eq!(server.refused(Instant::now()), Refusal::Again);
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(server.refused(Instant::now()), Refusal::Final);
+        server.answered(None);
+        assert_eq!(server.refused(Instant::now()), Refusal::First, "it accepted the token meanwhile");
     }
 
     #[test]

@@ -48,6 +48,8 @@ enum Does {
     IsBusy(u64),
     IsNotReady,
     KnowsNothing,
+    /// Does not know the token.
+    RefusesToken,
     SendsWrongBytes,
     /// Sends two items of a batch, and breaks off.
     BreaksOff,
@@ -101,6 +103,7 @@ async fn refusal(shared: &Shared) -> Option<Response> {
         }
         Does::IsNotReady => Some(problem(Code::NotReady)),
         Does::KnowsNothing => Some(problem(Code::NotFound)),
+        Does::RefusesToken => Some(problem(Code::Unauthorized)),
         Does::NeverAnswers => std::future::pending().await,
     }
 }
@@ -322,6 +325,31 @@ async fn a_dead_owner_is_passed_by_and_a_silent_one_soon() {
     assert_eq!(errors, 0);
     // Nobody is left.
     b.shared.set(Does::NeverAnswers);
+    let e = read(&client.within(Duration::from_secs(2)), 0).await.expect_err("nobody");
+    assert!(e.is_unreachable(), "{e}");
+}
+
+/// A changed token reaches the servers one after the other.
+#[tokio::test]
+async fn a_server_that_does_not_know_the_token_yet_is_passed_by() {
+    let [a, b, c] = three().await;
+    let client = client(&b.url);
+    client.accounts().await.expect("accounts");
+    for refuses in [&a, &b] {
+        refuses.shared.set(Does::RefusesToken);
+        for i in 0..CHUNKS {
+            read(&client, i).await.expect("a chunk of another server");
+        }
+    }
+    assert_eq!(client.stats().errors, 0);
+    // Nobody accepts it: the first one of the chunk's ranking is named, and nothing is waited for.
+    c.shared.set(Does::RefusesToken);
+    let begun = tokio::time::Instant::now();
+    let e = read(&client, 0).await.expect_err("refused");
+    assert!(e.is_denied() && begun.elapsed() < Duration::from_secs(2), "{e}");
+    assert!([&a, &b, &c].iter().any(|s| e.to_string().contains(&s.url)), "the server is named: {e}");
+    // One is silent, so it is waited for: it may accept the token.
+    a.shared.set(Does::NeverAnswers);
     let e = read(&client.within(Duration::from_secs(2)), 0).await.expect_err("nobody");
     assert!(e.is_unreachable(), "{e}");
 }

@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::body::{BodyLength, Responder};
 use crate::call::Call;
 use crate::route::Subject;
-use crate::server::Server;
+use crate::server::{Refusal, Server};
 use bytes::Bytes;
 use fletch_api::{Code, headers, routes};
 use fletch_core::{Hash, Kind};
@@ -148,9 +148,9 @@ impl Client {
 
     /// Asks servers, one after the other, until one answers.
     ///
-    /// Only a server that does not answer, or is not ready, is passed by. After 429 nobody else is asked. A
-    /// member that does not know a chunk's version may be late with the news of it, so one more server is
-    /// asked, if possible one that the user named.
+    /// A server is passed by that does not answer, is not ready, or refuses a token that may be new to it.
+    /// After 429 nobody else is asked. A member that does not know a chunk's version may be late with the
+    /// news of it, so one more server is asked, if possible one that the user named.
     async fn round(
         &self,
         call: &Call,
@@ -216,6 +216,19 @@ impl Client {
                     }
                 }
             };
+            if is_several && error.is_unauthorized() {
+                let refusal = server.refused(Instant::now());
+                let error = error.said_by(&server.shown);
+                if refusal == Refusal::First {
+                    tracing::warn!(?server, %error, "a server refuses the token; others are asked");
+                }
+                if refusal == Refusal::Final {
+                    return Err(Round::Failed(error));
+                }
+                // Silence of the others is waited for, and then the call is made again.
+                failed = failed.or(Some(error));
+                continue;
+            }
             let is_gone = error.is_unreachable();
             if let Some(job) = self.job_server.as_ref().filter(|_| is_gone || is_away(&error)) {
                 job.forget(&server);
@@ -235,6 +248,7 @@ impl Client {
             }
             // An answer says more than silence, and the first server more than the others.
             failed = match failed {
+                Some(first) if first.is_unauthorized() => Some(error),
                 Some(first) if is_gone || !first.is_unreachable() => Some(first),
                 _ => Some(error),
             };

@@ -396,9 +396,10 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
         #[command(subcommand)]
         what: JobsCommand,
     },
-    /// Show the servers of a cluster, or drain one.
+    /// Show the servers of a cluster, compare them, or drain one.
     #[command(after_help = "Examples:
   fletch cluster status
+  fletch cluster check
   fletch cluster drain srv-2")]
     Cluster {
         /// The command.

@@ -9,6 +9,7 @@ mod cluster;
 mod defaults;
 mod local_dir;
 mod setting;
+mod shared;
 mod show;
 mod table;
 
@@ -30,6 +31,7 @@ use fletch_store::disk::Policy;
 pub use local_dir::{LocalDir, lists};
 use serde::Deserialize;
 use setting::{Form, Setting};
+pub use shared::short_hash;
 use std::{
     fmt,
     net::SocketAddr,

@@ -158,6 +158,8 @@ pub struct Server {
     pub groups: Arc<Groups>,
     /// The server's part of its cluster.
     pub cluster: Arc<ClusterState>,
+    /// A short hash of each setting that should be the same on all servers of a cluster.
+    pub shared_settings: BTreeMap<String, String>,
     /// Reads bytes of versions, from this server's cache, other servers and origins.
     pub reads: Arc<Reads>,
     /// The open connections.
@@ -358,6 +360,7 @@ impl Server {
             connections: Connections::new(table, Arc::clone(&request_memory)),
             request_memory,
             cluster,
+            shared_settings: config.shared(),
             reads: Arc::new(reads),
             url,
             displaced: AtomicUsize::new(0),

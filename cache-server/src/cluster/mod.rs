@@ -30,7 +30,7 @@ pub use etcd::{EtcdError, Event, KeyValue, Op};
 pub use member::{DrainError, SharedKeys};
 pub use orders::PeerOrder;
 pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
-pub use records::{Keyed, Keys, from_text, to_text};
+pub use records::{Keyed, Keys, PEER_PROTOCOL, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use view::ClusterView;
 

@@ -5,6 +5,7 @@ use super::{
     peers::{CallError, PeerAddress, Peers},
 };
 use bytes::Bytes;
+use fletch_api::routes;
 use fletch_core::{Domain, MemberId};
 use futures::future::join_all;
 use reqwest::{Method, StatusCode};
@@ -41,9 +42,7 @@ impl ClusterState {
     pub async fn order_all(&self, order: &PeerOrder, within: Duration) -> OrderAnswers {
         let Some(peers) = self.peers() else { return OrderAnswers::default() };
         let view = self.view();
-        let outside = view.core.up().iter().filter(|id| view.core.ring().get(id).is_none());
-        let ring = view.core.ring().members().iter().map(|m| &m.id);
-        let others: Vec<&MemberId> = ring.chain(outside).filter(|id| *id != self.own_id()).collect();
+        let others: Vec<&MemberId> = view.members().filter(|id| *id != self.own_id()).collect();
         let until = Instant::now() + within;
         let calls = others.into_iter().map(|id| {
             let to = view.address(id);
@@ -65,6 +64,35 @@ impl ClusterState {
             }
         }
         answers
+    }
+}
+
+/// The path of an order that changes nothing: it ends the protection by a warm-up that does not exist.
+const NO_CHANGE: &str = "check0";
+
+impl ClusterState {
+    /// Asks all other members of the view for a sign of life, with this server's peer token. Returns why a
+    /// member does not answer.
+    pub async fn check_peers(&self, within: Duration) -> Vec<(MemberId, Option<String>)> {
+        let Some(peers) = self.peers() else { return Vec::new() };
+        let (view, until) = (self.view(), Instant::now() + within);
+        let order = PeerOrder {
+            method: Method::PUT,
+            path: format!("{}?hold_s=0", routes::peer_warmup(NO_CHANGE)),
+            domain: Domain::default_domain(),
+        };
+        let others = view.members().filter(|id| *id != self.own_id());
+        let calls = others.map(|id| {
+            let (to, order) = (view.address(id), &order);
+            async move {
+                let problem = match &to {
+                    Some(to) => peers.order(to, order, until).await.err().map(|error| error.to_string()),
+                    None => Some("it is down, or of another release".to_owned()),
+                };
+                (id.clone(), problem)
+            }
+        });
+        join_all(calls).await
     }
 }
 

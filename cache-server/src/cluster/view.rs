@@ -76,6 +76,12 @@ impl ClusterView {
         ClusterView::new(self.core.number(), self.core.ring().clone(), records)
     }
 
+    /// Returns the members of the ring, and those that are up beside it.
+    pub fn members(&self) -> impl Iterator<Item = &MemberId> {
+        let outside = self.core.up().iter().filter(|id| self.core.ring().get(id).is_none());
+        self.core.ring().members().iter().map(|m| &m.id).chain(outside)
+    }
+
     /// Returns a member and the URL by which other servers reach it, if the member is up and speaks the
     /// protocol of this build.
     #[must_use]

@@ -10,6 +10,7 @@ mod batch;
 mod browser;
 mod chunks;
 mod cluster;
+mod cluster_check;
 mod context;
 pub(crate) mod credentials;
 mod dashboard;
@@ -109,6 +110,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(mounts::announce, mounts::forget))
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::drain))
+        .routes(documented!(cluster_check::check))
         .routes(documented!(peers::chunk, peers::offer))
         .routes(documented!(peers::file))
         .routes(documented!(peers::evict))

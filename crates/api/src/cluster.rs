@@ -2,6 +2,7 @@
 
 use fletch_core::Domain;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// The number of the view of a server that is alone, without a cluster. Those of clusters are higher.
@@ -19,6 +20,46 @@ pub struct Cluster {
     /// The members that own chunks, and servers that are up beside them with weight 0. A single server is the
     /// only member.
     pub members: Vec<Member>,
+}
+
+/// What one server of a cluster says of itself. `fletch cluster check` compares the servers by it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemberCheck {
+    /// The name of the server.
+    pub id: String,
+    /// The version of its program.
+    pub build: String,
+    /// The protocol that it speaks with other servers.
+    pub peer_protocol: u32,
+    /// The number of its view.
+    pub view: u64,
+    /// The revision of etcd whose registrations it has. Absent for a server that is alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<u64>,
+    /// The time of its clock, in nanoseconds since 1970.
+    pub now_ns: u64,
+    /// Whether its last contact with etcd succeeded.
+    pub etcd_up: bool,
+    /// Why it is not ready as a member. Absent if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_ready: Option<String>,
+    /// The state of its disk tier: `on`, or what is wrong. Absent without a disk tier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// A short hash of each setting that should be the same on all servers, of `origins` and of `tokens`.
+    pub settings: BTreeMap<String, String>,
+    /// The other servers, and whether they answer this one.
+    pub peers: Vec<PeerCheck>,
+}
+
+/// Whether another server answers a server of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PeerCheck {
+    /// The name of the other server.
+    pub id: String,
+    /// Why it does not answer. Absent if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// One server of the cluster.

@@ -80,6 +80,8 @@ pub const MOUNTS: &str = "/v1/mounts";
 pub const MOUNT: &str = "/v1/mounts/{id}";
 /// GET: the member view of the cluster.
 pub const CLUSTER: &str = "/v1/cluster";
+/// What one server of the cluster says of itself, for `fletch cluster check`.
+pub const CLUSTER_CHECK: &str = "/v1/cluster/check";
 /// POST: takes a member out of the ring of the cluster.
 pub const MEMBER_DRAIN: &str = "/v1/cluster/members/{id}/drain";
 /// GET: a chunk, for another server of the cluster.

@@ -4,15 +4,31 @@ use crate::body::BodyLength;
 use crate::call::Call;
 use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
+use fletch_api::cluster::MemberCheck;
 use fletch_api::dashboard::{Dashboard, ROWS_MAX};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Draft, Evicted, GiveCredentials,
-    GivenCredentials, LearnedFiles, Mount, Mounts, OriginList, OriginView, RegisterDataset,
+    GivenCredentials, LearnedFiles, Member, Mount, Mounts, OriginList, OriginView, RegisterDataset,
     RegisteredDataset, RenewedPins, Sealing, StartWarmup, Tags, Unconfirmed, Warmup, routes,
 };
 use fletch_core::{DatasetName, Hash, MemberId, MountId, Root, TagName};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// The longest wait for one server of a cluster that is checked. It waits for the others meanwhile.
+const CHECK_WITHIN: Duration = Duration::from_secs(8);
+
+/// A server of a cluster, and what it says of itself.
+#[derive(Debug)]
+pub struct CheckedMember {
+    /// Its name.
+    pub id: String,
+    /// Its URL.
+    pub url: String,
+    /// What it says of itself.
+    pub check: Result<MemberCheck, ClientError>,
+}
 
 impl Client {
     /// Returns all datasets of the caller's domain.
@@ -111,6 +127,20 @@ impl Client {
             return Ok(Vec::new());
         }
         Ok(parse::<Unconfirmed>(&server, &body)?.unconfirmed)
+    }
+
+    /// Asks each server of the cluster what it says of itself. For admins.
+    ///
+    /// # Errors
+    /// [`ClientError`], if no server answers with the view.
+    pub async fn check_members(&self) -> Result<Vec<CheckedMember>, ClientError> {
+        let view = self.cluster().await?;
+        let one = |url: String| self.at(&url).fail_fast().within(self.io_timeout().min(CHECK_WITHIN));
+        let ask = |member: Member| async {
+            let check = one(member.url.clone()).get_json(routes::CLUSTER_CHECK).await;
+            CheckedMember { id: member.id, url: member.url, check }
+        };
+        Ok(futures::future::join_all(view.members.into_iter().map(ask)).await)
     }
 
     /// Takes a member out of the ring of the cluster. Returns the view without it.

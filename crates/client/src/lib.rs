@@ -38,6 +38,7 @@ mod tables;
 mod tls;
 mod token;
 
+pub use admin::CheckedMember;
 pub use batch::{Batch, BatchPiece, PlacedItem};
 pub use client::{Client, ClientStats};
 pub use config::{ClientConfig, FirstAnswer};

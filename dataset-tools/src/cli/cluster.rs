@@ -12,6 +12,14 @@ pub enum ClusterCommand {
 States: up, drained, restarting, down. docs/CLUSTER.md explains them.
 --json prints {view, members: [{id, url, weight, zone, up, state}]}.")]
     Status,
+    /// Ask every server what it says of itself, and compare the answers.
+    #[command(after_help = "Example:
+  fletch cluster check --server http://cache-1.example:7380
+
+A row a server: build, view, revision, etcd, disk, clock, peers that answer it. Then a line a
+finding: a silent server, a refused token, settings that differ (by hash). It needs an admin.
+Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {servers: [...], checks, findings}.")]
+    Check,
     /// Take a server out of the ring: it stays up and owns no chunks until it restarts.
     #[command(after_help = "Example:
   fletch cluster drain srv-2

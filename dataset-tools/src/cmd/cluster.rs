@@ -1,4 +1,4 @@
-//! `fletch cluster`: shows the servers of a cluster, and drains one.
+//! `fletch cluster`: shows the servers of a cluster, compares them, and drains one.
 
 use super::Context;
 use crate::cli::ClusterCommand;
@@ -8,12 +8,15 @@ use fletch_core::MemberId;
 use std::io::{self, Write};
 
 pub fn run(ctx: &Context, what: ClusterCommand) -> Result<Exit, Failure> {
+    if let ClusterCommand::Check = what {
+        return super::cluster_check::run(ctx);
+    }
     let (client, server) = ctx.reached()?;
     if client.servers().is_list() {
         ctx.out.note(format_args!("{server} answers"));
     }
     let cluster = match what {
-        ClusterCommand::Status => ctx.rt.block_on(client.cluster())?,
+        ClusterCommand::Check | ClusterCommand::Status => ctx.rt.block_on(client.cluster())?,
         ClusterCommand::Drain { id } => {
             let id = MemberId::new(&id).map_err(|e| Failure::usage(e.to_string()))?;
             ctx.rt.block_on(client.drain_member(&id))?

@@ -2,6 +2,7 @@
 
 mod absent;
 mod cluster;
+mod cluster_check;
 mod cost;
 mod diff;
 pub mod doctor;

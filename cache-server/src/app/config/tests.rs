@@ -382,3 +382,15 @@ fn a_cluster_is_checked_as_a_whole() {
     assert!(told.contains("at least 128MiB"), "{told}");
     assert!(config(&[&etcd[..], &["--memory=128MiB"]].concat(), &user()).is_ok());
 }
+
+#[test]
+fn places_may_differ_between_servers_and_limits_may_not() {
+    let of = |words: &[&str]| config(words, &user()).expect("valid").shared();
+    let one = of(&["--listen=127.0.0.1:1", "--state-dir=/a", "--cache-size=1GiB"]);
+    assert_eq!(one, of(&["--listen=127.0.0.1:2", "--state-dir=/b", "--cache-size=2GiB"]));
+    let other = of(&["--limits-lease-ttl=7s", "--state-dir=/a"]);
+    let differ: Vec<_> = one.iter().filter(|(key, hash)| other.get(*key) != Some(hash)).collect();
+    assert_eq!(differ.len(), 1, "{differ:?}");
+    assert_eq!(differ[0].0, "limits.lease_ttl");
+    assert!(one.contains_key("origins") && one.contains_key("cluster.member_ttl"), "{one:?}");
+}

@@ -21,7 +21,7 @@ pub use peer::UNKNOWN_UID;
 pub use peer::{Peer, SocketAdmins};
 pub use tokens_file::{Quota, Role, TokensError};
 
-use fletch_core::{Domain, Tenant};
+use fletch_core::{Domain, Hash, Tenant};
 use fletch_host::files::FileStamp;
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -215,6 +215,13 @@ impl Auth {
         }
     }
 
+    /// Returns a hash of the tokens in force, or `None` without a tokens file. Equal tokens have equal hashes
+    /// at all servers.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<Hash> {
+        self.tokens().map(|tokens| tokens.fingerprint())
+    }
+
     /// Returns what was counted.
     #[must_use]
     pub fn stats(&self) -> AuthStats {
@@ -236,7 +243,6 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_core::Hash;
 
     const ROOT: Peer = Peer::Unix { uid: 0, gid: 0 };
 
@@ -280,6 +286,15 @@ mod tests {
             assert_eq!(open.authenticate(None, peer), Ok(Principal::anonymous(role)), "{peer:?}");
         }
         assert!(!format!("{auth:?}").contains("sesame"), "nothing shows a token");
+        let hash = auth.fingerprint().expect("a tokens file");
+        let (one, two) = (line("sesame", "tenant = \"a\""), line("two", "tenant = \"b\"\nrole = \"reader\""));
+        std::fs::write(&path, two.clone() + &one).expect("write");
+        auth.reload();
+        let other = auth.fingerprint().expect("a tokens file");
+        assert_ne!(hash, other, "another domain");
+        std::fs::write(&path, one + "\n" + &two).expect("write");
+        auth.reload();
+        assert_eq!(auth.fingerprint(), Some(other), "the order of the file means nothing");
     }
 
     #[test]

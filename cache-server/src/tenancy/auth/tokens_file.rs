@@ -336,6 +336,15 @@ impl Tokens {
         if faults.is_empty() { Ok(tokens) } else { Err(faults) }
     }
 
+    /// Returns a hash of all tokens, their principals and their quotas, whatever their order in the file.
+    pub fn fingerprint(&self) -> Hash {
+        let tokens = self.by_hash.values().flatten();
+        let mut lines: Vec<String> = tokens.map(|(hash, of)| format!("{hash} {of:?}")).collect();
+        lines.sort_unstable();
+        lines.push(format!("{:?}", self.quotas));
+        Hash::of(lines.join("\n").as_bytes())
+    }
+
     /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.len

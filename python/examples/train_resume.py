@@ -28,7 +28,10 @@ def decode(sample):
     return shrink(image), classes[sample.path.split("/")[0]]
 
 
-data = EpochDataset(client, dataset, job=job, batch_size=4, transform=decode)
+saved = torch.load(checkpoint) if os.path.exists(checkpoint) else {}
+# With its state at once, the job goes on even if its server of a cluster is lost.
+state = saved.get("data")
+data = EpochDataset(client, dataset, job=job, batch_size=4, transform=decode, state=state)
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, len(classes)))
 adam = torch.optim.Adam(net.parameters(), lr=1e-3)
 
@@ -41,12 +44,10 @@ def save():
 
 
 first = 0
-if os.path.exists(checkpoint):
-    saved = torch.load(checkpoint)
+if saved:
     net.load_state_dict(saved["net"])
     adam.load_state_dict(saved["adam"])
-    data.load_state_dict(saved["data"])
-    first = saved["data"]["epoch"] + saved["data"]["finished"]
+    first = state["epoch"] + state["finished"]
     print(f"continues with epoch {first}", flush=True)
 else:
     # Before the first step: without a state, a restart would not repeat what the lost net has seen.

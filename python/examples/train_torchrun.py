@@ -37,7 +37,11 @@ def decode(sample):
     return shrink(image), classes[sample.path.split("/")[0]]
 
 
-data = EpochDataset(client, dataset, job=job, batch_size=2, transform=decode)
+saved = torch.load(checkpoint) if os.path.exists(checkpoint) else {}
+# With its state at once, the job goes on even if its server of a cluster is lost. Rank 0 sends the state to
+# the server, and the other ranks wait for that.
+state = saved.get("data")
+data = EpochDataset(client, dataset, job=job, batch_size=2, transform=decode, state=state)
 plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, len(classes)))
 net = DistributedDataParallel(plain)
 adam = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -56,18 +60,12 @@ def save():
 
 
 first = 0
-if os.path.exists(checkpoint):
-    saved = torch.load(checkpoint)
+if saved:
     plain.load_state_dict(saved["net"])
     adam.load_state_dict(saved["adam"])
-    if rank == 0:  # the server gets the state once, before any rank begins
-        data.load_state_dict(saved["data"])
-    dist.barrier()
-    if rank != 0:
-        data.load_state_dict(saved["data"])
     if os.path.exists(log):
         os.truncate(log, saved["logs"][rank])
-    first = saved["data"]["epoch"] + saved["data"]["finished"]
+    first = state["epoch"] + state["finished"]
     print(f"rank {rank} continues with epoch {first}", flush=True)
 else:
     save()

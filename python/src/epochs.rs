@@ -35,6 +35,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 /// The longest time for a request in the background that gives a rank up, in seconds.
 const LEAVE_SECONDS: f64 = 10.0;
+/// Of so many probes in a cluster, one asks for the job.
+const JOB_PROBE_EVERY: u64 = 8;
 /// The time without an answer after which the server is probed.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -78,6 +80,21 @@ pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Opti
     })?;
     let text = world.map(|w| serde_json::to_string(&w)).transpose();
     Ok(text.map_err(|e| Failure::Invalid(e.to_string()))?)
+}
+
+/// Continues an epoch from a state, by the job's id. If the job's server is gone, the job moves.
+#[pyfunction(name = "_move_job")]
+pub fn move_job(py: Python<'_>, client: Py<Client>, id: String, epoch: u64, state: Vec<u8>) -> PyResult<()> {
+    let client = client.get().live(py)?;
+    let moving = async move { client.move_job(&id, epoch, Bytes::from(state)).await };
+    wait(py, async move { moving.await.map(drop).map_err(Failure::from) })
+}
+
+/// Deletes a job and its ledgers.
+#[pyfunction(name = "_delete_job")]
+pub fn delete_job(py: Python<'_>, client: Py<Client>, id: String) -> PyResult<()> {
+    let client = client.get().live(py)?;
+    wait(py, async move { client.delete_job(&id).await.map_err(Failure::from) })
 }
 
 /// Creates a job from its pickled settings. Its first use declares it again, which changes nothing.
@@ -162,17 +179,19 @@ impl Job {
         let batch =
             BatchTimes { entries, waited_ns, received_ns, prepared_ns, stepped_ns, device_ns, in_loop };
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
+        let live_id = job.info().id.clone();
         let client = self.0.client.get().live(py)?;
         let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));
         let acking = async move {
             let acked = tokio::time::timeout(within, job.ack(epoch, rank, &acks));
             acked.await.ok().transpose().map_err(Failure::from)
         };
+        let probes = Probes::new(client, live_id);
         let acked = wait_reporting(
             py,
             acking,
             SILENCE,
-            || probe(client.clone()),
+            || probes.next(),
             |seconds, why| report.call1((seconds, why)).map(drop),
         );
         let Some(acked) = acked? else { return Ok(None) };
@@ -454,11 +473,12 @@ impl Reader {
             last.store(reader.sequence(), Relaxed);
             Ok::<_, Failure>(next)
         };
+        let probes = Probes::new(client, job.live(py)?.info().id.clone());
         let next = wait_reporting(
             py,
             next,
             SILENCE,
-            || probe(client.clone()),
+            || probes.next(),
             |seconds, why| report.call1((seconds, why)).map(drop),
         )?;
         let LeaseBatch { token: t, samples, .. } = match next {
@@ -485,8 +505,31 @@ impl Reader {
     }
 }
 
-/// Probes a silent server. Returns its problem, or `None` if it answers.
-async fn probe(client: fletch_client::Client) -> Option<String> {
-    let client = client.within(Duration::from_secs(1)).fail_fast();
-    client.info().await.err().map(|e| e.to_string())
+/// The probes of a call that gets no answer.
+///
+/// In a cluster any server answers the plain probe, also while the job's own server is gone. So some of the
+/// probes ask for the job.
+struct Probes {
+    client: fletch_client::Client,
+    job: String,
+    made: AtomicU64,
+}
+
+impl Probes {
+    fn new(client: fletch_client::Client, job: String) -> Self {
+        Probes { client, job, made: AtomicU64::new(0) }
+    }
+
+    /// Probes once. Returns the problem, or `None` if the server answers.
+    fn next(&self) -> impl Future<Output = Option<String>> + Send + 'static {
+        let asks_for_job = self.made.fetch_add(1, Relaxed).is_multiple_of(JOB_PROBE_EVERY);
+        let (client, job) = (self.client.within(Duration::from_secs(1)).fail_fast(), self.job.clone());
+        async move {
+            let failed = match asks_for_job && client.members().len() > 1 {
+                true => client.job(&job).await.err(),
+                false => client.info().await.err(),
+            };
+            failed.filter(|e| e.kind().retryable()).map(|e| e.to_string())
+        }
+    }
 }

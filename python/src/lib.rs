@@ -45,6 +45,8 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(client::seal, m)?)?;
     m.add_function(wrap_pyfunction!(client::sealing, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::unpickle_job, m)?)?;
+    m.add_function(wrap_pyfunction!(epochs::move_job, m)?)?;
+    m.add_function(wrap_pyfunction!(epochs::delete_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::select, m)?)?;
     m.add_function(wrap_pyfunction!(shared_job::after_fork_in_parent, m)?)?;

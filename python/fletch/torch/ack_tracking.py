@@ -21,7 +21,8 @@ from typing import Any, Callable, Iterable
 
 from .. import FletchError, _native
 from .device_clock import DeviceClock, cuda_event
-from .lease_stream import Batch, Stalls, wait_for_server
+from .lease_stream import Batch
+from .server_wait import SERVER_WAIT_SECONDS, Report, Stalls, wait_for_server
 
 _log = logging.getLogger("fletch")
 
@@ -73,9 +74,15 @@ class AckTracker:
     """
 
     def __init__(
-        self, job: _native.Job, name: str, epoch: int, root: str, device: DeviceClock | None = None
+        self,
+        job: _native.Job,
+        name: str,
+        epoch: int,
+        root: str,
+        device: DeviceClock | None = None,
+        server_wait: float | None = SERVER_WAIT_SECONDS,
     ) -> None:
-        self.job, self._label, self._name, self._epoch = job, f"job {name}, epoch {epoch}", name, epoch
+        self.job, self._label, self._server_wait = job, f"job {name}, epoch {epoch}", server_wait
         self.counts = dict.fromkeys(COUNTERS, 0)
         self.sum = _native.ReceiptSum(root)
         self._batches: deque[_TrackedBatch] = deque()
@@ -274,9 +281,9 @@ class AckTracker:
             _log.warning("%s: the server is back after %.1f s", self._label, seconds)
             self._gone_since = None
 
-    def wait_for_server(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
+    def wait_for_server(self, call: Callable[[Report], Any]) -> Any:
         """Makes a call, waits for the server if it is gone, logs the wait and counts its time."""
-        result, stalls = wait_for_server(self._name, self._epoch, call)
+        result, stalls = wait_for_server(self._label, call, self._server_wait)
         self._count_stalls(stalls)
         return result
 

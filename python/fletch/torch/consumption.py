@@ -37,6 +37,7 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
     ranks: int
     _declaration: Declaration
     _loader: RankLoader
+    _server_wait: float | None
     _visitation: str
     #: The samples of an epoch of this rank, including those that pad a last step.
     _epoch_samples: int
@@ -53,7 +54,9 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        self._acks = AckTracker(self._job, self.job, epoch, self.root)
+        self._acks = AckTracker(
+            self._job, self.job, epoch, self.root, server_wait=self._server_wait
+        )
         only_rank = self.rank if self.ranks == 1 else None
         self._proof = Proof(self._acks, epoch, self._loader.id, only_rank)
         self._over = False

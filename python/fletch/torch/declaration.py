@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from typing import Any, NamedTuple
+import time
+from typing import Any, Callable, NamedTuple
 
-from .. import Client, Invalid, _native
+from .. import Client, Invalid, Unavailable, _native
 from .drafts import is_draft_error, seal
 from .other_settings import hint_of_other_settings
 from .rank_loader import RankLoader
+from .server_wait import ServerWait
 
 _log = logging.getLogger("fletch")
 
@@ -57,6 +59,14 @@ def split_tag(dataset: str) -> tuple[str, str | None]:
 class Declaration:
     """A job that this process declared. A worker's copy has the job alone.
 
+    Args:
+        client: the client.
+        spec: the job's settings, as `spec_of` makes them.
+        loader: the name of this process as the rank.
+        server_wait: for how many seconds a declaration waits while the job's server is gone; ``None``: for
+            ever.
+        move: moves the job to another server if its server is gone. Returns whether it did.
+
     Attributes:
         job: the job, whose requests name the loader.
         loader: the name of this process as the rank. Its workers inherit it.
@@ -64,19 +74,43 @@ class Declaration:
 
     Raises:
         Invalid: the server's job has other settings (``code == "job_differs"``).
+        Unavailable: no server answered, or the job's server was gone for ``server_wait``.
     """
 
-    def __init__(self, client: Client, spec: dict[str, Any], loader: RankLoader) -> None:
+    def __init__(
+        self,
+        client: Client,
+        spec: dict[str, Any],
+        loader: RankLoader,
+        server_wait: float | None,
+        move: Callable[[], bool] | None = None,
+    ) -> None:
         self._client: Any = client
         self._spec: Any = spec
         self.loader = loader
         self.world_differs = False
+        wait = ServerWait(f"job {spec['name']}", server_wait)
+        while True:
+            began = time.monotonic()
+            try:
+                self._declare_sealed()
+                wait.end()
+                return
+            except Unavailable as error:
+                # Another error says that no server answers at all. The client has tried long enough.
+                if error.code != "job_waits":
+                    raise
+                if move is None or not move():
+                    wait.report(time.monotonic() - began, str(error))
+
+    def _declare_sealed(self) -> None:
+        """Declares the job. A draft is sealed first."""
         try:
             self._declare()
         except Invalid as error:
             if not is_draft_error(error):
                 raise
-            seal(client, spec["dataset"])
+            seal(self._client, self._spec["dataset"])
             self._declare()
 
     def _declare(self) -> None:

@@ -28,6 +28,7 @@ from .ranks import rank_of
 from .sample_errors import OnError, checked_on_error
 from .sample_keys import SampleKeys
 from .selection import Selection, plan_with_selection
+from .server_wait import SERVER_WAIT_SECONDS, checked_server_wait
 from .worker_table import WorkerTable
 from .wrappers import (
     is_begun_after_a_step,
@@ -60,9 +61,9 @@ class EpochDataset(EpochConsumption):
     of shape ``(n, …)``, where n is `batch_size`, or less in the last step under ``tail="keep"``.
 
     While the server is gone, the loop gets the batches that workers received already, for half of the time
-    that a lease lives. Then it waits for the server. A loader with a ``timeout`` waits at once, because
-    waiting workers would exceed the timeout. The logger ``fletch`` warns of it, `stats` counts the seconds,
-    and the epoch continues when the server is back.
+    that a lease lives. Then it waits for the server, for `server_wait` seconds. A loader with a ``timeout``
+    waits at once, because waiting workers would exceed the timeout. The logger ``fletch`` warns of it,
+    `stats` counts the seconds, and the epoch continues when the server is back.
 
     **Not for validation, test or inference**: use `EvalDataset`. An iteration continues the epoch of the job.
     After a ``break``, an error, ``next(iter(loader))`` or a limit on the batches, the next iteration delivers
@@ -116,6 +117,11 @@ class EpochDataset(EpochConsumption):
         take_over: takes the rank over at once if another process is the same rank of the job. That process
             gets the error ``rank_taken``. Without it, this process waits until the other one has been silent
             for ``limits.lease_ttl`` of the server, and gets the error ``rank_in_use`` if it is not silent.
+        server_wait: for how many seconds a call waits for a server that is gone, 540 by default. A warning
+            says so at once and then every minute; after that time the error `Unavailable` ends the loop.
+            ``None``: for ever.
+        state: a state of `state_dict`, which is loaded at once. If the server of the job is gone, the state
+            moves the job to another server of the cluster.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -150,6 +156,8 @@ class EpochDataset(EpochConsumption):
         on_error: OnError = "raise",
         content: ContentForm = None,
         take_over: bool = False,
+        server_wait: float | None = SERVER_WAIT_SECONDS,
+        state: dict[str, Any] | None = None,
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
@@ -174,9 +182,12 @@ class EpochDataset(EpochConsumption):
         )
         #: The name of this process as the rank. Its workers inherit it.
         self._loader = RankLoader(take_over)
-        self._declaration = Declaration(client, spec, self._loader)
+        self._server_wait = checked_server_wait(server_wait)
+        mover = None if state is None else states.mover(client, job, self.rank, state)
+        self._declaration = Declaration(client, spec, self._loader, self._server_wait, mover)
         info = self._job.info()
         self.job: str = info["name"]
+        self._id: str = info["id"]
         self.root: str = info["root"]
         self._seed: int = info["seed"]
         self._tail: str = world["tail"]
@@ -210,6 +221,8 @@ class EpochDataset(EpochConsumption):
         self._iteration: weakref.ref[Any] | None = None
         self._worker_table = WorkerTable(first, len(COUNTERS), len(self._acks.sum.bytes()))
         leave_at_end(self, self._loader, EpochDataset._end_with_process)
+        if state is not None:
+            self.load_state_dict(state)
 
     def _end_with_process(self) -> None:
         """Ends the iteration and gives the rank up, so that a restart need not wait for this process."""
@@ -357,7 +370,7 @@ class EpochDataset(EpochConsumption):
         """The leases of one worker: see `Receiver.leases`."""
         source = (self._job, self.job, self.epoch, self.rank, self.batch_size)
         makes = (self._keys, self.content, self.transform, self.on_error, self._seed)
-        receiver = Receiver(*source, *makes)
+        receiver = Receiver(*source, *makes, self._server_wait)
         return receiver.leases(worker, collate, prefetch, journal, releases_failed)
 
     def __iter__(self) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from .contents import ContentForm, content_of, nbytes_of
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
 from .sample_keys import SampleKeys
 from .sample_seeds import SampleSeeds, seed_generators, seeded
+from .server_wait import Report, Stalls, wait_for_server
 
 _log = logging.getLogger("fletch")
 
@@ -30,10 +31,6 @@ _LEASES_AHEAD = 2
 #: The seconds for which a process waits until the server knows of the leases that it dropped. After that it
 #: goes on, and leases of which the server does not know expire.
 _SETTLE_SECONDS = 1.0
-
-#: The periods in which a process waited for a server that was gone: begin and end, in nanoseconds of the
-#: monotonic clock, which all processes of a machine share.
-Stalls = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -127,6 +124,7 @@ class Receiver:
         transform: makes an item of a sample.
         on_error: what happens if ``transform`` fails.
         seed: the job's seed.
+        server_wait: the longest wait for a server that is gone, in seconds; or ``None``.
     """
 
     job: _native.Job
@@ -139,6 +137,7 @@ class Receiver:
     transform: Callable[[EpochSample], Any] | None
     on_error: OnError
     seed: int
+    server_wait: float | None
 
     def leases(
         self,
@@ -163,7 +162,7 @@ class Receiver:
                 comes back when it expires.
         """
         params = (self.epoch, self.rank, worker, _LEASES_AHEAD if prefetch else 0, journal)
-        reader, stalls = wait_for_server(self.name, self.epoch, lambda _: self.job.reader(*params))
+        reader, stalls = self._wait(lambda _: self.job.reader(*params))
         try:
             return (yield from self._received(reader, collate, stalls, releases_failed))
         finally:
@@ -183,7 +182,7 @@ class Receiver:
         while True:
             next_lease = partial(reader.next, self.size)
             asked = time.monotonic_ns()
-            (status, received), waits = wait_for_server(self.name, self.epoch, next_lease)
+            (status, received), waits = self._wait(next_lease)
             received_ns = time.monotonic_ns() - asked - sum(end - start for start, end in waits)
             stalls += waits
             if status in ("last", "done"):
@@ -194,7 +193,7 @@ class Receiver:
             token, leased, deliveries = received
             begun = time.monotonic_ns()
             try:
-                keys, waits = wait_for_server(self.name, self.epoch, lambda _: self._find_keys(leased))
+                keys, waits = self._wait(lambda _: self._find_keys(leased))
                 stalls += waits
                 samples = [self._sample(one, key, seeds) for one, key in zip(leased, keys)]
                 nbytes = sum(sample.nbytes for sample in samples)
@@ -215,6 +214,9 @@ class Receiver:
                 token, deliveries, nbytes, shared, received_ns, prepared, stalls, collated, left_out, is_empty
             )
             stalls = []
+
+    def _wait(self, call: Callable[[Report], Any]) -> tuple[Any, Stalls]:
+        return wait_for_server(f"job {self.name}, epoch {self.epoch}", call, self.server_wait)
 
     def _find_keys(self, leased: list[_native.Leased]) -> list[tuple[str, bool]]:
         return [self.keys.of(one.paths[0], one.ordinal) for one in leased]
@@ -268,43 +270,3 @@ class BatchesWithStatus:
 
     def __iter__(self) -> Iterator[Batch]:
         self.status = yield from self.batches
-
-
-class ServerWait:
-    """A call that may wait for a server that is gone. Logs the begin and the end of the wait."""
-
-    def __init__(self, job: str, epoch: int) -> None:
-        self.label = f"job {job}, epoch {epoch}"
-        self.begun, self.waited = time.monotonic_ns(), False
-
-    def report(self, seconds: float, why: str) -> None:
-        """Records that the server is gone. Called about once a second, with the seconds waited so far."""
-        if not self.waited:
-            _log.warning("%s waits for the server: %s", self.label, why)
-        self.waited = True
-
-    def end(self) -> Stalls:
-        """Ends the wait. Returns its period, or nothing if the server was never gone."""
-        if not self.waited:
-            return []
-        now = time.monotonic_ns()
-        seconds = (now - self.begun) / 1e9
-        _log.warning("%s continues after a wait of %.1f s for the server", self.label, seconds)
-        return [(self.begun, now)]
-
-
-def wait_for_server(
-    name: str, epoch: int, call: Callable[[Callable[[float, str], None]], Any]
-) -> tuple[Any, Stalls]:
-    """Makes a call, and repeats it until the server answers.
-
-    Returns its result, and the periods of waiting.
-    """
-    wait = ServerWait(name, epoch)
-    while True:
-        try:
-            return call(wait.report), wait.end()
-        except FletchError as error:
-            if not error.retryable:
-                raise
-            wait.report(0.0, str(error))

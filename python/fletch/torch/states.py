@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
-from .. import FletchError, Invalid
+from .. import Client, FletchError, Invalid, _native
 from .ranks import announce_load, await_load, run_together
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def save(data: EpochDataset) -> dict[str, Any]:
     state = data._acks.wait_for_server(lambda _: data._job.state(data.epoch))
     return {
         "job": data.job,
+        "id": data._id,
         "root": data.root,
         "epoch": data.epoch,
         "state": state,
@@ -82,6 +83,32 @@ def load(data: EpochDataset, state: dict[str, Any]) -> None:
             announce_load(data.job, data._loads)
         else:
             await_load(data.job, data._loads)
+
+
+def mover(client: Client, job: str, rank: int, state: dict[str, Any]) -> Callable[[], bool] | None:
+    """A function that moves the job of a state to another server if its server is gone.
+
+    The function returns whether it moved the job. Rank 0 moves it, the other ranks wait for that.
+    """
+    id = state.get("id")
+    if rank != 0 or state["job"] != job or id is None:
+        return None
+
+    def move() -> bool:
+        try:
+            _native._move_job(client, id, state["epoch"], state["state"])
+            _log.warning("job %s: its server is gone, and the state moved the job to another one", job)
+        except FletchError as error:
+            if error.code == "conflict":
+                # It was declared with lists. The next declaration has them, and then the state is loaded.
+                _native._delete_job(client, id)
+            elif not error.retryable:
+                raise
+            else:
+                return False
+        return True
+
+    return move
 
 
 def _await_other_ranks(data: EpochDataset) -> None:

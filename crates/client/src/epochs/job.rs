@@ -79,6 +79,15 @@ impl Client {
         Ok((jobs, silent))
     }
 
+    /// Continues an epoch of a job from a state. If the job's server is gone, the state moves the job to
+    /// another server of the cluster.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `conflict` if the job was declared with lists, which have to be declared again.
+    pub async fn move_job(&self, id: &str, epoch: u64, state: Bytes) -> Result<Epoch, ClientError> {
+        put_state(&self.for_calls_of_job(), id, epoch, state, true).await
+    }
+
     /// Deletes a job and its ledgers.
     ///
     /// # Errors
@@ -89,6 +98,18 @@ impl Client {
         self.call(&call, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
+}
+
+async fn put_state(
+    client: &Client,
+    id: &str,
+    epoch: u64,
+    state: Bytes,
+    replace: bool,
+) -> Result<Epoch, ClientError> {
+    let path = format!("{}?replace={replace}", routes::epoch(id, epoch, "state"));
+    let call = Call::new(Method::PUT, path).body(headers::LEDGER, state);
+    client.json(&call, &[StatusCode::OK]).await.map(|answer| answer.1)
 }
 
 impl JobHandle {
@@ -308,9 +329,7 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`]; `state_differs`, `state_behind`.
     pub async fn put_state(&self, epoch: u64, state: Bytes, replace: bool) -> Result<Epoch, ClientError> {
-        let path = format!("{}?replace={replace}", routes::epoch(&self.job.id, epoch, "state"));
-        let call = Call::new(Method::PUT, path).body(headers::LEDGER, state);
-        self.client.json(&call, &[StatusCode::OK]).await.map(|answer| answer.1)
+        put_state(&self.client, &self.job.id, epoch, state, replace).await
     }
 
     /// Commits everything that is acknowledged now, under the number of a saved model checkpoint.

@@ -1,0 +1,192 @@
+//! Training scripts in a cluster whose servers are lost for good, with their disks: a script that is started
+//! again goes on from its own state, and a loop that waits says so and ends.
+
+use fletch_tests::bins::{command, run, stdout};
+use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
+use fletch_tests::python::Installed;
+use fletch_tests::readers::Data;
+use fletch_tests::require::{Need, have};
+use fletch_tests::watch::until;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How soon all servers have seen a change that etcd knows.
+const NEWS: Duration = Duration::from_secs(2);
+/// The samples of the dataset.
+const SAMPLES: usize = 96;
+/// The job of the scripts.
+const JOB: &str = "train";
+
+/// A script as users write them: it loads its last state if there is one, trains, and saves a state after
+/// some steps. Then it writes `saved`, and waits at the next step until the test has ended its server.
+const SCRIPT: &str = r#"
+import logging, os, sys, time
+import torch
+from fletch import Client, FletchError
+from fletch.torch import DataLoader, EpochDataset
+
+servers, place, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+at = lambda name: os.path.join(place, name)
+logging.basicConfig(filename=at("log"), level=logging.WARNING)
+
+def number(sample):
+    return torch.tensor(sample.number)
+
+def note(name, numbers):
+    with open(at(name), "a") as file:
+        file.writelines(f"{n}\n" for n in numbers)
+
+state = torch.load(at("state"), weights_only=True) if os.path.exists(at("state")) else None
+data = EpochDataset(
+    Client(servers, timeout=5.0), "set", job="train", batch_size=4, transform=number, seed=7, state=state, **settings
+)
+pending = []
+for step, batch in enumerate(DataLoader(data)):
+    pending += batch.tolist()
+    if state is None and step == 4:
+        torch.save(data.state_dict(), at("state.new"))
+        os.replace(at("state.new"), at("state"))
+        note("consumed", pending)
+        pending = []
+    if state is None and step == 6:
+        note("saved", [step])
+        while not os.path.exists(at("go")):
+            time.sleep(0.05)
+note("consumed", pending)
+stats = data.stats()
+note("done", [stats["stalled_seconds"]])
+"#;
+
+/// Servers of a cluster that know a dataset, and a place for the files of a script.
+struct Stage {
+    servers: Vec<ClusterServer>,
+    place: PathBuf,
+    python: Installed,
+    _etcd: EtcdCluster,
+    _scratch: TempDir,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let scratch = TempDir::with_prefix("fletch-loader-").expect("scratch");
+        let at = |name: &str| scratch.path().join(name);
+        let data = Data::within(&at("data"), 5, SAMPLES as u64, 3_000);
+        for dir in ["tables", "place"] {
+            fs::create_dir(at(dir)).expect("a directory");
+        }
+        let mut index = command("fletch");
+        index.arg("index").arg(&data.dir).arg("--to").arg(at("tables")).arg("--state-dir").arg(at("state"));
+        drop(stdout(&run(&mut index)));
+        let etcd = EtcdCluster::start(1);
+        let servers: Vec<_> = ["a", "b"]
+            .iter()
+            .map(|id| {
+                let mut server = ClusterServer::new(id, &etcd, &["--cache-free-floor=0"]);
+                server.start();
+                server
+            })
+            .collect();
+        agreed(&servers.iter().collect::<Vec<_>>(), "a:up b:up", NEWS);
+        let (uri, tables) = (data.dir.display().to_string(), at("tables").display().to_string());
+        servers[0].register("set", &uri, &tables, None);
+        until("all know the dataset", NEWS, || {
+            servers.iter().all(|s| s.text("/v1/datasets").contains("\"set\""))
+        });
+        let place = at("place");
+        Stage { servers, place, python: Installed::new(), _etcd: etcd, _scratch: scratch }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.place.join(name)
+    }
+
+    /// Starts the script with these settings of its dataset.
+    fn script(&self, settings: &str) -> Script {
+        let servers: Vec<&str> = self.servers.iter().map(|s| s.url.as_str()).collect();
+        let mut python: Command = self.python.command();
+        python.args(["-c", SCRIPT, &servers.join(",")]).arg(&self.place).arg(settings);
+        Script(python.stderr(Stdio::piped()).spawn().expect("python starts"))
+    }
+
+    /// Kills the server of the job, and deletes all that it had.
+    fn lose_server(&mut self) {
+        let has_job = |server: &ClusterServer| server.text("/v1/jobs").contains(JOB);
+        let owner = self.servers.iter().position(has_job).expect("a server has the job");
+        let mut lost = self.servers.remove(owner);
+        lost.kill();
+        for dir in ["state", "cache"] {
+            fs::remove_dir_all(lost.place(dir)).expect("deleted");
+        }
+    }
+
+    fn numbers(&self, name: &str) -> Vec<usize> {
+        let text = fs::read_to_string(self.at(name)).unwrap_or_default();
+        text.lines().map(|line| line.parse().expect("a number")).collect()
+    }
+}
+
+/// A script that is killed when the test ends.
+struct Script(Child);
+
+impl Script {
+    /// Waits for its end. Returns whether it succeeded, and its standard error.
+    fn end(mut self) -> (bool, String) {
+        let out = std::mem::replace(&mut self.0, Command::new("true").spawn().expect("spawned"));
+        let out = out.wait_with_output().expect("it ends");
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ended = self.0.kill();
+        drop(self.0.wait());
+    }
+}
+
+fn log(place: &Path) -> String {
+    fs::read_to_string(place.join("log")).unwrap_or_default()
+}
+
+#[test]
+fn a_script_that_is_started_again_moves_its_job_by_its_own_state() {
+    if !have(&[Need::Etcd, Need::Torch]) {
+        return;
+    }
+    let mut stage = Stage::new();
+    let first = stage.script("{}");
+    until("a state is saved", Duration::from_secs(60), || stage.at("saved").exists());
+    drop(first);
+    stage.lose_server();
+    let began = Instant::now();
+    let (is_done, error) = stage.script("{}").end();
+    assert!(is_done, "{error}\n{}", log(&stage.place));
+    let mut consumed = stage.numbers("consumed");
+    consumed.sort_unstable();
+    assert_eq!(consumed, (0..SAMPLES).collect::<Vec<_>>(), "each sample once, counted from the state");
+    assert!(log(&stage.place).contains("the state moved the job"), "{}", log(&stage.place));
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_loop_whose_server_is_lost_says_so_and_ends_after_server_wait() {
+    if !have(&[Need::Etcd, Need::Torch]) {
+        return;
+    }
+    let mut stage = Stage::new();
+    let waiting = stage.script("{'server_wait': 12}");
+    until("a state is saved", Duration::from_secs(60), || stage.at("saved").exists());
+    stage.lose_server();
+    fs::write(stage.at("go"), "").expect("written");
+    let began = Instant::now();
+    let (is_done, error) = waiting.end();
+    assert!(!is_done && began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    for part in ["fletch.errors.Unavailable", "server_wait"] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+    assert!(log(&stage.place).contains("waits for the server (at most 12 s)"), "{}", log(&stage.place));
+}

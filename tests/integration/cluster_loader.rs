@@ -47,7 +47,10 @@ pending = []
 for step, batch in enumerate(DataLoader(data)):
     pending += batch.tolist()
     if state is None and step == 4:
-        torch.save(data.state_dict(), at("state.new"))
+        saved = data.state_dict()
+        torch.save(saved, at("state.new"))
+        with open(at("epoch.state"), "wb") as file:
+            file.write(saved["state"])
         os.replace(at("state.new"), at("state"))
         note("consumed", pending)
         pending = []
@@ -122,6 +125,15 @@ impl Stage {
         }
     }
 
+    /// Runs `fletch jobs` at the server that is left. Returns the exit code, and what was printed.
+    fn jobs(&self, words: &[&str]) -> (Option<i32>, String) {
+        let mut c = command("fletch");
+        let out = c.arg("jobs").args(words).args(["--server", &self.servers[0].url]).output();
+        let out = out.expect("fletch runs");
+        let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (out.status.code(), text.concat())
+    }
+
     fn numbers(&self, name: &str) -> Vec<usize> {
         let text = fs::read_to_string(self.at(name)).unwrap_or_default();
         text.lines().map(|line| line.parse().expect("a number")).collect()
@@ -170,6 +182,40 @@ fn a_script_that_is_started_again_moves_its_job_by_its_own_state() {
     assert_eq!(consumed, (0..SAMPLES).collect::<Vec<_>>(), "each sample once, counted from the state");
     assert!(log(&stage.place).contains("the state moved the job"), "{}", log(&stage.place));
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+#[test]
+fn an_operator_finds_a_job_whose_server_is_lost_and_restores_it() {
+    if !have(&[Need::Etcd, Need::Torch]) {
+        return;
+    }
+    let mut stage = Stage::new();
+    let first = stage.script("{}");
+    until("a state is saved", Duration::from_secs(60), || stage.at("saved").exists());
+    let state = stage.at("epoch.state").display().to_string();
+    let (code, text) = stage.jobs(&["restore", JOB, "--state", &state]);
+    assert!(code == Some(1) && text.contains("is served") && text.contains("--replace"), "{text}");
+    drop(first);
+    stage.lose_server();
+    until("the job is listed as one that waits", Duration::from_secs(20), || {
+        let (code, text) = stage.jobs(&["list"]);
+        code == Some(0) && text.contains("which is down") && text.contains("fletch jobs restore JOB")
+    });
+    let (code, text) = stage.jobs(&["show", JOB]);
+    assert!(code == Some(4) && text.contains("job train waits for "), "{text}");
+    let (code, text) = stage.jobs(&["restore", JOB, "--state", &stage.at("log").display().to_string()]);
+    assert!(code == Some(1) && text.contains("is no state"), "{text}");
+    let (code, text) = stage.jobs(&["restore", JOB, "--state", &state]);
+    assert!(code == Some(0) && text.contains("epoch 0 goes on after 20 samples"), "{text}");
+    let (code, text) = stage.jobs(&["list"]);
+    assert!(code == Some(0) && !text.contains("waits for"), "{text}");
+    let (is_done, error) = stage.script("{}").end();
+    assert!(is_done, "{error}\n{}", log(&stage.place));
+    let mut consumed = stage.numbers("consumed");
+    consumed.sort_unstable();
+    assert_eq!(consumed, (0..SAMPLES).collect::<Vec<_>>(), "each sample once, counted from the state");
+    let (code, text) = stage.jobs(&["delete", JOB]);
+    assert_eq!(code, Some(0), "{text}");
 }
 
 #[test]

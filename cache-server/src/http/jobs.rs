@@ -196,13 +196,16 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     Ok((status, at, Json(job)).into_response())
 }
 
-/// Lists the declared jobs of the caller's tenant. In a cluster, those of the server that is asked.
+/// Lists the declared jobs of the caller's tenant. In a cluster, those of the server that is asked, and those
+/// whose server is away.
 #[utoipa::path(
     get, path = "/v1/jobs", tag = "jobs",
     responses((status = 200, description = "The jobs, sorted by name", body = JobList))
 )]
 pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<JobList> {
-    Json(JobList { jobs: server.registry.list(&principal.domain, &principal.tenant) })
+    let (domain, tenant) = (&principal.domain, &principal.tenant);
+    let jobs = server.registry.list(domain, tenant);
+    Json(JobList { jobs, waiting: server.groups.waiting(domain, tenant) })
 }
 
 /// Returns a job and its epochs.

@@ -362,6 +362,39 @@ impl JobSweep {
 pub struct JobList {
     /// The jobs in the order of their names, without their epochs.
     pub jobs: Vec<JobLine>,
+    /// The jobs of the cluster whose server is away, in the order of their names. Every server lists them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<WaitingJob>,
+}
+
+/// A job that the cluster knows, and that no server serves now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WaitingJob {
+    /// The id of the job, as in its routes.
+    pub id: String,
+    /// The name of the job.
+    #[schema(value_type = String)]
+    pub name: JobName,
+    /// The dataset that it reads.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// The root of the version that it reads.
+    #[schema(value_type = String)]
+    pub root: Root,
+    /// The name of the server that had it last.
+    pub server: String,
+    /// Whether that server is down or has lost its state directory. Else it is restarting.
+    pub is_gone: bool,
+}
+
+impl WaitingJob {
+    /// Returns what the job waits for.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let state =
+            if self.is_gone { "which is down or has lost its state directory" } else { "which restarts" };
+        format!("waits for {}, {state}", self.server)
+    }
 }
 
 /// A job in a list.

@@ -45,7 +45,7 @@ pub use epochs::{
 };
 pub use jobs::{
     BucketSpec, EchoSpec, GateWait, Job, JobLine, JobList, JobSweep, LedgerBytes, OrderKind, PlanBase,
-    PlanSpec, ReplaySpec, StartJob, Visitation, WeightOf, Weights,
+    PlanSpec, ReplaySpec, StartJob, Visitation, WaitingJob, WeightOf, Weights,
 };
 pub use loaders::{AckedBy, JobLoaders, Loader, RankLoader};
 pub use mounts::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, Mounts};

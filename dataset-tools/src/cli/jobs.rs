@@ -2,6 +2,7 @@
 
 use clap::{ArgGroup, Subcommand};
 use fletch_settings::ByteSize;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// `fletch jobs`.
@@ -54,6 +55,23 @@ reads as much from the origin as without a probe. Waits until the probe is over;
     Probe {
         /// The job's name or id.
         job: String,
+    },
+    /// Continue a job from a saved state, also if its server is lost.
+    #[command(after_help = "Example:
+  fletch jobs restore train-7 --state epoch.state
+
+FILE has the bytes of `state_dict()[\"state\"]` of the loader, or of `GET /v1/jobs/{id}/epochs/{n}/state`. If
+the job's server is away, the state moves the job to another server of the cluster. Nothing that was
+delivered after the state counts. --json prints {id, name, epoch, acked}.")]
+    Restore {
+        /// The job's name or id.
+        job: String,
+        /// The file with the state.
+        #[arg(long, value_name = "FILE")]
+        state: PathBuf,
+        /// Also if a server serves the job. End its ranks first.
+        #[arg(long)]
+        replace: bool,
     },
     /// Delete jobs with their ledgers. Their names become free, and their receipts are gone.
     #[command(after_help = "Example:

@@ -8,6 +8,7 @@ use crate::progress::{Done, Progress, Total, of_work};
 use crate::run::{mark::Mark, now_ns, written};
 use crate::tables_location::TablesLocation;
 use crate::target::Target;
+use fletch_client::epochs::JobsOfAll;
 use fletch_core::Root;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -104,7 +105,7 @@ fn roots_at_server(ctx: &Context) -> Result<BTreeSet<Root>, Failure> {
     }
     let client = ctx.client()?;
     let (mounts, away) = ctx.rt.block_on(client.mounts_of_all())?;
-    let (jobs, more_away) = ctx.rt.block_on(client.jobs_of_all())?;
+    let JobsOfAll { jobs, waiting, silent: more_away } = ctx.rt.block_on(client.jobs_of_all())?;
     let away: BTreeSet<String> = away.into_iter().chain(more_away).collect();
     if !away.is_empty() {
         let away = away.into_iter().collect::<Vec<_>>().join(", ");
@@ -112,7 +113,8 @@ fn roots_at_server(ctx: &Context) -> Result<BTreeSet<Root>, Failure> {
             .hint("look at `fletch cluster status`; nothing was deleted")
             .exit(Exit::Unreachable));
     }
-    Ok(mounts.iter().map(|mount| mount.announced.root).chain(jobs.iter().map(|job| job.root)).collect())
+    let jobs = jobs.iter().map(|job| job.root).chain(waiting.iter().map(|job| job.root));
+    Ok(mounts.iter().map(|mount| mount.announced.root).chain(jobs).collect())
 }
 
 fn delete(ctx: &Context, location: &TablesLocation, garbage: &Garbage) -> Result<(), Failure> {

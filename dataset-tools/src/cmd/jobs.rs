@@ -6,19 +6,24 @@ use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::status::span;
 use fletch_api::{
-    EpochState, GateWait, JobLine, JobLoaders, JobSettings, JobShare, ShareBasis,
+    EpochState, GateWait, JobLine, JobLoaders, JobSettings, JobShare, ShareBasis, WaitingJob,
     benefit::{BenefitEstimate, JobBenefit},
     dashboard::{JobDoing, JobState, WaitsFor},
 };
 use fletch_client::Client;
-use fletch_client::epochs::JobHandle;
+use fletch_client::epochs::{JobHandle, JobsOfAll};
+use fletch_core::delivery::Ledger;
 use fletch_settings::ByteSize;
 use serde::Serialize;
 use std::{
     io::{self, Write},
+    path::Path,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+/// What to do about a job whose server is away.
+const WHAT_TO_DO: &str = "start that server again, or the training script with its last state \
+    (`EpochDataset(…, state=…)`), or `fletch jobs restore JOB --state FILE`";
 /// The most names that an error lists.
 const NAMED_MAX: usize = 8;
 /// The most gates that are shown.
@@ -34,6 +39,7 @@ pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
         JobsCommand::Show { job } => show(ctx, &job),
         JobsCommand::Set { job, weight, min_share } => set(ctx, &job, weight, min_share),
         JobsCommand::Probe { job } => probe(ctx, &job),
+        JobsCommand::Restore { job, state, replace } => restore(ctx, &job, &state, replace),
         JobsCommand::Delete { jobs } => delete(ctx, &jobs),
     }
     .map(|()| Exit::Ok)
@@ -44,46 +50,73 @@ pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
 /// # Errors
 /// [`Failure`] when the tenant has no such job.
 pub async fn find(client: &Client, name: &str) -> Result<JobHandle, Failure> {
-    let (jobs, silent) = client.jobs_of_all().await?;
-    match line_of(&jobs, name) {
-        Ok(line) => Ok(client.job(&line.id).await?),
-        Err(e) if silent.is_empty() => Err(e),
-        Err(_) => {
-            let told = format!("no server that answers has a job {name}; {} did not", silent.join(", "));
-            Err(Failure::new(told)
-                .hint("start these servers again; `fletch cluster status` shows all of them"))
+    let all = client.jobs_of_all().await?;
+    let found = line_of(&all, name)?;
+    match all.waiting.iter().find(|job| job.id == found.id) {
+        None => Ok(client.job(&found.id).await?),
+        Some(job) => {
+            let told = format!("job {} {}", job.name, job.words());
+            Err(Failure::new(told).hint(WHAT_TO_DO).exit(Exit::Unreachable))
         }
     }
 }
 
-fn line_of<'a>(jobs: &'a [JobLine], name: &str) -> Result<&'a JobLine, Failure> {
-    let found = jobs.iter().find(|j| j.name.as_str() == name || j.id == name);
-    found.ok_or_else(|| {
-        let mut names: Vec<&str> = jobs.iter().map(|j| j.name.as_str()).take(NAMED_MAX).collect();
-        if jobs.len() > NAMED_MAX {
-            names.push("…");
-        }
-        let hint = match &names[..] {
-            [] => "the server has no job of this tenant; a training process declares its job".to_owned(),
-            names => format!("the jobs are: {}; `fletch jobs list` lists all", names.join(", ")),
-        };
-        Failure::new(format!("there is no job {name}")).hint(hint)
-    })
+/// What names a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FoundJob {
+    id: String,
+    name: String,
+}
+
+/// Returns a job by its name or id, also one whose server is away.
+fn line_of(all: &JobsOfAll, name: &str) -> Result<FoundJob, Failure> {
+    let served = all.jobs.iter().map(|job| (&job.id, &job.name));
+    let jobs: Vec<_> = served.chain(all.waiting.iter().map(|job| (&job.id, &job.name))).collect();
+    if let Some((id, of)) = jobs.iter().find(|(id, of)| of.as_str() == name || *id == name) {
+        return Ok(FoundJob { id: (*id).clone(), name: of.to_string() });
+    }
+    if !all.silent.is_empty() {
+        let told = format!("no server that answers has a job {name}; {} did not", all.silent.join(", "));
+        let hint = "start these servers again; `fletch cluster status` shows all of them";
+        return Err(Failure::new(told).hint(hint));
+    }
+    let mut names: Vec<&str> = jobs.iter().map(|(_, name)| name.as_str()).take(NAMED_MAX).collect();
+    if jobs.len() > NAMED_MAX {
+        names.push("…");
+    }
+    let hint = match &names[..] {
+        [] => "the server has no job of this tenant; a training process declares its job".to_owned(),
+        names => format!("the jobs are: {}; `fletch jobs list` lists all", names.join(", ")),
+    };
+    Err(Failure::new(format!("there is no job {name}")).hint(hint))
 }
 
 fn list(ctx: &Context) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct All {
         jobs: Vec<JobLine>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        waiting: Vec<WaitingJob>,
     }
     let client = ctx.client()?;
-    let (jobs, silent) = ctx.rt.block_on(client.jobs_of_all())?;
-    let all = All { jobs };
+    let JobsOfAll { jobs, waiting, silent } = ctx.rt.block_on(client.jobs_of_all())?;
+    let all = All { jobs, waiting };
+    if !all.waiting.is_empty() {
+        let wait = if all.waiting.len() == 1 { "waits" } else { "wait" };
+        let jobs = count(all.waiting.len(), "job");
+        ctx.out.note(format_args!("{jobs} {wait} for a server: {WHAT_TO_DO}"));
+    }
     if !silent.is_empty() {
         ctx.out.warn(format_args!("the jobs of {} are missing: no answer", silent.join(", ")));
     }
     ctx.out.result(&all, |w| {
-        all.jobs.iter().try_for_each(|j| writeln!(w, "{}\t{}@{}", j.name, j.dataset, j.root.0.short()))
+        for j in &all.jobs {
+            writeln!(w, "{}\t{}@{}", j.name, j.dataset, j.root.0.short())?;
+        }
+        for j in &all.waiting {
+            writeln!(w, "{}\t{}@{}\t{}", j.name, j.dataset, j.root.0.short(), j.words())?;
+        }
+        Ok(())
     })
 }
 
@@ -346,6 +379,39 @@ fn probe(ctx: &Context, name: &str) -> Result<(), Failure> {
     })
 }
 
+/// Continues a job from a saved state. If its server is away, the state moves the job to another one.
+fn restore(ctx: &Context, name: &str, file: &Path, replace: bool) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Restored<'a> {
+        id: &'a str,
+        name: &'a str,
+        epoch: u64,
+        acked: u64,
+    }
+    let state = std::fs::read(file).map_err(|e| Failure::io(file.display(), &e))?;
+    let header = Ledger::read(&state).map_err(|e| {
+        let hint = "give the bytes of `state_dict()[\"state\"]`, or of `GET /v1/jobs/ID/epochs/N/state`";
+        Failure::new(format!("{} is no state: {e}", file.display())).hint(hint)
+    })?;
+    let epoch = header.header.epoch;
+    let client = ctx.client()?;
+    let (job, there) = ctx.rt.block_on(async {
+        let all = client.jobs_of_all().await?;
+        let job = line_of(&all, name)?;
+        if !replace && all.waiting.iter().all(|waiting| waiting.id != job.id) {
+            let told = format!("job {} is served: a state would discard what it delivered since", job.name);
+            return Err(Failure::new(told).hint("end its ranks, and give --replace"));
+        }
+        let there = client.move_job(&job.id, epoch, state.into()).await?;
+        Ok::<_, Failure>((job, there))
+    })?;
+    let restored = Restored { id: &job.id, name: &job.name, epoch, acked: there.acked };
+    ctx.out.result(&restored, |w| {
+        let samples = count(there.acked, "sample");
+        writeln!(w, "{}: epoch {epoch} goes on after {samples}; start its ranks again", job.name)
+    })
+}
+
 fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Deleted<'a> {
@@ -358,10 +424,9 @@ fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
     }
     let client = ctx.client()?;
     let lines = ctx.rt.block_on(async {
-        let (jobs, _) = client.jobs_of_all().await?;
+        let all = client.jobs_of_all().await?;
         // A name that is wrong deletes none of the others.
-        let mut lines =
-            names.iter().map(|name| line_of(&jobs, name).cloned()).collect::<Result<Vec<_>, _>>()?;
+        let mut lines = names.iter().map(|name| line_of(&all, name)).collect::<Result<Vec<_>, _>>()?;
         lines.sort_by(|a, b| a.id.cmp(&b.id));
         lines.dedup_by(|a, b| a.id == b.id);
         for line in &lines {
@@ -369,7 +434,7 @@ fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
         }
         Ok::<_, Failure>(lines)
     })?;
-    let deleted = lines.iter().map(|j| Deleted { id: &j.id, name: j.name.as_str() }).collect();
+    let deleted = lines.iter().map(|j| Deleted { id: &j.id, name: &j.name }).collect();
     let all = All { deleted };
     ctx.out.result(&all, |w| all.deleted.iter().try_for_each(|j| writeln!(w, "{}", j.name)))
 }

@@ -28,6 +28,7 @@ use crate::{
         jobs::{Record, RecordSummary, Registry},
     },
 };
+use fletch_api::WaitingJob;
 use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
@@ -212,6 +213,13 @@ impl Groups {
             None => Ok(registry.delete(domain, tenant, id).await?),
             Some(shared) => shared.delete(registry, domain, tenant, id).await,
         }
+    }
+
+    /// Returns the jobs of a tenant whose server is away, in the order of their names.
+    #[must_use]
+    pub fn waiting(&self, domain: &Domain, tenant: &Tenant) -> Vec<WaitingJob> {
+        let Some(shared) = &self.shared else { return Vec::new() };
+        shared.waiting(domain, tenant)
     }
 
     /// Says that the record of a job changed.

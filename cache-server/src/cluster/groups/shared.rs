@@ -18,6 +18,7 @@ use crate::{
         jobs::{Record, RecordSummary, Registry},
     },
 };
+use fletch_api::WaitingJob;
 use fletch_core::{Domain, Tenant};
 use fletch_host::replace::replace_file;
 use parking_lot::{Mutex, MutexGuard};
@@ -104,6 +105,33 @@ impl Shared {
             true => Ok(table.place_of(&self.me, &view, (domain, tenant), id)),
             false => Err(GroupError::NoCluster),
         }
+    }
+
+    /// Returns the jobs of a tenant whose server is away, in the order of their names.
+    pub fn waiting(&self, domain: &Domain, tenant: &Tenant) -> Vec<WaitingJob> {
+        let (view, table) = (self.cluster.view(), self.table());
+        let mut waiting: Vec<WaitingJob> = table
+            .jobs
+            .iter()
+            .filter_map(|(id, job)| {
+                let (server, is_gone) = match table.place_of(&self.me, &view, (domain, tenant), id) {
+                    JobPlace::Waits { owner, is_gone, .. } => (owner.id, is_gone),
+                    JobPlace::Lost => (self.me.id.clone(), true),
+                    JobPlace::Unknown | JobPlace::Here | JobPlace::At(_) => return None,
+                };
+                let record = &job.value.record;
+                Some(WaitingJob {
+                    id: id.clone(),
+                    name: record.ask.name.clone(),
+                    dataset: record.dataset.clone(),
+                    root: record.root,
+                    server: server.to_string(),
+                    is_gone,
+                })
+            })
+            .collect();
+        waiting.sort_by(|a, b| a.name.cmp(&b.name));
+        waiting
     }
 
     /// Returns the record of a job of a tenant.

@@ -7,7 +7,7 @@ use crate::{Client, ClientError, body::BodyLength};
 use bytes::Bytes;
 use fletch_api::{
     Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, JobSettings, Loader,
-    Rollback, StartJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
+    Rollback, StartJob, WaitingJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
 };
 use http::{Method, StatusCode};
 use serde::Serialize;
@@ -29,6 +29,17 @@ pub struct JobHandle {
     pub(super) job: Arc<Job>,
     pub(super) held: Arc<HeldLeases>,
     pub(super) loader: Arc<OwnLoader>,
+}
+
+/// The jobs of a tenant at all servers of a cluster.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct JobsOfAll {
+    /// The jobs that a server serves.
+    pub jobs: Vec<JobLine>,
+    /// The jobs whose server is away.
+    pub waiting: Vec<WaitingJob>,
+    /// The ids of the servers that did not answer.
+    pub silent: Vec<String>,
 }
 
 impl Client {
@@ -66,17 +77,24 @@ impl Client {
         Ok(self.get_json::<JobList>(routes::JOBS).await?.jobs)
     }
 
-    /// Returns the jobs of the caller's tenant at all servers of the cluster, sorted by name, and the ids of
-    /// the servers that did not answer.
+    /// Returns the jobs of the caller's tenant at all servers of the cluster, sorted by name.
     ///
     /// # Errors
     /// [`ClientError`], if no server answers.
-    pub async fn jobs_of_all(&self) -> Result<(Vec<JobLine>, Vec<String>), ClientError> {
+    pub async fn jobs_of_all(&self) -> Result<JobsOfAll, ClientError> {
         let (lists, silent) = self.of_all::<JobList>(routes::JOBS).await?;
-        let mut jobs: Vec<JobLine> = lists.into_iter().flat_map(|list| list.jobs).collect();
-        jobs.sort_by(|a, b| a.name.cmp(&b.name));
+        let (mut jobs, mut waiting) = (Vec::new(), Vec::new());
+        for list in lists {
+            jobs.extend(list.jobs);
+            waiting.extend(list.waiting);
+        }
+        jobs.sort_by(|a: &JobLine, b| a.name.cmp(&b.name));
         jobs.dedup_by(|a, b| a.id == b.id);
-        Ok((jobs, silent))
+        // A server that has seen less news than others may list a job that another one serves.
+        waiting.retain(|of: &WaitingJob| jobs.iter().all(|job| job.id != of.id));
+        waiting.sort_by(|a, b| a.name.cmp(&b.name));
+        waiting.dedup_by(|a, b| a.id == b.id);
+        Ok(JobsOfAll { jobs, waiting, silent })
     }
 
     /// Continues an epoch of a job from a state. If the job's server is gone, the state moves the job to

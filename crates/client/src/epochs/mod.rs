@@ -33,7 +33,7 @@ mod request;
 mod stream;
 
 pub use held::HeldLeases;
-pub use job::JobHandle;
+pub use job::{JobHandle, JobsOfAll};
 pub use journal::LeaseJournal;
 pub use lease::{AckToken, LeaseBatch, LeasedSample, Next};
 pub use reader::{EpochReader, LEASES_AHEAD_MAX};

@@ -41,7 +41,8 @@ def note(name, numbers):
 
 state = torch.load(at("state"), weights_only=True) if os.path.exists(at("state")) else None
 data = EpochDataset(
-    Client(servers, timeout=5.0), "set", job="train", batch_size=4, transform=number, seed=7, state=state, **settings
+    Client(servers, timeout=5.0), "set", job="train", batch_size=4, transform=number, seed=7,
+    state=state, **settings
 )
 pending = []
 for step, batch in enumerate(DataLoader(data)):

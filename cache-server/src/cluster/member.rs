@@ -4,6 +4,7 @@
 //! I2. News of a watch only wakes that task. It also reads every third of `member_ttl`, so a watch that is
 //!     silently dead delays a view and never loses one.
 //! I3. After a failed call the view stays, and the next round begins within [`RETRY_AFTER`].
+//! I4. A renewal counts for the tenure once the own key was read back under the renewed lease.
 
 use super::{
     ClusterError, ClusterStats, NotReady,
@@ -14,12 +15,14 @@ use super::{
     },
     settings::EtcdConfig,
     steps::{OwnMember, Refusal, Step, next_step},
+    tenure::{Tenure, Tenures},
     view::ClusterView,
 };
 use fletch_core::{
     MemberId,
     cluster::{Silence, Weight},
 };
+use fletch_host::clock::BootTime;
 use parking_lot::Mutex;
 use std::{
     path::{Path, PathBuf},
@@ -110,7 +113,7 @@ struct Contact {
 struct Session {
     /// The lease, and the revision of the own record under it.
     lease: Option<(i64, u64)>,
-    renewed: Option<Instant>,
+    renewed: Option<BootTime>,
     silence: Silence,
 }
 
@@ -128,6 +131,7 @@ pub struct EtcdMember {
     own: Mutex<OwnMember>,
     contact: Mutex<Contact>,
     session: tokio::sync::Mutex<Session>,
+    tenures: Tenures,
     news: Notify,
     views: watch::Sender<Arc<ClusterView>>,
 }
@@ -183,6 +187,7 @@ impl EtcdMember {
             own: Mutex::new(own),
             contact: Mutex::new(Contact { joined, is_up: false, last: now, logged: None, failure }),
             session: tokio::sync::Mutex::default(),
+            tenures: Tenures::new(config.member_ttl),
             news: Notify::new(),
             views,
         };
@@ -209,6 +214,16 @@ impl EtcdMember {
     /// Returns the random number of the own state directory.
     pub fn incarnation(&self) -> String {
         self.own.lock().record.incarnation.clone()
+    }
+
+    /// Returns the tenure, if it lasts now.
+    pub fn tenure(&self) -> Option<Tenure> {
+        self.tenures.now()
+    }
+
+    /// Returns the numbers of the tenures as they begin.
+    pub fn tenures(&self) -> watch::Receiver<u64> {
+        self.tenures.numbers()
     }
 
     /// Returns the uid of the cluster that this server has joined.
@@ -291,12 +306,13 @@ impl EtcdMember {
     async fn settle(&self, session: &mut Session) -> Result<(), RoundError> {
         let is_due = session.renewed.is_none_or(|at| at.elapsed() >= self.member_ttl / 3);
         if let (Some((lease, _)), true) = (session.lease, is_due) {
-            let now = Instant::now();
+            let sent = BootTime::now();
             if self.etcd.keep_alive(lease).await? {
-                session.renewed = Some(now);
+                session.renewed = Some(sent);
             } else {
                 tracing::warn!("the lease of this member has ended; it gets another one");
                 session.lease = None;
+                self.tenures.end();
             }
         }
         for _ in 0..STEPS_MAX {
@@ -308,6 +324,11 @@ impl EtcdMember {
             let gone = session.silence.longer_than(self.forget_after);
             let own = self.own.lock().clone();
             let step = next_step(&own, &snapshot, session.lease, &gone)?;
+            if let (Some((_, put_at)), Some(sent)) = (session.lease, session.renewed)
+                && snapshot.members.get(&own.id).is_some_and(|there| there.revision == put_at)
+            {
+                self.tenures.renew(put_at, sent);
+            }
             if step == Step::Settled {
                 self.publish(snapshot.cluster, view).await;
                 return Ok(());
@@ -329,9 +350,9 @@ impl EtcdMember {
                 self.etcd.transact(&[(key.clone(), 0)], &put(key, to_text(&record), 0)).await?;
             }
             Step::Grant => {
-                let now = Instant::now();
+                let sent = BootTime::now();
                 session.lease = Some((self.etcd.grant(self.member_ttl).await?, 0));
-                session.renewed = Some(now);
+                session.renewed = Some(sent);
             }
             Step::Put(seen) => {
                 let Some((lease, _)) = session.lease else { return Ok(()) };
@@ -343,6 +364,7 @@ impl EtcdMember {
                     // The lease ended between its renewal and the write.
                     Err(EtcdError::Rejected { .. }) if session.renewed.is_some() => {
                         (session.lease, session.renewed) = (None, None);
+                        self.tenures.end();
                     }
                     Err(e) => return Err(e),
                 }
@@ -451,6 +473,8 @@ impl EtcdMember {
     /// Marks this member as restarting, and gives its lease back. A drained member just goes.
     async fn leave(&self, session: &Session) {
         let Some((lease, put_at)) = session.lease else { return };
+        // The key may be gone before the last requests have ended.
+        self.tenures.end();
         let own = self.own.lock().clone();
         let left = async {
             if !self.views.borrow().core.ring().drained().contains(&own.id) {

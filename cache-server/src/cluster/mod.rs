@@ -8,7 +8,8 @@
 //! I2. Without the coordinator the last view stays in force, also over a restart.
 //! I3. The number of the view changes with the ring only. A restart within `cluster.forget_after` keeps it.
 //! I4. `peers.rs` asks other members for chunks, by the view. It decides nothing: `chunk_reads` does.
-//! I5. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+//! I5. `tenure.rs` says until when this server may act as a primary. It never asks etcd for that.
+//! I6. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
 //!
 //! Its folder has two rooms of their own: `catalog` changes registered datasets for all servers of the
 //! cluster, and `groups` decides which server has which job.
@@ -24,6 +25,7 @@ mod peers;
 mod records;
 mod settings;
 mod steps;
+mod tenure;
 mod view;
 
 pub use etcd::{EtcdError, Event, KeyValue, Op};
@@ -32,6 +34,7 @@ pub use orders::PeerOrder;
 pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
 pub use records::{Keyed, Keys, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
+pub use tenure::Tenure;
 pub use view::ClusterView;
 
 use fletch_core::{MemberId, cluster::Weight};
@@ -175,6 +178,25 @@ impl ClusterState {
         match &self.coordinator {
             Coordinator::Embedded { .. } => None,
             Coordinator::Etcd(member) => Some(member.incarnation()),
+        }
+    }
+
+    /// Returns the tenure of this server, if it may act as a primary now. `None` for a server that is alone:
+    /// it has no group.
+    #[must_use]
+    pub fn tenure(&self) -> Option<Tenure> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => member.tenure(),
+        }
+    }
+
+    /// Returns the numbers of this server's tenures as they begin. `None` for a server that is alone.
+    #[must_use]
+    pub fn tenures(&self) -> Option<watch::Receiver<u64>> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => Some(member.tenures()),
         }
     }
 

@@ -15,7 +15,9 @@
 //! I4. A server that finds another primary of a group sets its ledgers of that group aside. It deletes none.
 //! I5. A group goes to another server only if somebody gives up what was delivered since a saved state, and
 //!     only while its primary has no key in etcd.
-//! I6. (I7 of the whole) For other tenants a job does not exist, wherever it is.
+//! I6. A primary confirms nothing after its tenure ([`crate::cluster::Tenure`]), nor before it has read the
+//!     groups in that tenure. The check comes after the ledger is durable, and before the answer.
+//! I7. (I7 of the whole) For other tenants a job does not exist, wherever it is.
 
 mod records;
 mod shared;
@@ -28,6 +30,7 @@ use crate::{
         jobs::{Record, RecordSummary, Registry},
     },
 };
+use fletch_api::TermStamp;
 use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
@@ -86,6 +89,14 @@ pub enum GroupError {
     /// A record of a newer format.
     #[error("the coordinator has a record that this server cannot read: {0}: {1}")]
     Record(String, String),
+    /// This server cannot prove that it still is the primary.
+    #[error("this server cannot confirm that it still has job {job}: {why}")]
+    Unproven {
+        /// The job's name or id.
+        job: String,
+        /// What is missing.
+        why: &'static str,
+    },
     /// Others changed the same at every try.
     #[error("other servers changed the job or its group at every try")]
     Contended,
@@ -142,6 +153,16 @@ impl Groups {
         let Some(shared) = &self.shared else { return Ok(()) };
         let name = shared.name_of(domain, tenant, id);
         shared.place_of(domain, tenant, id)?.check(&name)
+    }
+
+    /// Returns by which right this server answers for a job now. `None` on a server that is alone, and for a
+    /// job that the cluster does not know.
+    ///
+    /// # Errors
+    /// Those of [`Groups::check`], and [`GroupError::Unproven`].
+    pub fn right(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Option<TermStamp>, GroupError> {
+        let Some(shared) = &self.shared else { return Ok(None) };
+        shared.right(domain, tenant, id)
     }
 
     /// Checks that this server may declare a new job of a version. The job's group need not exist.

@@ -1,6 +1,7 @@
 //! The part of the groups that waits: reads the keys from etcd, and writes changes.
 //!
-//! I1. Changes are noted in the order of revisions. After a watch that broke, everything is read again.
+//! I1. Changes are noted in the order of revisions. After a watch that ended or was idle, and when a tenure
+//!     begins, everything is read again.
 //! I2. Every write compares the record of the cluster, so an etcd that was wiped gets none.
 
 use super::{
@@ -18,7 +19,9 @@ use crate::{
         jobs::{Record, RecordSummary, Registry},
     },
 };
+use fletch_api::TermStamp;
 use fletch_core::{Domain, Tenant};
+use fletch_host::clock::BootTime;
 use fletch_host::replace::replace_file;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
@@ -30,7 +33,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
+use tokio::{
+    sync::{Notify, watch},
+    task::spawn_blocking,
+    time::sleep,
+};
 
 /// How soon a failed read or write is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -38,6 +45,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 const TRIES: usize = 8;
 /// How often a lasting fault is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
+/// After this time without news of etcd, the watch is silently dead. It exceeds the time after which an idle
+/// watch is opened anew.
+const SILENT_AFTER: Duration = Duration::from_secs(40);
 /// The file of the state directory that says to which cluster the jobs were brought.
 const BROUGHT_FILE: &str = "jobs.cluster";
 
@@ -106,6 +116,33 @@ impl Shared {
         }
     }
 
+    /// Returns by which right this server answers for a job. See [`super::Groups::right`].
+    pub fn right(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Option<TermStamp>, GroupError> {
+        let place = self.place_of(domain, tenant, id)?;
+        if place == JobPlace::Unknown {
+            return Ok(None);
+        }
+        place.check(&self.name_of(domain, tenant, id))?;
+        let unproven = |why| Err(GroupError::Unproven { job: self.name_of(domain, tenant, id), why });
+        let Some(tenure) = self.cluster.tenure() else {
+            return unproven("its lease in etcd was not renewed in time");
+        };
+        let (held, read_in, heard) = {
+            let table = self.table();
+            let job = table.job(domain, tenant, id);
+            let group = job.and_then(|job| Some((&job.value.group, table.groups.get(&job.value.group)?)));
+            let held = group.map(|(group, held)| (group.clone(), held.value.term));
+            (held, table.tenure, table.heard)
+        };
+        if read_in != tenure.number {
+            return unproven("it reads again which jobs it has");
+        }
+        if heard.is_none_or(|at| at.elapsed() > SILENT_AFTER) {
+            return unproven("it has no news of etcd");
+        }
+        Ok(held.map(|(group, term)| TermStamp { group, term, valid: tenure.valid }))
+    }
+
     /// Returns the record of a job of a tenant.
     pub fn job(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Option<JobRecord> {
         self.table().job(domain, tenant, id).map(|job| job.value.clone())
@@ -157,14 +194,22 @@ impl Shared {
     }
 
     async fn read_all(&self) -> Result<(), GroupError> {
+        // Before the read: a tenure that begins meanwhile needs another one.
+        let tenure = self.cluster.tenures().map_or(0, |numbers| *numbers.borrow());
+        let heard = Some(BootTime::now());
         let page = self.of.etcd.read_prefix(&self.of.keys.jobs()).await?;
         let (cluster, _) = self.check_cluster().await?;
         let is_loaded = self.table().is_loaded;
-        let mut new = Table { cluster, cursor: page.revision, is_loaded, ..Table::default() };
+        let mut new = Table { cluster, cursor: page.revision, is_loaded, tenure, heard, ..Table::default() };
         for kv in &page.keys {
             self.note(&mut new, kv)?;
         }
         let mut table = self.table();
+        if page.revision < table.cursor {
+            // The watch has seen more meanwhile.
+            (table.tenure, table.heard) = (tenure, heard);
+            return Ok(());
+        }
         // A write of this server may be newer than what was read.
         for (id, job) in &table.jobs {
             if job.revision > page.revision {
@@ -523,30 +568,29 @@ impl Shared {
     }
 
     async fn follow(&self, registry: &Registry) -> Result<(), GroupError> {
-        let (_, now) = self.check_cluster().await?;
-        let (cursor, is_loaded) = {
-            let table = self.table();
-            (table.cursor, table.is_loaded)
-        };
-        // An etcd that went back in time was restored from a backup.
-        if cursor == 0 || now < cursor || !is_loaded {
-            self.load(registry).await?;
-        }
-        let ended = self.watch(registry).await;
-        if ended.is_err() {
-            self.table().cursor = 0;
-        }
-        ended
+        let Some(mut tenures) = self.cluster.tenures() else { return Err(GroupError::NoCluster) };
+        tenures.mark_unchanged();
+        // The watch may have missed changes, also where etcd has the same revision as before.
+        self.table().cursor = 0;
+        self.load(registry).await?;
+        self.watch(registry, &mut tenures).await
     }
 
-    async fn watch(&self, registry: &Registry) -> Result<(), GroupError> {
+    /// Executes changes until the watch ends or is idle, or a tenure begins: another server may have had the
+    /// groups before it.
+    async fn watch(&self, registry: &Registry, tenures: &mut watch::Receiver<u64>) -> Result<(), GroupError> {
         let (prefix, from) = (self.of.keys.jobs(), self.table().cursor + 1);
         let mut watch = self.of.etcd.watch_from(&prefix, from).await?;
-        while let Some(events) = watch.next().await? {
+        loop {
+            let news = tokio::select! {
+                news = watch.next() => news?,
+                _ = tenures.changed() => None,
+            };
+            let Some(events) = news else { return Ok(()) };
+            self.table().heard = Some(BootTime::now());
             if self.execute(events).await? {
                 self.compare(registry).await?;
             }
         }
-        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::cluster::{ClusterView, Keyed};
 use fletch_core::{Domain, MemberId, Tenant};
+use fletch_host::clock::BootTime;
 use std::collections::BTreeMap;
 
 /// This server, as groups name it.
@@ -30,6 +31,10 @@ pub struct Table {
     pub cursor: u64,
     /// Whether everything was read once.
     pub is_loaded: bool,
+    /// The number of the server's tenure when everything was read last.
+    pub tenure: u64,
+    /// When etcd was heard of last.
+    pub heard: Option<BootTime>,
     pub jobs: BTreeMap<String, Keyed<JobRecord>>,
     pub groups: BTreeMap<String, Keyed<GroupRecord>>,
 }

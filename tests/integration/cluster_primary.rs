@@ -25,6 +25,8 @@ const NEWS: Duration = Duration::from_secs(3);
 const MEMBER_TTL: Duration = Duration::from_secs(2);
 /// How soon a silent server counts as down: `cluster.member_ttl`, and etcd's own delay.
 const SILENCE: Duration = Duration::from_secs(6);
+/// After this time a server that is killed knows the revision of etcd when it starts again.
+const HISTORY_KEPT: Duration = Duration::from_secs(11);
 const SAMPLES: u32 = 48;
 const BATCH: u32 = 4;
 
@@ -188,6 +190,8 @@ async fn paused(seed: u64, pause: Duration) {
     let state = rig.job.state(0).await.expect("a state");
     rig.primary.signal(Signal::SIGSTOP);
     let stopped = Instant::now();
+    // All its threads have to see the signal.
+    thread::sleep(Duration::from_millis(300));
     // The kernel takes them, and the server reads them when it goes on.
     let waiting: Vec<TcpStream> = (0..8).map(|_| rig.send()).collect();
     let path = format!("/v1/jobs/{}", rig.job.info().id);
@@ -244,4 +248,77 @@ async fn a_primary_that_is_back_goes_on_in_its_term() {
     entries.sort_unstable();
     assert_eq!(entries, (0..SAMPLES).collect::<Vec<_>>(), "each entry once");
     drop(rig.etcd);
+}
+
+/// Restores etcd from a backup that was made before the job moved, and restarts the servers.
+async fn restored(seed: u64, one_by_one: bool) {
+    let mut rig = Rig::start(seed).await;
+    let mut entries = take(&rig.job, 3).await;
+    let state = rig.job.state(0).await.expect("a state");
+    rig.etcd.back_up(0);
+    until("the primary is back", SILENCE, || rig.probe().0 == 200);
+    rig.primary.kill();
+    let path = format!("/v1/jobs/{}", rig.job.info().id);
+    let gone = |s: &ClusterServer| s.text(&path).contains("is down");
+    until("the others say that the job waits", SILENCE, || rig.others.iter().all(gone));
+    let moved = client(&rig.others[0]).job_handle(rig.job.info().clone());
+    moved.put_state(0, state, true).await.expect("moved");
+    entries.extend(take(&moved, 3).await);
+    let place = moved.server();
+    rig.primary.start();
+    until("the old place names the new one", SILENCE, || rig.probe().0 == 307);
+    let Rig { etcd, primary, others, .. } = &mut rig;
+    let old_place = primary.url.clone();
+    let mut servers: Vec<&mut ClusterServer> = others.iter_mut().chain([primary]).collect();
+    if !one_by_one {
+        thread::sleep(HISTORY_KEPT);
+        servers.iter_mut().for_each(|s| s.kill());
+    }
+    etcd.restore(0);
+    // The server that has nothing of the job comes first.
+    for server in servers.iter_mut().rev() {
+        if one_by_one {
+            server.kill();
+        }
+        server.start();
+    }
+    let all: Vec<&ClusterServer> = servers.iter().map(|s| &**s).collect();
+    agreed(&all, "a:up b:up c:up", SILENCE);
+    for server in &all {
+        until("the server names the place of the job", SILENCE, || {
+            let text = server.text(&path);
+            let is_there = if server.url == place { " 200 " } else { &place };
+            text.lines().take(8).any(|line| line.contains(is_there))
+        });
+        let found = client(server).declare(&ask()).await.expect("declared before");
+        assert_eq!(found.server(), place, "one server has the job");
+        let asides = server.log().matches("its ledgers on this server are set aside").count();
+        assert_eq!(asides, usize::from(server.url == old_place), "{}", server.log());
+    }
+    // Whoever comes later may find everything written back.
+    let noticed = |s: &&&ClusterServer| s.log().contains("etcd went back in time");
+    let wrote = |s: &&&ClusterServer| s.log().contains("this server wrote it back");
+    let (noticed, wrote) = (all.iter().filter(noticed).count(), all.iter().filter(wrote).count());
+    eprintln!("{noticed} servers noticed that etcd went back, {wrote} wrote terms back");
+    assert!(noticed > 0 && wrote > 0, "{}", all.iter().map(|s| s.log()).collect::<String>());
+    let corrected: f64 = all.iter().map(|s| s.sum("fletch_cluster_group_changes_total")).sum();
+    eprintln!("changes of groups after the restore: {corrected}");
+    let job = client(all[0]).declare(&ask()).await.expect("declared before");
+    entries.extend(take(&job, u32::MAX).await);
+    entries.sort_unstable();
+    assert_eq!(entries, (0..SAMPLES).collect::<Vec<_>>(), "each entry once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_from_before_a_move_loses_nothing_when_all_servers_restart() {
+    if have(&[Need::Etcd]) {
+        restored(25, false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_from_before_a_move_loses_nothing_when_each_server_restarts_in_turn() {
+    if have(&[Need::Etcd]) {
+        restored(26, true).await;
+    }
 }

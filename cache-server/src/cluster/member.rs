@@ -9,6 +9,7 @@
 use super::{
     ClusterError, ClusterStats, NotReady,
     etcd::{Etcd, EtcdError, KeyValue, Op},
+    history::{History, HistoryPoint},
     identity::{self, Identity},
     records::{
         ClusterRecord, Keyed, Keys, MemberPhase, MemberRecord, PEER_PROTOCOL, Snapshot, from_text, to_text,
@@ -132,6 +133,7 @@ pub struct EtcdMember {
     contact: Mutex<Contact>,
     session: tokio::sync::Mutex<Session>,
     tenures: Tenures,
+    history: Arc<History>,
     news: Notify,
     views: watch::Sender<Arc<ClusterView>>,
 }
@@ -188,6 +190,7 @@ impl EtcdMember {
             contact: Mutex::new(Contact { joined, is_up: false, last: now, logged: None, failure }),
             session: tokio::sync::Mutex::default(),
             tenures: Tenures::new(config.member_ttl),
+            history: Arc::new(History::open(dir)),
             news: Notify::new(),
             views,
         };
@@ -233,7 +236,8 @@ impl EtcdMember {
 
     pub fn stats(&self) -> ClusterStats {
         let is_coordinator_up = self.contact.lock().is_up;
-        ClusterStats { is_coordinator_up, failed_calls: self.etcd.failed() }
+        let (failed_calls, history_losses) = (self.etcd.failed(), self.history.losses());
+        ClusterStats { is_coordinator_up, failed_calls, history_losses }
     }
 
     /// Tries once to join. Returns an error only if the cluster refuses this server.
@@ -316,7 +320,11 @@ impl EtcdMember {
             }
         }
         for _ in 0..STEPS_MAX {
-            let snapshot = self.read().await?;
+            let (snapshot, history) = self.read().await?;
+            if self.history.note(history) {
+                let history = Arc::clone(&self.history);
+                tokio::task::spawn_blocking(move || history.keep()).await.ok();
+            }
             let view = ClusterView::from(&snapshot);
             let drained = view.core.ring().drained().iter().filter(|id| !view.core.is_up(id));
             let silent = view.core.silent().chain(drained);
@@ -377,8 +385,8 @@ impl EtcdMember {
         Ok(())
     }
 
-    /// Reads all keys of the cluster at one revision.
-    async fn read(&self) -> Result<Snapshot, RoundError> {
+    /// Reads all keys of the cluster at one revision. Returns them with that point of etcd's history.
+    async fn read(&self) -> Result<(Snapshot, HistoryPoint), RoundError> {
         let one = |key| Op::Read { key, is_prefix: false };
         let members = Op::Read { key: self.keys.members(), is_prefix: true };
         let found =
@@ -407,7 +415,7 @@ impl EtcdMember {
                 }
             }
         }
-        Ok(snapshot)
+        Ok((snapshot, found.history))
     }
 
     /// Puts a view in force, and keeps it for the next start.
@@ -494,7 +502,7 @@ impl EtcdMember {
     pub async fn drain(&self, id: &MemberId) -> Result<(), DrainError> {
         let failed = |e: &dyn std::fmt::Display| DrainError::Failed(e.to_string());
         for _ in 0..STEPS_MAX {
-            let snapshot = self.read().await.map_err(|e| failed(&e))?;
+            let (snapshot, _) = self.read().await.map_err(|e| failed(&e))?;
             if snapshot.cluster.map(|c| c.uid) != self.own.lock().uid {
                 return Err(DrainError::Failed("etcd has another cluster now".to_owned()));
             }

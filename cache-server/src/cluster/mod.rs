@@ -18,6 +18,7 @@ pub mod catalog;
 mod embedded;
 mod etcd;
 pub mod groups;
+mod history;
 mod identity;
 mod member;
 mod orders;
@@ -98,6 +99,8 @@ pub struct ClusterStats {
     pub is_coordinator_up: bool,
     /// Calls to the coordinator that failed at one endpoint.
     pub failed_calls: u64,
+    /// How often the coordinator went back in time, because a backup of it was restored.
+    pub history_losses: u64,
 }
 
 /// The two coordinators.
@@ -237,7 +240,9 @@ impl ClusterState {
     #[must_use]
     pub fn stats(&self) -> ClusterStats {
         match &self.coordinator {
-            Coordinator::Embedded { .. } => ClusterStats { is_coordinator_up: true, failed_calls: 0 },
+            Coordinator::Embedded { .. } => {
+                ClusterStats { is_coordinator_up: true, failed_calls: 0, history_losses: 0 }
+            }
             Coordinator::Etcd(member) => member.stats(),
         }
     }

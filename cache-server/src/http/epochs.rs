@@ -216,7 +216,7 @@ pub async fn put_state(
     let right = match begun {
         Some(begun) => begun,
         None => {
-            server.groups.revived(&id).await?;
+            server.groups.revived(&server.registry, &id).await?;
             JobRight::begin(&server, &principal, &id)?
         }
     };

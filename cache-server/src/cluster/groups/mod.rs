@@ -17,11 +17,15 @@
 //!     only while its primary has no key in etcd.
 //! I6. A primary confirms nothing after its tenure ([`crate::cluster::Tenure`]), nor before it has read the
 //!     groups in that tenure. The check comes after the ledger is durable, and before the answer.
-//! I7. (I7 of the whole) For other tenants a job does not exist, wherever it is.
+//! I7. A term never goes back. Each server remembers the highest term of a group that moved, and beside a
+//!     ledger the term in which it came here. If etcd has a lower one, a backup was restored: the servers
+//!     write the higher one back, and set nothing aside.
+//! I8. (I7 of the whole) For other tenants a job does not exist, wherever it is.
 
 mod records;
 mod shared;
 mod table;
+mod terms;
 
 use crate::{
     cluster::{ClusterState, EtcdError},
@@ -129,6 +133,8 @@ pub struct GroupStats {
     pub taken_over: u64,
     /// Jobs whose ledgers this server set aside.
     pub set_aside: u64,
+    /// Groups whose term this server wrote back, because etcd had forgotten it.
+    pub corrected: u64,
 }
 
 /// The groups of a cluster. Does nothing on a server that is alone.
@@ -213,9 +219,9 @@ impl Groups {
     ///
     /// # Errors
     /// [`GroupError`].
-    pub async fn revived(&self, id: &str) -> Result<(), GroupError> {
+    pub async fn revived(&self, registry: &Registry, id: &str) -> Result<(), GroupError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        shared.revived(id).await
+        shared.revived(registry, id).await
     }
 
     /// Deletes a job and its ledgers. A job whose server is gone may be deleted at the next one.

@@ -4,6 +4,8 @@
 //!     begins, everything is read again.
 //! I2. Every write compares the record of the cluster, so an etcd that was wiped gets none.
 
+mod correction;
+
 use super::{
     GroupError, GroupStats, NewJob, detail,
     records::{
@@ -11,6 +13,7 @@ use super::{
         single_group,
     },
     table::{JobPlace, Me, Table},
+    terms::Terms,
 };
 use crate::{
     cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
@@ -57,6 +60,7 @@ struct Counts {
     claimed: AtomicU64,
     taken_over: AtomicU64,
     set_aside: AtomicU64,
+    corrected: AtomicU64,
 }
 
 /// The groups, with what this server needs to change them.
@@ -66,6 +70,7 @@ pub struct Shared {
     cluster: Arc<ClusterState>,
     brought: PathBuf,
     table: Mutex<Table>,
+    terms: Arc<Terms>,
     counts: Counts,
     pub changed: Notify,
     /// Held by whoever compares the jobs of this server's disk with the table.
@@ -87,6 +92,7 @@ impl Shared {
             cluster,
             brought: state.join(BROUGHT_FILE),
             table: Mutex::default(),
+            terms: Arc::new(Terms::open(state)),
             counts: Counts::default(),
             changed: Notify::new(),
             comparing: tokio::sync::Mutex::default(),
@@ -102,9 +108,15 @@ impl Shared {
     pub fn stats(&self) -> GroupStats {
         let (jobs, groups) = self.table().owned(&self.me);
         let of = |count: &AtomicU64| count.load(Relaxed);
-        let Counts { claimed, taken_over, set_aside } = &self.counts;
-        let (claimed, taken_over, set_aside) = (of(claimed), of(taken_over), of(set_aside));
-        GroupStats { jobs, groups, claimed, taken_over, set_aside }
+        let Counts { claimed, taken_over, set_aside, corrected } = &self.counts;
+        GroupStats {
+            jobs,
+            groups,
+            claimed: of(claimed),
+            taken_over: of(taken_over),
+            set_aside: of(set_aside),
+            corrected: of(corrected),
+        }
     }
 
     pub fn place_of(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<JobPlace, GroupError> {
@@ -119,11 +131,11 @@ impl Shared {
     /// Returns by which right this server answers for a job. See [`super::Groups::right`].
     pub fn right(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Option<TermStamp>, GroupError> {
         let place = self.place_of(domain, tenant, id)?;
+        let unproven = |why| Err(GroupError::Unproven { job: self.name_of(domain, tenant, id), why });
         if place == JobPlace::Unknown {
-            return Ok(None);
+            return unproven("etcd does not know the job yet");
         }
         place.check(&self.name_of(domain, tenant, id))?;
-        let unproven = |why| Err(GroupError::Unproven { job: self.name_of(domain, tenant, id), why });
         let Some(tenure) = self.cluster.tenure() else {
             return unproven("its lease in etcd was not renewed in time");
         };
@@ -186,7 +198,7 @@ impl Shared {
             }
             JobKey::Group(group) => {
                 let record = from_text(&kv.value).map_err(bad)?;
-                table.put_group(group, kv.mod_revision, record);
+                self.note_group(table, group, kv.mod_revision, record);
             }
             JobKey::Unknown => {}
         }
@@ -204,20 +216,23 @@ impl Shared {
         for kv in &page.keys {
             self.note(&mut new, kv)?;
         }
+        self.note_missing(&mut new);
         let mut table = self.table();
         if page.revision < table.cursor {
             // The watch has seen more meanwhile.
             (table.tenure, table.heard) = (tenure, heard);
             return Ok(());
         }
-        // A write of this server may be newer than what was read.
+        // A write of this server may be newer than what was read. After a watch that ended, etcd may have
+        // lost what it had, so that the revisions do not compare.
+        let compares = table.cursor > 0;
         for (id, job) in &table.jobs {
-            if job.revision > page.revision {
+            if compares && job.revision > page.revision {
                 new.put_job(id.clone(), job.revision, job.value.clone());
             }
         }
         for (group, record) in &table.groups {
-            if record.revision > page.revision {
+            if compares && record.revision > page.revision {
                 new.put_group(group.clone(), record.revision, record.value.clone());
             }
         }
@@ -231,6 +246,7 @@ impl Shared {
     /// Reads all jobs, and compares them with those of this server's disk.
     pub async fn load(&self, registry: &Registry) -> Result<(), GroupError> {
         self.read_all().await?;
+        self.correct().await?;
         self.compare(registry).await?;
         self.table().is_loaded = true;
         Ok(())
@@ -303,12 +319,13 @@ impl Shared {
             return Ok(true);
         }
         let term = holder.as_ref().map_or(1, |held| held.value.term);
-        let job = JobRecord {
-            group: group.clone(),
-            term: known.as_ref().map_or(term, |job| job.value.term),
-            is_long: own.is_long,
-            record: Record::clone(own),
-        };
+        // etcd may have forgotten in which term the ledgers came here.
+        let of_ledgers = registry.ledger_term(&id).await;
+        let term = known.as_ref().map_or(term, |job| job.value.term).max(of_ledgers);
+        if term > of_ledgers {
+            registry.keep_ledger_term(&id, term).await?;
+        }
+        let job = JobRecord { group: group.clone(), term, is_long: own.is_long, record: Record::clone(own) };
         if known.as_ref().is_some_and(|known| known.value == job) && holder.is_some() {
             return Ok(true);
         }
@@ -342,15 +359,19 @@ impl Shared {
             ops.push(put(of_group, to_text(&claim)));
         }
         let done = self.of.etcd.transact(&compare, &ops).await?;
-        if done.succeeded {
+        if !done.succeeded {
+            return Ok(false);
+        }
+        {
             let mut table = self.table();
             if claims {
-                table.put_group(job.group.clone(), done.revision, claim);
+                self.note_group(&mut table, job.group.clone(), done.revision, claim);
                 self.counts.claimed.fetch_add(1, Relaxed);
             }
             table.put_job(id.to_owned(), done.revision, job);
         }
-        Ok(done.succeeded)
+        self.persist_terms().await?;
+        Ok(true)
     }
 
     /// Records a new job of this server.
@@ -421,8 +442,8 @@ impl Shared {
                     "this server takes over a group of jobs, because a saved state came for one of them"
                 );
                 self.counts.taken_over.fetch_add(1, Relaxed);
-                self.table().put_group(group, done.revision, new);
-                return Ok(());
+                self.note_group(&mut self.table(), group, done.revision, new);
+                return self.persist_terms().await;
             }
             self.read_all().await?;
             sleep(RETRY_AFTER).await;
@@ -431,7 +452,7 @@ impl Shared {
     }
 
     /// Says that a job has its ledgers here.
-    pub async fn revived(&self, id: &str) -> Result<(), GroupError> {
+    pub async fn revived(&self, registry: &Registry, id: &str) -> Result<(), GroupError> {
         for _ in 0..TRIES {
             let (job, holder) = {
                 let table = self.table();
@@ -443,8 +464,9 @@ impl Shared {
                 let job = JobRecord { term: held.value.term, ..job.value.clone() };
                 (job, (held.revision, held.value.clone()))
             };
+            let term = job.term;
             if self.write(id, job, Some(holder)).await? {
-                return Ok(());
+                return Ok(registry.keep_ledger_term(id, term).await?);
             }
             self.read_all().await?;
         }
@@ -533,6 +555,7 @@ impl Shared {
                 _ => self.note(&mut table, &event.kv)?,
             }
         }
+        self.note_missing(&mut table);
         table.cursor = revision;
         let is_other = |group: &String| table.groups.get(group).is_some_and(|held| !self.me.has(&held.value));
         Ok(groups.iter().any(is_other))
@@ -588,7 +611,9 @@ impl Shared {
             };
             let Some(events) = news else { return Ok(()) };
             self.table().heard = Some(BootTime::now());
-            if self.execute(events).await? {
+            let is_elsewhere = self.execute(events).await?;
+            self.correct().await?;
+            if is_elsewhere {
                 self.compare(registry).await?;
             }
         }

@@ -7,7 +7,7 @@ use super::{
 use crate::cluster::{ClusterView, Keyed};
 use fletch_core::{Domain, MemberId, Tenant};
 use fletch_host::clock::BootTime;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// This server, as groups name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct Table {
     pub heard: Option<BootTime>,
     pub jobs: BTreeMap<String, Keyed<JobRecord>>,
     pub groups: BTreeMap<String, Keyed<GroupRecord>>,
+    /// The groups of which etcd has a lower term than the record in `groups`, or nothing.
+    pub behind: BTreeSet<String>,
 }
 
 /// Where a job is.

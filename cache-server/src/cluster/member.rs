@@ -492,25 +492,42 @@ impl EtcdMember {
                 let put = Op::Put { key: key.clone(), value: to_text(&record), lease: rest };
                 self.etcd.transact(&[(key, put_at)], &[put]).await?;
             }
-            self.etcd.revoke(lease).await
+            self.etcd.revoke(lease).await?;
+            // It serves nothing from here on, so nobody needs to wait for it, or to name it.
+            let seen = Op::Delete { key: self.keys.seen(&own.id) };
+            self.etcd.transact(&[], &[seen]).await.map(drop)
         };
         if let Err(error) = left.await {
             tracing::warn!(%error, "the other servers see this stop after cluster.member_ttl");
         }
     }
 
+    /// Forgets a member that left the ring before, and is not up: nobody names it any more.
+    async fn forget(&self, id: &MemberId, snapshot: &Snapshot) -> Result<(), DrainError> {
+        let failed = |e: EtcdError| DrainError::Failed(e.to_string());
+        let key = self.keys.seen(id);
+        let read = [Op::Read { key: key.clone(), is_prefix: false }];
+        let found = self.etcd.transact(&[], &read).await.map_err(failed)?;
+        let is_known = found.reads.first().is_some_and(|kvs| !kvs.is_empty());
+        if !is_known || snapshot.members.contains_key(id) {
+            return Err(DrainError::NoMember(id.clone()));
+        }
+        self.etcd.transact(&[(self.keys.member(id), 0)], &[Op::Delete { key }]).await.map_err(failed)?;
+        Ok(())
+    }
+
     pub async fn drain(&self, id: &MemberId) -> Result<(), DrainError> {
         let failed = |e: &dyn std::fmt::Display| DrainError::Failed(e.to_string());
         for _ in 0..STEPS_MAX {
             let (snapshot, _) = self.read().await.map_err(|e| failed(&e))?;
-            if snapshot.cluster.map(|c| c.uid) != self.own.lock().uid {
+            if snapshot.cluster.as_ref().map(|c| &c.uid) != self.own.lock().uid.as_ref() {
                 return Err(DrainError::Failed("etcd has another cluster now".to_owned()));
             }
             let ring = &snapshot.ring.value;
             if ring.drained().contains(id) {
                 return Ok(());
             }
-            let Some(next) = ring.with_drained(id) else { return Err(DrainError::NoMember(id.clone())) };
+            let Some(next) = ring.with_drained(id) else { return self.forget(id, &snapshot).await };
             let key = self.keys.ring();
             let put = Op::Put { key: key.clone(), value: to_text(&next), lease: 0 };
             let done = self.etcd.transact(&[(key, snapshot.ring.revision)], &[put]).await;

@@ -395,7 +395,8 @@ impl Shared {
     /// Waits until the members have executed a revision. Returns those that did not.
     ///
     /// A member that is up is waited for until it would count as down. One that is down may be cut off from
-    /// etcd, and still serve.
+    /// etcd, and still serve, also after the ring has forgotten it. So every member counts that has ever
+    /// confirmed a change, until it stopped in good order.
     async fn unconfirmed(&self, revision: u64) -> Vec<MemberId> {
         let end = Instant::now() + self.of.member_ttl;
         loop {
@@ -408,10 +409,10 @@ impl Shared {
                 for kv in page.keys {
                     let id = MemberId::new(&String::from_utf8_lossy(&kv.key[prefix.len()..]));
                     let seen = from_text::<SeenRecord>(&kv.value);
-                    if let (Ok(id), Ok(seen)) = (id, seen)
-                        && seen.revision >= revision
-                    {
-                        missing.remove(&id);
+                    match (id, seen) {
+                        (Ok(id), Ok(seen)) if seen.revision >= revision => drop(missing.remove(&id)),
+                        (Ok(id), _) if id != *self.cluster.own_id() => drop(missing.insert(id)),
+                        _ => {}
                     }
                 }
             }

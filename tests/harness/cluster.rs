@@ -123,6 +123,11 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
     }
 }
 
+fn copy_all(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
+    assert!(done.success(), "{} was not copied", from.display());
+}
+
 #[derive(Debug)]
 struct EtcdNode {
     process: Option<Running>,
@@ -225,6 +230,33 @@ impl EtcdCluster {
             process.signal(Signal::SIGKILL);
             process.wait(Duration::from_secs(5));
         }
+    }
+
+    fn data(&self, i: usize, what: &str) -> PathBuf {
+        self.dir.path().join(format!("{what}-{i}"))
+    }
+
+    /// Copies the data of a process, which is restarted for that.
+    ///
+    /// # Panics
+    /// If the data cannot be copied.
+    pub fn back_up(&mut self, i: usize) {
+        self.kill(i);
+        copy_all(&self.data(i, "data"), &self.data(i, "backup"));
+        self.revive(i);
+        until("etcd has a leader", Duration::from_secs(20), || self.leader().is_some());
+    }
+
+    /// Replaces the data of a process by what [`Self::back_up`] copied. The process is restarted.
+    ///
+    /// # Panics
+    /// If there is no copy.
+    pub fn restore(&mut self, i: usize) {
+        self.kill(i);
+        fs::remove_dir_all(self.data(i, "data")).expect("the data");
+        copy_all(&self.data(i, "backup"), &self.data(i, "data"));
+        self.revive(i);
+        until("etcd has a leader", Duration::from_secs(20), || self.leader().is_some());
     }
 
     /// Returns the number of the leader, if there is one that answers.

@@ -153,7 +153,8 @@ fn without_etcd_datasets_stay_and_do_not_change() {
     // A server that is cut off serves what it knew, and is named.
     b.cut_all(true);
     let begun = Instant::now();
-    let ended = run(&mut unregister(&a, "d"));
+    let ended = unregister(&a, "d").output().expect("fletch runs");
+    assert_eq!(ended.status.code(), Some(3), "{ended:?}");
     let told = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(told.contains("b did not confirm it") && told.contains("fletch cluster status"), "{told}");
     assert!(begun.elapsed() < SILENCE, "{:?}", begun.elapsed());
@@ -265,4 +266,37 @@ fn a_quota_holds_over_all_servers() {
     });
     assert_eq!(told.iter().filter(|(won, _)| *won).count(), 3, "{told:?}");
     assert!(told.iter().filter(|(won, _)| !won).all(|(_, why)| why.contains("of 5000 bytes")), "{told:?}");
+}
+
+/// A server that is cut off for so long that the ring forgets it still serves, so it is named all the same.
+#[test]
+fn a_forgotten_server_is_named_until_it_stops_or_is_drained() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let trees = Trees::new();
+    let [a, mut b, mut c] = servers(&etcd, &["--cluster-forget-after=1s"]);
+    agreed(&[&a, &b, &c], "a:up b:up c:up", NEWS);
+    for name in ["d", "e", "f"] {
+        run(&mut trees.register(&a.url, name, "one"));
+    }
+    until("all servers know them", NEWS, || [&b, &c].iter().all(|s| has(s, "f")));
+    b.cut_all(true);
+    c.end();
+    until("the ring has forgotten both", Duration::from_secs(15), || a.members() == "a:up");
+    let ended = unregister(&a, "d").output().expect("fletch runs");
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.code() == Some(3) && told.contains("b did not confirm it"), "{told}");
+    assert!(has(&b, "d"), "it serves what it knew");
+    b.kill();
+    let ended = unregister(&a, "e").output().expect("fletch runs");
+    assert_eq!(ended.status.code(), Some(3), "nobody knows that it was killed: {ended:?}");
+    let mut drain = command("fletch");
+    run(drain.args(["cluster", "drain", "b", "--server", &a.url]));
+    let ended = run(&mut unregister(&a, "f"));
+    assert!(ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
+    b.cut_all(false);
+    b.start();
+    until("it heard of all", BACK, || !has(&b, "d") && !has(&b, "f"));
 }

@@ -363,7 +363,7 @@ async fn a_server_that_lost_its_state_directory_is_not_the_one_that_has_the_job(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_etcd_running_epochs_finish_and_new_jobs_wait() {
+async fn without_etcd_jobs_wait_and_running_epochs_finish_when_it_is_back() {
     if !have(&[Need::Etcd]) {
         return;
     }
@@ -387,10 +387,13 @@ async fn without_etcd_running_epochs_finish_and_new_jobs_wait() {
         assert_eq!(refused.code(), Some(Code::NotReady), "{refused}");
         assert!(refused.hint().unwrap_or_default().contains("etcd"), "{refused}");
         // The job that is known is found from everywhere.
-        client(server).declare(&ask("run", OrderKind::Strict)).await.expect("declared before");
+        let job = impatient.declare(&ask("run", OrderKind::Strict)).await.expect("declared before");
+        // Nobody can know whether another server has it by now.
+        let unproven = job.reader(0, 0, 0).patience(Duration::from_secs(1)).next(1).await;
+        assert_eq!(unproven.expect_err("no grant").code(), Some(Code::NotReady));
     }
-    finish(&handles, &got).await;
     etcd.revive(0);
+    finish(&handles, &got).await;
     let patient = client(&servers[2]).declare(&ask("new", OrderKind::Strict)).await;
     patient.expect("declared, now that etcd is back");
 }

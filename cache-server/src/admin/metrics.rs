@@ -259,6 +259,12 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &[],
         &[(vec![], stats.failed_calls)],
     )?;
+    page.counter(
+        "fletch_cluster_history_losses_total",
+        "Times that the coordinator of the cluster went back in time: a backup of it was restored",
+        &[],
+        &[(vec![], stats.history_losses)],
+    )?;
     page.gauge(
         "fletch_cluster_view",
         "Number of the view of the cluster",
@@ -288,12 +294,13 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
         )?;
         page.counter(
             "fletch_cluster_group_changes_total",
-            "Groups that this server claimed or took over, and jobs that it set aside",
+            "Groups that this server claimed, took over or wrote back, and jobs that it set aside",
             &["change"],
             &[
                 (vec!["claimed"], stats.claimed),
                 (vec!["taken_over"], stats.taken_over),
                 (vec!["set_aside"], stats.set_aside),
+                (vec!["corrected"], stats.corrected),
             ],
         )?;
     }

@@ -6,7 +6,7 @@
 //!
 //! The gateway encodes keys and values in base64 and 64-bit numbers as texts, and leaves out zeros.
 
-use super::{ClusterError, settings::EtcdConfig};
+use super::{ClusterError, history::HistoryPoint, settings::EtcdConfig};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fletch_host::files::read_small;
 use parking_lot::Mutex;
@@ -109,6 +109,8 @@ impl Event {
 pub struct Outcome {
     /// The revision of etcd.
     pub revision: u64,
+    /// What the answer says about etcd's history.
+    pub history: HistoryPoint,
     /// Whether the comparisons held.
     pub succeeded: bool,
     /// What each read found.
@@ -159,6 +161,10 @@ struct GrpcError {
 struct Header {
     #[serde(deserialize_with = "number")]
     revision: u64,
+    #[serde(deserialize_with = "number")]
+    cluster_id: u64,
+    #[serde(deserialize_with = "number")]
+    raft_term: u64,
 }
 
 #[derive(Deserialize, Default)]
@@ -304,7 +310,9 @@ impl Etcd {
         let txn: Txn =
             self.call("/v3/kv/txn", &json!({"compare": compare, "success": success}), is_read).await?;
         let reads = txn.responses.into_iter().filter_map(|part| part.response_range.map(|range| range.kvs));
-        Ok(Outcome { revision: txn.header.revision, succeeded: txn.succeeded, reads: reads.collect() })
+        let Header { revision, cluster_id, raft_term } = txn.header;
+        let history = HistoryPoint { cluster_id, revision, raft_term };
+        Ok(Outcome { revision, history, succeeded: txn.succeeded, reads: reads.collect() })
     }
 
     /// Reads all keys that begin with a text, in pages of one revision.

@@ -4,22 +4,26 @@
 //! I2. News of a watch only wakes that task. It also reads every third of `member_ttl`, so a watch that is
 //!     silently dead delays a view and never loses one.
 //! I3. After a failed call the view stays, and the next round begins within [`RETRY_AFTER`].
+//! I4. A renewal counts for the tenure once the own key was read back under the renewed lease.
 
 use super::{
     ClusterError, ClusterStats, NotReady,
     etcd::{Etcd, EtcdError, KeyValue, Op},
+    history::{History, HistoryPoint},
     identity::{self, Identity},
     records::{
         ClusterRecord, Keyed, Keys, MemberPhase, MemberRecord, PEER_PROTOCOL, Snapshot, from_text, to_text,
     },
     settings::EtcdConfig,
     steps::{OwnMember, Refusal, Step, next_step},
+    tenure::{Tenure, Tenures},
     view::ClusterView,
 };
 use fletch_core::{
     MemberId,
     cluster::{Silence, Weight},
 };
+use fletch_host::clock::BootTime;
 use parking_lot::Mutex;
 use std::{
     path::{Path, PathBuf},
@@ -110,7 +114,7 @@ struct Contact {
 struct Session {
     /// The lease, and the revision of the own record under it.
     lease: Option<(i64, u64)>,
-    renewed: Option<Instant>,
+    renewed: Option<BootTime>,
     silence: Silence,
 }
 
@@ -128,6 +132,8 @@ pub struct EtcdMember {
     own: Mutex<OwnMember>,
     contact: Mutex<Contact>,
     session: tokio::sync::Mutex<Session>,
+    tenures: Tenures,
+    history: Arc<History>,
     news: Notify,
     views: watch::Sender<Arc<ClusterView>>,
 }
@@ -183,6 +189,8 @@ impl EtcdMember {
             own: Mutex::new(own),
             contact: Mutex::new(Contact { joined, is_up: false, last: now, logged: None, failure }),
             session: tokio::sync::Mutex::default(),
+            tenures: Tenures::new(config.member_ttl),
+            history: Arc::new(History::open(dir)),
             news: Notify::new(),
             views,
         };
@@ -211,6 +219,16 @@ impl EtcdMember {
         self.own.lock().record.incarnation.clone()
     }
 
+    /// Returns the tenure, if it lasts now.
+    pub fn tenure(&self) -> Option<Tenure> {
+        self.tenures.now()
+    }
+
+    /// Returns the numbers of the tenures as they begin.
+    pub fn tenures(&self) -> watch::Receiver<u64> {
+        self.tenures.numbers()
+    }
+
     /// Returns the uid of the cluster that this server has joined.
     pub fn uid(&self) -> Option<String> {
         self.own.lock().uid.clone()
@@ -218,7 +236,8 @@ impl EtcdMember {
 
     pub fn stats(&self) -> ClusterStats {
         let is_coordinator_up = self.contact.lock().is_up;
-        ClusterStats { is_coordinator_up, failed_calls: self.etcd.failed() }
+        let (failed_calls, history_losses) = (self.etcd.failed(), self.history.losses());
+        ClusterStats { is_coordinator_up, failed_calls, history_losses }
     }
 
     /// Tries once to join. Returns an error only if the cluster refuses this server.
@@ -291,16 +310,21 @@ impl EtcdMember {
     async fn settle(&self, session: &mut Session) -> Result<(), RoundError> {
         let is_due = session.renewed.is_none_or(|at| at.elapsed() >= self.member_ttl / 3);
         if let (Some((lease, _)), true) = (session.lease, is_due) {
-            let now = Instant::now();
+            let sent = BootTime::now();
             if self.etcd.keep_alive(lease).await? {
-                session.renewed = Some(now);
+                session.renewed = Some(sent);
             } else {
                 tracing::warn!("the lease of this member has ended; it gets another one");
                 session.lease = None;
+                self.tenures.end();
             }
         }
         for _ in 0..STEPS_MAX {
-            let snapshot = self.read().await?;
+            let (snapshot, history) = self.read().await?;
+            if self.history.note(history) {
+                let history = Arc::clone(&self.history);
+                tokio::task::spawn_blocking(move || history.keep()).await.ok();
+            }
             let view = ClusterView::from(&snapshot);
             let drained = view.core.ring().drained().iter().filter(|id| !view.core.is_up(id));
             let silent = view.core.silent().chain(drained);
@@ -308,6 +332,11 @@ impl EtcdMember {
             let gone = session.silence.longer_than(self.forget_after);
             let own = self.own.lock().clone();
             let step = next_step(&own, &snapshot, session.lease, &gone)?;
+            if let (Some((_, put_at)), Some(sent)) = (session.lease, session.renewed)
+                && snapshot.members.get(&own.id).is_some_and(|there| there.revision == put_at)
+            {
+                self.tenures.renew(put_at, sent);
+            }
             if step == Step::Settled {
                 self.publish(snapshot.cluster, view).await;
                 return Ok(());
@@ -329,9 +358,9 @@ impl EtcdMember {
                 self.etcd.transact(&[(key.clone(), 0)], &put(key, to_text(&record), 0)).await?;
             }
             Step::Grant => {
-                let now = Instant::now();
+                let sent = BootTime::now();
                 session.lease = Some((self.etcd.grant(self.member_ttl).await?, 0));
-                session.renewed = Some(now);
+                session.renewed = Some(sent);
             }
             Step::Put(seen) => {
                 let Some((lease, _)) = session.lease else { return Ok(()) };
@@ -343,6 +372,7 @@ impl EtcdMember {
                     // The lease ended between its renewal and the write.
                     Err(EtcdError::Rejected { .. }) if session.renewed.is_some() => {
                         (session.lease, session.renewed) = (None, None);
+                        self.tenures.end();
                     }
                     Err(e) => return Err(e),
                 }
@@ -355,8 +385,8 @@ impl EtcdMember {
         Ok(())
     }
 
-    /// Reads all keys of the cluster at one revision.
-    async fn read(&self) -> Result<Snapshot, RoundError> {
+    /// Reads all keys of the cluster at one revision. Returns them with that point of etcd's history.
+    async fn read(&self) -> Result<(Snapshot, HistoryPoint), RoundError> {
         let one = |key| Op::Read { key, is_prefix: false };
         let members = Op::Read { key: self.keys.members(), is_prefix: true };
         let found =
@@ -385,7 +415,7 @@ impl EtcdMember {
                 }
             }
         }
-        Ok(snapshot)
+        Ok((snapshot, found.history))
     }
 
     /// Puts a view in force, and keeps it for the next start.
@@ -451,6 +481,8 @@ impl EtcdMember {
     /// Marks this member as restarting, and gives its lease back. A drained member just goes.
     async fn leave(&self, session: &Session) {
         let Some((lease, put_at)) = session.lease else { return };
+        // The key may be gone before the last requests have ended.
+        self.tenures.end();
         let own = self.own.lock().clone();
         let left = async {
             if !self.views.borrow().core.ring().drained().contains(&own.id) {
@@ -460,25 +492,42 @@ impl EtcdMember {
                 let put = Op::Put { key: key.clone(), value: to_text(&record), lease: rest };
                 self.etcd.transact(&[(key, put_at)], &[put]).await?;
             }
-            self.etcd.revoke(lease).await
+            self.etcd.revoke(lease).await?;
+            // It serves nothing from here on, so nobody needs to wait for it, or to name it.
+            let seen = Op::Delete { key: self.keys.seen(&own.id) };
+            self.etcd.transact(&[], &[seen]).await.map(drop)
         };
         if let Err(error) = left.await {
             tracing::warn!(%error, "the other servers see this stop after cluster.member_ttl");
         }
     }
 
+    /// Forgets a member that left the ring before, and is not up: nobody names it any more.
+    async fn forget(&self, id: &MemberId, snapshot: &Snapshot) -> Result<(), DrainError> {
+        let failed = |e: EtcdError| DrainError::Failed(e.to_string());
+        let key = self.keys.seen(id);
+        let read = [Op::Read { key: key.clone(), is_prefix: false }];
+        let found = self.etcd.transact(&[], &read).await.map_err(failed)?;
+        let is_known = found.reads.first().is_some_and(|kvs| !kvs.is_empty());
+        if !is_known || snapshot.members.contains_key(id) {
+            return Err(DrainError::NoMember(id.clone()));
+        }
+        self.etcd.transact(&[(self.keys.member(id), 0)], &[Op::Delete { key }]).await.map_err(failed)?;
+        Ok(())
+    }
+
     pub async fn drain(&self, id: &MemberId) -> Result<(), DrainError> {
         let failed = |e: &dyn std::fmt::Display| DrainError::Failed(e.to_string());
         for _ in 0..STEPS_MAX {
-            let snapshot = self.read().await.map_err(|e| failed(&e))?;
-            if snapshot.cluster.map(|c| c.uid) != self.own.lock().uid {
+            let (snapshot, _) = self.read().await.map_err(|e| failed(&e))?;
+            if snapshot.cluster.as_ref().map(|c| &c.uid) != self.own.lock().uid.as_ref() {
                 return Err(DrainError::Failed("etcd has another cluster now".to_owned()));
             }
             let ring = &snapshot.ring.value;
             if ring.drained().contains(id) {
                 return Ok(());
             }
-            let Some(next) = ring.with_drained(id) else { return Err(DrainError::NoMember(id.clone())) };
+            let Some(next) = ring.with_drained(id) else { return self.forget(id, &snapshot).await };
             let key = self.keys.ring();
             let put = Op::Put { key: key.clone(), value: to_text(&next), lease: 0 };
             let done = self.etcd.transact(&[(key, snapshot.ring.revision)], &[put]).await;

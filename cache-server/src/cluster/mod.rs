@@ -8,7 +8,8 @@
 //! I2. Without the coordinator the last view stays in force, also over a restart.
 //! I3. The number of the view changes with the ring only. A restart within `cluster.forget_after` keeps it.
 //! I4. `peers.rs` asks other members for chunks, by the view. It decides nothing: `chunk_reads` does.
-//! I5. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+//! I5. `tenure.rs` says until when this server may act as a primary. It never asks etcd for that.
+//! I6. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
 //!
 //! Its folder has two rooms of their own: `catalog` changes registered datasets for all servers of the
 //! cluster, and `groups` decides which server has which job.
@@ -17,6 +18,7 @@ pub mod catalog;
 mod embedded;
 mod etcd;
 pub mod groups;
+mod history;
 mod identity;
 mod member;
 mod orders;
@@ -24,6 +26,7 @@ mod peers;
 mod records;
 mod settings;
 mod steps;
+mod tenure;
 mod view;
 
 pub use etcd::{EtcdError, Event, KeyValue, Op};
@@ -32,6 +35,7 @@ pub use orders::PeerOrder;
 pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
 pub use records::{Keyed, Keys, PEER_PROTOCOL, from_text, to_text};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
+pub use tenure::Tenure;
 pub use view::ClusterView;
 
 use fletch_core::{MemberId, cluster::Weight};
@@ -95,6 +99,8 @@ pub struct ClusterStats {
     pub is_coordinator_up: bool,
     /// Calls to the coordinator that failed at one endpoint.
     pub failed_calls: u64,
+    /// How often the coordinator went back in time, because a backup of it was restored.
+    pub history_losses: u64,
 }
 
 /// The two coordinators.
@@ -178,6 +184,25 @@ impl ClusterState {
         }
     }
 
+    /// Returns the tenure of this server, if it may act as a primary now. `None` for a server that is alone:
+    /// it has no group.
+    #[must_use]
+    pub fn tenure(&self) -> Option<Tenure> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => member.tenure(),
+        }
+    }
+
+    /// Returns the numbers of this server's tenures as they begin. `None` for a server that is alone.
+    #[must_use]
+    pub fn tenures(&self) -> Option<watch::Receiver<u64>> {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => None,
+            Coordinator::Etcd(member) => Some(member.tenures()),
+        }
+    }
+
     /// Returns the URL by which clients reach this server.
     #[must_use]
     pub fn own_url(&self) -> &str {
@@ -215,7 +240,9 @@ impl ClusterState {
     #[must_use]
     pub fn stats(&self) -> ClusterStats {
         match &self.coordinator {
-            Coordinator::Embedded { .. } => ClusterStats { is_coordinator_up: true, failed_calls: 0 },
+            Coordinator::Embedded { .. } => {
+                ClusterStats { is_coordinator_up: true, failed_calls: 0, history_losses: 0 }
+            }
             Coordinator::Etcd(member) => member.stats(),
         }
     }

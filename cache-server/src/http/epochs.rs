@@ -3,6 +3,7 @@
 use super::{
     admission::acquire_read_permit,
     error::{ApiError, ApiResult},
+    job_right::JobRight,
     jobs::{open_job, open_to_replace},
     request::{read_body, read_json},
     response_body::{BodyError, Piece, body_of_piece, body_of_stream},
@@ -50,6 +51,17 @@ pub(super) async fn job_of(
     Ok((open_job(server, principal, &id).await?, number))
 }
 
+/// Returns the job that a path names, the number of the epoch, and the right by which this server answers.
+pub(super) async fn job_to_change(
+    server: &Arc<Server>,
+    principal: &Principal,
+    path: EpochPath,
+) -> ApiResult<(Arc<OpenJob>, u64, JobRight)> {
+    let Path((id, number)) = path?;
+    let job = open_job(server, principal, &id).await?;
+    Ok((job, number, JobRight::begin(server, principal, &id)?))
+}
+
 /// Returns the job and the epoch that a path names. The epoch must have begun.
 async fn epoch_of(
     server: &Server,
@@ -93,8 +105,8 @@ pub async fn acks(
     principal: Principal,
     path: EpochPath,
     body: Body,
-) -> ApiResult<Json<Acked>> {
-    let (job, number) = job_of(&server, &principal, path).await?;
+) -> ApiResult {
+    let (job, number, right) = job_to_change(&server, &principal, path).await?;
     let request: Acks = read_json(&server, &principal.tenant, body).await?;
     job.admit_acks(&request)?;
     let acked = acks_of(&job, number, &request).await;
@@ -102,7 +114,7 @@ pub async fn acks(
     if let Some(loader) = request.loader.as_ref().filter(|loader| loader.leave) {
         job.leave(request.rank, loader);
     }
-    Ok(Json(acked?))
+    right.answer(Json(acked?))
 }
 
 async fn acks_of(job: &Arc<OpenJob>, number: u64, request: &Acks) -> ApiResult<Acked> {
@@ -130,7 +142,7 @@ async fn acks_of(job: &Arc<OpenJob>, number: u64, request: &Acks) -> ApiResult<A
 pub async fn state(State(server): State<Arc<Server>>, principal: Principal, path: EpochPath) -> ApiResult {
     // A state is in memory until the client has read it.
     let permit = acquire_read_permit(&server, &principal.tenant)?;
-    let (job, number) = job_of(&server, &principal, path).await?;
+    let (job, number, right) = job_to_change(&server, &principal, path).await?;
     let epoch = job.epoch_for_state(number).await?;
     let of = Arc::clone(&epoch);
     let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::TaskLost)?;
@@ -138,7 +150,7 @@ pub async fn state(State(server): State<Arc<Server>>, principal: Principal, path
     epoch.durable().await?;
     let len = made.len() as u64;
     let body = body_of_piece(&server, Piece::Framing(Bytes::from(made)), len, Some(permit));
-    Ok((LEDGER_HEADERS, body).into_response())
+    right.answer((LEDGER_HEADERS, body))
 }
 
 const LEDGER_HEADERS: [(HeaderName, &str); 2] =
@@ -185,7 +197,7 @@ pub async fn put_state(
     path: EpochPath,
     query: Result<Query<PutQuery>, QueryRejection>,
     body: Body,
-) -> ApiResult<Json<View>> {
+) -> ApiResult {
     let (Query(query), Path((id, number))) = (query?, path?);
     let opened = match query.replace {
         true => open_to_replace(&server, &principal, &id).await,
@@ -199,11 +211,16 @@ pub async fn put_state(
     let hint = "send a state as it was saved";
     let received = read_body(&server, &principal.tenant, body, STATE_BYTES_MAX, hint).await?;
     let (job, came) = opened?;
+    let begun = if came { None } else { Some(JobRight::begin(&server, &principal, &id)?) };
     let epoch = job.put_state(number, &received.bytes, query.replace).await?;
-    if came {
-        server.groups.revived(&id).await?;
-    }
-    Ok(Json(epoch.view()))
+    let right = match begun {
+        Some(begun) => begun,
+        None => {
+            server.groups.revived(&server.registry, &id).await?;
+            JobRight::begin(&server, &principal, &id)?
+        }
+    };
+    right.answer(Json(epoch.view()))
 }
 
 /// Commits a checkpoint: what is acknowledged now is consumed.
@@ -229,12 +246,12 @@ pub async fn checkpoint(
     principal: Principal,
     path: EpochPath,
     body: Body,
-) -> ApiResult<Json<View>> {
-    let (job, number) = job_of(&server, &principal, path).await?;
+) -> ApiResult {
+    let (job, number, right) = job_to_change(&server, &principal, path).await?;
     let request: Checkpoint = read_json(&server, &principal.tenant, body).await?;
     let epoch = job.epoch_for_commit(number).await?;
     epoch.commit(request.commit).await?;
-    Ok(Json(epoch.view()))
+    right.answer(Json(epoch.view()))
 }
 
 /// Rolls a job back to a checkpoint.
@@ -260,10 +277,10 @@ pub async fn rollback(
     principal: Principal,
     path: EpochPath,
     body: Body,
-) -> ApiResult<Json<View>> {
-    let (job, number) = job_of(&server, &principal, path).await?;
+) -> ApiResult {
+    let (job, number, right) = job_to_change(&server, &principal, path).await?;
     let request: Rollback = read_json(&server, &principal.tenant, body).await?;
-    Ok(Json(job.roll_back(number, request.commit).await?.view()))
+    right.answer(Json(job.roll_back(number, request.commit).await?.view()))
 }
 
 /// Returns the receipt of a finished epoch.

@@ -244,6 +244,11 @@ impl From<GroupError> for ApiError {
                 tracing::warn!(error = %why, "a change of the cluster's jobs failed");
                 ApiError::new(Code::NotReady, told, on_etcd)
             }
+            GroupError::Unproven { .. } => {
+                let hint = "send the request again: the job goes on when this server reaches etcd, or at the \
+                    server that has the job then";
+                ApiError::new(Code::NotReady, told, hint)
+            }
             GroupError::NoCluster | GroupError::Contended => ApiError::new(Code::NotReady, told, on_etcd),
             GroupError::Record(..) => {
                 let hint = "a newer server wrote it: bring this server to the same version";

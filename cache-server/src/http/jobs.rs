@@ -5,6 +5,7 @@ use super::{
     allocation::share_of,
     datasets::{find_dataset, resolve_version},
     error::{ApiError, ApiResult},
+    job_right::JobRight,
     request::{OnePath, read_body, read_json},
 };
 use crate::{
@@ -279,13 +280,14 @@ pub async fn world(
     principal: Principal,
     path: OnePath,
     body: Body,
-) -> ApiResult<Json<Job>> {
+) -> ApiResult {
     let Path(id) = path?;
     let job = open_job(&server, &principal, &id).await?;
+    let right = JobRight::begin(&server, &principal, &id)?;
     let world: WorldSpec = read_json(&server, &principal.tenant, body).await?;
     job.change_world(world).await?;
     server.groups.changed();
-    Ok(Json(view(&server, &job).await?))
+    right.answer(Json(view(&server, &job).await?))
 }
 
 /// Deletes a job and its ledgers.

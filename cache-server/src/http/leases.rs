@@ -1,12 +1,14 @@
 //! `POST …/leases`: grants the next samples of an epoch, and streams them while the grant becomes durable.
 //!
-//! (I2) The end frame leaves after the grant is durable. A client uses no sample of a stream without it.
+//! (I2) The end frame leaves after the grant is durable, and while this server is the job's primary. A client
+//! uses no sample of a stream without it.
 
 use super::{
     admission::{acquire_read_permit, check_read_permit, record_waits_for},
-    epochs::{EpochPath, job_of},
+    epochs::{EpochPath, job_to_change},
     error::{ApiError, ApiResult},
     frames::{Content, Item, ItemResult, coalesce, error_frame, frame_header, item_frames, json_frame},
+    job_right::{JobRight, stamped},
     request::read_json,
     response_body::{BodyError, Charge, Piece, body_of_stream, respond},
 };
@@ -102,7 +104,7 @@ pub async fn post(
     body: Body,
 ) -> ApiResult {
     check_read_permit(&server, &principal.tenant)?;
-    let (job, number) = job_of(&server, &principal, path).await?;
+    let (job, number, right) = job_to_change(&server, &principal, path).await?;
     let request: LeaseRequest = read_json(&server, &principal.tenant, body).await?;
     Epoch::check_want(&request)?;
     job.admit_lease(&request)?;
@@ -119,7 +121,8 @@ pub async fn post(
     let component = headers_in.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
     let reader = LeaseReader::new(&server, &principal, &job, &epoch, Component::from_word(component))?;
     let costs = Arc::clone(reader.tally.costs());
-    let pieces = lease_stream(reader, &epoch, &request, granted, recorded);
+    let stamp = right.check()?;
+    let pieces = lease_stream(reader, &epoch, &request, granted, (recorded, right));
     let body = body_of_stream(
         &server,
         coalesce(Arc::clone(&server.read_ahead), pieces),
@@ -131,7 +134,7 @@ pub async fn post(
         .status(StatusCode::OK)
         .header(header::CONTENT_TYPE, headers::FRAMES)
         .header(header::CACHE_CONTROL, "no-store");
-    respond(head, body)
+    Ok(stamped(respond(head, body)?, stamp))
 }
 
 fn lease_stream(
@@ -139,7 +142,7 @@ fn lease_stream(
     epoch: &Epoch,
     request: &LeaseRequest,
     granted: Granted,
-    recorded: Recorded,
+    (recorded, right): (Recorded, JobRight),
 ) -> BoxStream<'static, Result<Piece, BodyError>> {
     let Granted { status, lease, again, entries, left, held } = granted;
     let from = (request.from as usize).min(entries.len());
@@ -210,7 +213,7 @@ fn lease_stream(
             stream::once(async move {
                 // Before the client has all: then its acks can come.
                 job.setup.window.note_lease(number, lease, *lock(&times));
-                match durable(&recorded, patience).await {
+                match durable(&recorded, patience).await.and_then(|()| right.check().map(drop)) {
                     Ok(()) => vec![end],
                     Err(error) => error_frame(u32::try_from(whole).unwrap_or(u32::MAX), &error),
                 }

@@ -22,6 +22,7 @@ mod files;
 mod frames;
 mod health;
 mod hits;
+mod job_right;
 mod jobs;
 mod leases;
 mod mounts;

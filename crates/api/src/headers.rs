@@ -22,6 +22,9 @@ pub const PIN: &str = "fletch-pin";
 /// The member that owns a chunk by the view of the server that replies: its id, a space, and its URL. In the
 /// answer of a server that does not have the job: the id of the member that has it.
 pub const OWNER: &str = "fletch-owner";
+/// By which right a server of a cluster answers for a job, a [`crate::TermStamp`]: the job's group, a space,
+/// its term, a space, and for how many milliseconds the server is its primary at least.
+pub const TERM: &str = "fletch-term";
 /// The hash of the bytes of a reply, if they were requested by the name of their place: those of a draft.
 pub const CONTENT: &str = "fletch-content";
 /// How the cache handled the request (RFC 9211).

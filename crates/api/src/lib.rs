@@ -24,6 +24,7 @@ pub mod node;
 pub mod origins;
 pub mod problem;
 pub mod routes;
+pub mod term;
 pub mod warmups;
 pub mod world;
 
@@ -51,6 +52,7 @@ pub use loaders::{AckedBy, JobLoaders, Loader, RankLoader};
 pub use mounts::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, Mounts};
 pub use origins::{OriginFailure, OriginList, OriginState, OriginView};
 pub use problem::{Code, Problem};
+pub use term::TermStamp;
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 pub use world::WorldSpec;
 

@@ -15,6 +15,8 @@ pub(crate) struct Call {
     pub headers: Vec<(HeaderName, HeaderValue)>,
     pub body: Option<Bytes>,
     pub subject: Subject,
+    /// Whether an answer that comes late does not count ([`crate::term`]), so that the call is made again.
+    pub must_be_in_time: bool,
     /// The id of the request, the same for each attempt.
     pub id: u64,
 }
@@ -27,6 +29,7 @@ impl Call {
             headers: Vec::new(),
             body: None,
             subject: Subject::Any,
+            must_be_in_time: false,
             id: rand::random(),
         }
     }
@@ -48,6 +51,12 @@ impl Call {
 
     pub fn json(self, body: Vec<u8>) -> Self {
         self.body(headers::JSON, body)
+    }
+
+    /// Says that an answer that comes late does not count.
+    pub fn in_time(mut self) -> Self {
+        self.must_be_in_time = true;
+        self
     }
 
     /// Says that the call is about a chunk, or about a file in it. `None`: every server is as good.

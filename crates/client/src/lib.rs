@@ -15,6 +15,8 @@
 //! 7. Changed files of TLS are used within about a second; broken ones change nothing.
 //! 8. With one server that is alone, every call is the requests to that server and no others. With several, a
 //!    server that does not answer ends no call while another one does (`route.rs`).
+//! 9. An answer for a job counts only by the highest term that was heard of. One to a lease request or an ack
+//!    counts only while its server is surely the job's primary (`term.rs`).
 
 mod admin;
 mod backoff;
@@ -35,6 +37,7 @@ pub mod selection;
 mod server;
 pub mod server_choice;
 mod tables;
+mod term;
 mod tls;
 mod token;
 

@@ -8,7 +8,7 @@
 
 use crate::tls::{HttpClient, TlsOptions};
 use crate::{ClientConfig, ClientError, Endpoint};
-use fletch_api::headers;
+use fletch_api::{TermStamp, headers};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -282,25 +282,49 @@ impl fmt::Debug for Server {
 
 /// The server that has a job, as far as a handle of the job knows. Clones of the handle share it.
 #[derive(Debug, Default)]
-pub(crate) struct JobServer(Mutex<Option<Arc<Server>>>);
+pub(crate) struct JobServer {
+    server: Mutex<Option<Arc<Server>>>,
+    /// The group of the job, and the highest term of it that a server named.
+    term: Mutex<Option<(String, u64)>>,
+}
 
 impl JobServer {
     pub fn new(server: Option<Arc<Server>>) -> Self {
-        JobServer(Mutex::new(server))
+        JobServer { server: Mutex::new(server), term: Mutex::default() }
     }
 
     pub fn get(&self) -> Option<Arc<Server>> {
-        self.0.lock().clone()
+        self.server.lock().clone()
+    }
+
+    /// Checks that an answer is of the highest term that a server named. Returns why it does not count.
+    ///
+    /// # Errors
+    /// What is wrong with the answer.
+    pub fn check_term(&self, told: &TermStamp) -> Result<(), String> {
+        let mut known = self.term.lock();
+        match &mut *known {
+            Some((group, term)) if *group == told.group => {
+                if told.term < *term {
+                    let TermStamp { group, term: old, .. } = told;
+                    return Err(format!("it answers for {group} by the term {old}, which term {term} ended"));
+                }
+                *term = told.term;
+            }
+            // The job was declared anew, in another group.
+            _ => *known = Some((told.group.clone(), told.term)),
+        }
+        Ok(())
     }
 
     /// Notes that a server answered for the job.
     pub fn answered(&self, server: &Arc<Server>) {
-        *self.0.lock() = Some(Arc::clone(server));
+        *self.server.lock() = Some(Arc::clone(server));
     }
 
     /// Forgets a server that did not serve the job.
     pub fn forget(&self, failed: &Arc<Server>) {
-        let mut known = self.0.lock();
+        let mut known = self.server.lock();
         if known.as_ref().is_some_and(|server| Arc::ptr_eq(server, failed)) {
             *known = None;
         }
@@ -344,6 +368,19 @@ mod tests {
         assert_eq!(server.refused(Instant::now()), Refusal::Final);
         server.answered(None);
         assert_eq!(server.refused(Instant::now()), Refusal::First, "it accepted the token meanwhile");
+    }
+
+    #[test]
+    fn an_answer_of_a_lower_term_does_not_count() {
+        let told = |group: &str, term| TermStamp { group: group.into(), term, valid: Duration::ZERO };
+        let job = JobServer::default();
+        for term in [2, 2, 5] {
+            assert_eq!(job.check_term(&told("job-1", term)), Ok(()), "{term}");
+        }
+        let refused = job.check_term(&told("job-1", 4)).expect_err("it is old");
+        assert!(refused.contains("term 4") && refused.contains("term 5"), "{refused}");
+        assert_eq!(job.check_term(&told("job-1", 5)), Ok(()));
+        assert_eq!(job.check_term(&told("sweep-1.0", 1)), Ok(()), "terms of two groups do not compare");
     }
 
     #[test]

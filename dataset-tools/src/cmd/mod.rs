@@ -172,7 +172,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Cluster { what } => cluster::run(&ctx, what),
         Command::Warmup(args) => warmup::run(&ctx, &args),
         Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
-        Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
+        Command::Unregister { name } => server::unregister(&ctx, &name),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => status::status(&ctx).map(|()| Exit::Ok),
         Command::Top { once, interval } => status::top(&ctx, once, interval),

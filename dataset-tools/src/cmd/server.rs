@@ -2,7 +2,7 @@
 
 use super::prepare::give_credentials;
 use super::{Context, absent};
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::run::written;
 use fletch_api::{Code, Dataset, RegisterDataset, RegisteredDataset, Unconfirmed};
 use fletch_core::DatasetName;
@@ -98,7 +98,8 @@ fn row(w: &mut dyn io::Write, d: &Dataset) -> io::Result<()> {
     if d.tables == d.uri { writeln!(w) } else { writeln!(w, "\ttables {}", d.tables) }
 }
 
-pub fn unregister(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
+/// Unregisters a dataset. [`Exit::Partial`]: some servers may still serve it.
+pub fn unregister(ctx: &Context, name: &DatasetName) -> Result<Exit, Failure> {
     #[derive(Serialize)]
     struct Unregistered<'a> {
         name: &'a DatasetName,
@@ -108,7 +109,8 @@ pub fn unregister(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     let client = ctx.client()?;
     let unconfirmed = &*ctx.rt.block_on(client.unregister(name))?;
     warn_unconfirmed(ctx, name, unconfirmed);
-    ctx.out.result(&Unregistered { name, unconfirmed }, |w| writeln!(w, "{name}"))
+    ctx.out.result(&Unregistered { name, unconfirmed }, |w| writeln!(w, "{name}"))?;
+    Ok(if unconfirmed.is_empty() { Exit::Ok } else { Exit::Partial })
 }
 
 pub fn datasets(ctx: &Context) -> Result<(), Failure> {

@@ -1,7 +1,7 @@
 //! The registrations of a cluster: reads them from etcd, executes them here, and writes changes.
 //!
-//! I1. Changes are executed in the order of revisions, each once. After a watch that broke, everything is
-//!     read again.
+//! I1. Changes are executed in the order of revisions, each once. After a watch that broke or was idle,
+//!     everything is read again.
 //! I2. Deletions are executed only while etcd has the cluster that this server joined. An etcd that was wiped
 //!     ends no access.
 //! I3. `seen/ID` is written after the changes are durable in this server's log, and in force.
@@ -244,17 +244,10 @@ impl Shared {
     }
 
     async fn follow(&self, catalog: &Catalog) -> Result<(), CatalogError> {
-        let (_, now) = self.check_cluster().await?;
-        // An etcd that went back in time was restored from a backup.
-        let cursor = self.known().cursor;
-        if cursor == 0 || now < cursor {
-            self.load(catalog).await?;
-        }
-        let ended = self.watch(catalog).await;
-        if ended.is_err() {
-            self.known().cursor = 0;
-        }
-        ended
+        // A watch that ended or was idle may have missed changes, also where etcd has a higher revision than
+        // before: it may have been restored from a backup, and have other changes since.
+        self.load(catalog).await?;
+        self.watch(catalog).await
     }
 
     async fn watch(&self, catalog: &Catalog) -> Result<(), CatalogError> {
@@ -402,7 +395,8 @@ impl Shared {
     /// Waits until the members have executed a revision. Returns those that did not.
     ///
     /// A member that is up is waited for until it would count as down. One that is down may be cut off from
-    /// etcd, and still serve.
+    /// etcd, and still serve, also after the ring has forgotten it. So every member counts that has ever
+    /// confirmed a change, until it stopped in good order.
     async fn unconfirmed(&self, revision: u64) -> Vec<MemberId> {
         let end = Instant::now() + self.of.member_ttl;
         loop {
@@ -415,10 +409,10 @@ impl Shared {
                 for kv in page.keys {
                     let id = MemberId::new(&String::from_utf8_lossy(&kv.key[prefix.len()..]));
                     let seen = from_text::<SeenRecord>(&kv.value);
-                    if let (Ok(id), Ok(seen)) = (id, seen)
-                        && seen.revision >= revision
-                    {
-                        missing.remove(&id);
+                    match (id, seen) {
+                        (Ok(id), Ok(seen)) if seen.revision >= revision => drop(missing.remove(&id)),
+                        (Ok(id), _) if id != *self.cluster.own_id() => drop(missing.insert(id)),
+                        _ => {}
                     }
                 }
             }

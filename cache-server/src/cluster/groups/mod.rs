@@ -15,11 +15,17 @@
 //! I4. A server that finds another primary of a group sets its ledgers of that group aside. It deletes none.
 //! I5. A group goes to another server only if somebody gives up what was delivered since a saved state, and
 //!     only while its primary has no key in etcd.
-//! I6. (I7 of the whole) For other tenants a job does not exist, wherever it is.
+//! I6. A primary confirms nothing after its tenure ([`crate::cluster::Tenure`]), nor before it has read the
+//!     groups in that tenure. The check comes after the ledger is durable, and before the answer.
+//! I7. A term never goes back. Each server remembers the highest term of a group that moved, and beside a
+//!     ledger the term in which it came here. If etcd has a lower one, a backup was restored: the servers
+//!     write the higher one back, and set nothing aside.
+//! I8. (I7 of the whole) For other tenants a job does not exist, wherever it is.
 
 mod records;
 mod shared;
 mod table;
+mod terms;
 
 use crate::{
     cluster::{ClusterState, EtcdError},
@@ -28,7 +34,7 @@ use crate::{
         jobs::{Record, RecordSummary, Registry},
     },
 };
-use fletch_api::WaitingJob;
+use fletch_api::{TermStamp, WaitingJob};
 use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
@@ -87,6 +93,14 @@ pub enum GroupError {
     /// A record of a newer format.
     #[error("the coordinator has a record that this server cannot read: {0}: {1}")]
     Record(String, String),
+    /// This server cannot prove that it still is the primary.
+    #[error("this server cannot confirm that it still has job {job}: {why}")]
+    Unproven {
+        /// The job's name or id.
+        job: String,
+        /// What is missing.
+        why: &'static str,
+    },
     /// Others changed the same at every try.
     #[error("other servers changed the job or its group at every try")]
     Contended,
@@ -119,6 +133,8 @@ pub struct GroupStats {
     pub taken_over: u64,
     /// Jobs whose ledgers this server set aside.
     pub set_aside: u64,
+    /// Groups whose term this server wrote back, because etcd had forgotten it.
+    pub corrected: u64,
 }
 
 /// The groups of a cluster. Does nothing on a server that is alone.
@@ -143,6 +159,16 @@ impl Groups {
         let Some(shared) = &self.shared else { return Ok(()) };
         let name = shared.name_of(domain, tenant, id);
         shared.place_of(domain, tenant, id)?.check(&name)
+    }
+
+    /// Returns by which right this server answers for a job now. `None` on a server that is alone, and for a
+    /// job that the cluster does not know.
+    ///
+    /// # Errors
+    /// Those of [`Groups::check`], and [`GroupError::Unproven`].
+    pub fn right(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Option<TermStamp>, GroupError> {
+        let Some(shared) = &self.shared else { return Ok(None) };
+        shared.right(domain, tenant, id)
     }
 
     /// Checks that this server may declare a new job of a version. The job's group need not exist.
@@ -193,9 +219,9 @@ impl Groups {
     ///
     /// # Errors
     /// [`GroupError`].
-    pub async fn revived(&self, id: &str) -> Result<(), GroupError> {
+    pub async fn revived(&self, registry: &Registry, id: &str) -> Result<(), GroupError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        shared.revived(id).await
+        shared.revived(registry, id).await
     }
 
     /// Deletes a job and its ledgers. A job whose server is gone may be deleted at the next one.

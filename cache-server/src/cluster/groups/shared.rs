@@ -1,7 +1,10 @@
 //! The part of the groups that waits: reads the keys from etcd, and writes changes.
 //!
-//! I1. Changes are noted in the order of revisions. After a watch that broke, everything is read again.
+//! I1. Changes are noted in the order of revisions. After a watch that ended or was idle, and when a tenure
+//!     begins, everything is read again.
 //! I2. Every write compares the record of the cluster, so an etcd that was wiped gets none.
+
+mod correction;
 
 use super::{
     GroupError, GroupStats, NewJob, detail,
@@ -10,6 +13,7 @@ use super::{
         single_group,
     },
     table::{JobPlace, Me, Table},
+    terms::Terms,
 };
 use crate::{
     cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
@@ -18,8 +22,9 @@ use crate::{
         jobs::{Record, RecordSummary, Registry},
     },
 };
-use fletch_api::WaitingJob;
+use fletch_api::{TermStamp, WaitingJob};
 use fletch_core::{Domain, Tenant};
+use fletch_host::clock::BootTime;
 use fletch_host::replace::replace_file;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
@@ -31,7 +36,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
+use tokio::{
+    sync::{Notify, watch},
+    task::spawn_blocking,
+    time::sleep,
+};
 
 /// How soon a failed read or write is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -39,6 +48,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 const TRIES: usize = 8;
 /// How often a lasting fault is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
+/// After this time without news of etcd, the watch is silently dead. It exceeds the time after which an idle
+/// watch is opened anew.
+const SILENT_AFTER: Duration = Duration::from_secs(40);
 /// The file of the state directory that says to which cluster the jobs were brought.
 const BROUGHT_FILE: &str = "jobs.cluster";
 
@@ -48,6 +60,7 @@ struct Counts {
     claimed: AtomicU64,
     taken_over: AtomicU64,
     set_aside: AtomicU64,
+    corrected: AtomicU64,
 }
 
 /// The groups, with what this server needs to change them.
@@ -57,6 +70,7 @@ pub struct Shared {
     cluster: Arc<ClusterState>,
     brought: PathBuf,
     table: Mutex<Table>,
+    terms: Arc<Terms>,
     counts: Counts,
     pub changed: Notify,
     /// Held by whoever compares the jobs of this server's disk with the table.
@@ -78,6 +92,7 @@ impl Shared {
             cluster,
             brought: state.join(BROUGHT_FILE),
             table: Mutex::default(),
+            terms: Arc::new(Terms::open(state)),
             counts: Counts::default(),
             changed: Notify::new(),
             comparing: tokio::sync::Mutex::default(),
@@ -93,9 +108,15 @@ impl Shared {
     pub fn stats(&self) -> GroupStats {
         let (jobs, groups) = self.table().owned(&self.me);
         let of = |count: &AtomicU64| count.load(Relaxed);
-        let Counts { claimed, taken_over, set_aside } = &self.counts;
-        let (claimed, taken_over, set_aside) = (of(claimed), of(taken_over), of(set_aside));
-        GroupStats { jobs, groups, claimed, taken_over, set_aside }
+        let Counts { claimed, taken_over, set_aside, corrected } = &self.counts;
+        GroupStats {
+            jobs,
+            groups,
+            claimed: of(claimed),
+            taken_over: of(taken_over),
+            set_aside: of(set_aside),
+            corrected: of(corrected),
+        }
     }
 
     pub fn place_of(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<JobPlace, GroupError> {
@@ -132,6 +153,33 @@ impl Shared {
             .collect();
         waiting.sort_by(|a, b| a.name.cmp(&b.name));
         waiting
+    }
+
+    /// Returns by which right this server answers for a job. See [`super::Groups::right`].
+    pub fn right(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Option<TermStamp>, GroupError> {
+        let place = self.place_of(domain, tenant, id)?;
+        let unproven = |why| Err(GroupError::Unproven { job: self.name_of(domain, tenant, id), why });
+        if place == JobPlace::Unknown {
+            return unproven("etcd does not know the job yet");
+        }
+        place.check(&self.name_of(domain, tenant, id))?;
+        let Some(tenure) = self.cluster.tenure() else {
+            return unproven("its lease in etcd was not renewed in time");
+        };
+        let (held, read_in, heard) = {
+            let table = self.table();
+            let job = table.job(domain, tenant, id);
+            let group = job.and_then(|job| Some((&job.value.group, table.groups.get(&job.value.group)?)));
+            let held = group.map(|(group, held)| (group.clone(), held.value.term));
+            (held, table.tenure, table.heard)
+        };
+        if read_in != tenure.number {
+            return unproven("it reads again which jobs it has");
+        }
+        if heard.is_none_or(|at| at.elapsed() > SILENT_AFTER) {
+            return unproven("it has no news of etcd");
+        }
+        Ok(held.map(|(group, term)| TermStamp { group, term, valid: tenure.valid }))
     }
 
     /// Returns the record of a job of a tenant.
@@ -177,7 +225,7 @@ impl Shared {
             }
             JobKey::Group(group) => {
                 let record = from_text(&kv.value).map_err(bad)?;
-                table.put_group(group, kv.mod_revision, record);
+                self.note_group(table, group, kv.mod_revision, record);
             }
             JobKey::Unknown => {}
         }
@@ -185,22 +233,33 @@ impl Shared {
     }
 
     async fn read_all(&self) -> Result<(), GroupError> {
+        // Before the read: a tenure that begins meanwhile needs another one.
+        let tenure = self.cluster.tenures().map_or(0, |numbers| *numbers.borrow());
+        let heard = Some(BootTime::now());
         let page = self.of.etcd.read_prefix(&self.of.keys.jobs()).await?;
         let (cluster, _) = self.check_cluster().await?;
         let is_loaded = self.table().is_loaded;
-        let mut new = Table { cluster, cursor: page.revision, is_loaded, ..Table::default() };
+        let mut new = Table { cluster, cursor: page.revision, is_loaded, tenure, heard, ..Table::default() };
         for kv in &page.keys {
             self.note(&mut new, kv)?;
         }
+        self.note_missing(&mut new);
         let mut table = self.table();
-        // A write of this server may be newer than what was read.
+        if page.revision < table.cursor {
+            // The watch has seen more meanwhile.
+            (table.tenure, table.heard) = (tenure, heard);
+            return Ok(());
+        }
+        // A write of this server may be newer than what was read. After a watch that ended, etcd may have
+        // lost what it had, so that the revisions do not compare.
+        let compares = table.cursor > 0;
         for (id, job) in &table.jobs {
-            if job.revision > page.revision {
+            if compares && job.revision > page.revision {
                 new.put_job(id.clone(), job.revision, job.value.clone());
             }
         }
         for (group, record) in &table.groups {
-            if record.revision > page.revision {
+            if compares && record.revision > page.revision {
                 new.put_group(group.clone(), record.revision, record.value.clone());
             }
         }
@@ -214,6 +273,7 @@ impl Shared {
     /// Reads all jobs, and compares them with those of this server's disk.
     pub async fn load(&self, registry: &Registry) -> Result<(), GroupError> {
         self.read_all().await?;
+        self.correct().await?;
         self.compare(registry).await?;
         self.table().is_loaded = true;
         Ok(())
@@ -286,12 +346,13 @@ impl Shared {
             return Ok(true);
         }
         let term = holder.as_ref().map_or(1, |held| held.value.term);
-        let job = JobRecord {
-            group: group.clone(),
-            term: known.as_ref().map_or(term, |job| job.value.term),
-            is_long: own.is_long,
-            record: Record::clone(own),
-        };
+        // etcd may have forgotten in which term the ledgers came here.
+        let of_ledgers = registry.ledger_term(&id).await;
+        let term = known.as_ref().map_or(term, |job| job.value.term).max(of_ledgers);
+        if term > of_ledgers {
+            registry.keep_ledger_term(&id, term).await?;
+        }
+        let job = JobRecord { group: group.clone(), term, is_long: own.is_long, record: Record::clone(own) };
         if known.as_ref().is_some_and(|known| known.value == job) && holder.is_some() {
             return Ok(true);
         }
@@ -325,15 +386,19 @@ impl Shared {
             ops.push(put(of_group, to_text(&claim)));
         }
         let done = self.of.etcd.transact(&compare, &ops).await?;
-        if done.succeeded {
+        if !done.succeeded {
+            return Ok(false);
+        }
+        {
             let mut table = self.table();
             if claims {
-                table.put_group(job.group.clone(), done.revision, claim);
+                self.note_group(&mut table, job.group.clone(), done.revision, claim);
                 self.counts.claimed.fetch_add(1, Relaxed);
             }
             table.put_job(id.to_owned(), done.revision, job);
         }
-        Ok(done.succeeded)
+        self.persist_terms().await?;
+        Ok(true)
     }
 
     /// Records a new job of this server.
@@ -404,8 +469,8 @@ impl Shared {
                     "this server takes over a group of jobs, because a saved state came for one of them"
                 );
                 self.counts.taken_over.fetch_add(1, Relaxed);
-                self.table().put_group(group, done.revision, new);
-                return Ok(());
+                self.note_group(&mut self.table(), group, done.revision, new);
+                return self.persist_terms().await;
             }
             self.read_all().await?;
             sleep(RETRY_AFTER).await;
@@ -414,7 +479,7 @@ impl Shared {
     }
 
     /// Says that a job has its ledgers here.
-    pub async fn revived(&self, id: &str) -> Result<(), GroupError> {
+    pub async fn revived(&self, registry: &Registry, id: &str) -> Result<(), GroupError> {
         for _ in 0..TRIES {
             let (job, holder) = {
                 let table = self.table();
@@ -426,8 +491,9 @@ impl Shared {
                 let job = JobRecord { term: held.value.term, ..job.value.clone() };
                 (job, (held.revision, held.value.clone()))
             };
+            let term = job.term;
             if self.write(id, job, Some(holder)).await? {
-                return Ok(());
+                return Ok(registry.keep_ledger_term(id, term).await?);
             }
             self.read_all().await?;
         }
@@ -516,6 +582,7 @@ impl Shared {
                 _ => self.note(&mut table, &event.kv)?,
             }
         }
+        self.note_missing(&mut table);
         table.cursor = revision;
         let is_other = |group: &String| table.groups.get(group).is_some_and(|held| !self.me.has(&held.value));
         Ok(groups.iter().any(is_other))
@@ -551,30 +618,31 @@ impl Shared {
     }
 
     async fn follow(&self, registry: &Registry) -> Result<(), GroupError> {
-        let (_, now) = self.check_cluster().await?;
-        let (cursor, is_loaded) = {
-            let table = self.table();
-            (table.cursor, table.is_loaded)
-        };
-        // An etcd that went back in time was restored from a backup.
-        if cursor == 0 || now < cursor || !is_loaded {
-            self.load(registry).await?;
-        }
-        let ended = self.watch(registry).await;
-        if ended.is_err() {
-            self.table().cursor = 0;
-        }
-        ended
+        let Some(mut tenures) = self.cluster.tenures() else { return Err(GroupError::NoCluster) };
+        tenures.mark_unchanged();
+        // The watch may have missed changes, also where etcd has the same revision as before.
+        self.table().cursor = 0;
+        self.load(registry).await?;
+        self.watch(registry, &mut tenures).await
     }
 
-    async fn watch(&self, registry: &Registry) -> Result<(), GroupError> {
+    /// Executes changes until the watch ends or is idle, or a tenure begins: another server may have had the
+    /// groups before it.
+    async fn watch(&self, registry: &Registry, tenures: &mut watch::Receiver<u64>) -> Result<(), GroupError> {
         let (prefix, from) = (self.of.keys.jobs(), self.table().cursor + 1);
         let mut watch = self.of.etcd.watch_from(&prefix, from).await?;
-        while let Some(events) = watch.next().await? {
-            if self.execute(events).await? {
+        loop {
+            let news = tokio::select! {
+                news = watch.next() => news?,
+                _ = tenures.changed() => None,
+            };
+            let Some(events) = news else { return Ok(()) };
+            self.table().heard = Some(BootTime::now());
+            let is_elsewhere = self.execute(events).await?;
+            self.correct().await?;
+            if is_elsewhere {
                 self.compare(registry).await?;
             }
         }
-        Ok(())
     }
 }

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::cluster::{ClusterView, Keyed};
 use fletch_core::{Domain, MemberId, Tenant};
-use std::collections::BTreeMap;
+use fletch_host::clock::BootTime;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// This server, as groups name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +31,14 @@ pub struct Table {
     pub cursor: u64,
     /// Whether everything was read once.
     pub is_loaded: bool,
+    /// The number of the server's tenure when everything was read last.
+    pub tenure: u64,
+    /// When etcd was heard of last.
+    pub heard: Option<BootTime>,
     pub jobs: BTreeMap<String, Keyed<JobRecord>>,
     pub groups: BTreeMap<String, Keyed<GroupRecord>>,
+    /// The groups of which etcd has a lower term than the record in `groups`, or nothing.
+    pub behind: BTreeSet<String>,
 }
 
 /// Where a job is.

@@ -3,6 +3,7 @@
 //! [`Registry`] keeps the record of every job in the state directory and opens a job at its first request;
 //! an [`OpenJob`] has what its [epochs](crate::training::epochs) share.
 
+mod ledger_term;
 mod loaders;
 mod open_job;
 mod plan;

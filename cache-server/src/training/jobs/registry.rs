@@ -12,6 +12,7 @@
 //!    request opens it from its record and its ledgers.
 
 use super::{
+    ledger_term,
     open_job::{JobProgress, OpenJob, epoch_of_file},
     record::{RECORD_FILE, Record, RecordSummary, is_long},
     settings::{self, StoredSettings},
@@ -521,6 +522,21 @@ impl Registry {
             self.jobs.lock().insert(id.to_owned(), again);
         }
         moved
+    }
+
+    /// Returns the term of the cluster in which a job's ledgers came here. 1: they were always here.
+    pub async fn ledger_term(&self, id: &str) -> u64 {
+        let dir = self.dir.join(id);
+        spawn_blocking(move || ledger_term::read(&dir)).await.unwrap_or(1)
+    }
+
+    /// Remembers the term in which a job's ledgers came to this server.
+    ///
+    /// # Errors
+    /// [`JobError::Io`].
+    pub async fn keep_ledger_term(&self, id: &str, term: u64) -> Result<(), JobError> {
+        let dir = self.dir.join(id);
+        spawn_blocking(move || ledger_term::write(&dir, term)).await.map_err(|_| JobError::TaskLost)?
     }
 
     /// Replaces a job's settings. `check` gets the least bytes that all other jobs have set, in sum.

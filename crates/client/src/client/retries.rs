@@ -14,9 +14,11 @@ use crate::body::{BodyLength, Responder};
 use crate::call::Call;
 use crate::route::Subject;
 use crate::server::{Refusal, Server};
+use crate::term::TermValidity;
 use bytes::Bytes;
 use fletch_api::{Code, headers, routes};
 use fletch_core::{Hash, Kind};
+use fletch_host::clock::BootTime;
 use http::{HeaderValue, StatusCode, header};
 use reqwest::{RequestBuilder, Response};
 use std::{
@@ -62,10 +64,12 @@ enum Round {
     Late,
 }
 
-/// An answer with an expected status, and the number of the server's view.
+/// An answer with an expected status, the number of the server's view, and by which term it counts.
 pub(super) struct Received {
     pub answer: Answer,
     pub view: Option<u64>,
+    /// `None` for an answer whose body is not read yet: it carries the term itself.
+    pub term: Option<TermValidity>,
 }
 
 impl Client {
@@ -189,7 +193,7 @@ impl Client {
                     false => timeout_at(until, attempt).await,
                 };
                 match tried {
-                    Ok(Ok(Received { answer: Answer::Elsewhere(url), view })) => {
+                    Ok(Ok(Received { answer: Answer::Elsewhere(url), view, .. })) => {
                         self.look_at_view(&server, view, until).await;
                         hops += 1;
                         if hops > REDIRECTS_MAX {
@@ -199,6 +203,11 @@ impl Client {
                         server = self.sent_on(call, &server, &url, until).await.map_err(Round::Failed)?;
                     }
                     Ok(Ok(answer)) => {
+                        if let (true, Some(term)) = (call.must_be_in_time, &answer.term)
+                            && let Err(why) = term.check()
+                        {
+                            break responder(&server).unreachable(why);
+                        }
                         self.counters.failovers.fetch_add(u64::from(failed.is_some()), Relaxed);
                         self.look_at_view(&server, answer.view, until).await;
                         if let Some(job) = &self.job_server {
@@ -341,6 +350,7 @@ impl Client {
     ) -> Result<Received, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
         let server_says = responder(server);
+        let sent = BootTime::now();
         let response = request.send().await.map_err(|e| server_says.transport(&e))?;
         self.first_answer.record();
         self.counters.answered(response.headers());
@@ -352,18 +362,25 @@ impl Client {
             // Read to its end, so that the connection can be used again.
             drop(server_says.body(response, BodyLength::AtMost(JSON_BYTES_MAX)).await);
             server.answered(from);
-            return Ok(Received { answer: Answer::Elsewhere(url), view });
+            return Ok(Received { answer: Answer::Elsewhere(url), view, term: None });
         }
-        let response = server_says.accept(response, want).await?;
+        let mut response = server_says.accept(response, want).await?;
+        let term = TermValidity::of(&response, sent);
+        if let (Some(job), Some(told)) = (&self.job_server, &term) {
+            job.check_term(&told.stamp).map_err(|why| server_says.unreachable(why))?;
+        }
         let Some(length) = length else {
+            if let Some(term) = term {
+                response.extensions_mut().insert(term);
+            }
             server.answered(from);
-            return Ok(Received { answer: Answer::Open(response), view });
+            return Ok(Received { answer: Answer::Open(response), view, term: None });
         };
         let content = response.headers().get(headers::CONTENT).and_then(|v| v.to_str().ok()?.parse().ok());
         let bytes = server_says.body(response, length).await?;
         server.answered(from);
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
-        Ok(Received { answer: Answer::Whole(WholeAnswer { bytes, content }), view })
+        Ok(Received { answer: Answer::Whole(WholeAnswer { bytes, content }), view, term })
     }
 }
 

@@ -228,10 +228,16 @@ impl JobHandle {
     /// [`ClientError`].
     pub async fn send_acks(&self, epoch: u64, acks: &Acks) -> Result<Acked, ClientError> {
         if acks.loader.is_some() {
-            return self.post_epoch(epoch, "acks", acks).await;
+            return self.post_acks(epoch, acks).await;
         }
         let acks = Acks { loader: Some(self.loader.for_request()?), ..acks.clone() };
-        self.post_epoch(epoch, "acks", &acks).await
+        self.post_acks(epoch, &acks).await
+    }
+
+    async fn post_acks(&self, epoch: u64, acks: &Acks) -> Result<Acked, ClientError> {
+        let path = routes::epoch(&self.job.id, epoch, "acks");
+        let call = Call::new(Method::POST, path).json(to_json(acks)?).in_time();
+        self.client.json(&call, &[StatusCode::OK]).await.map(|answer| answer.1)
     }
 
     /// Renews every held lease and sends every release for as long as this future is polled. Run it beside

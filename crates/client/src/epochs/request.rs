@@ -11,7 +11,9 @@ use super::{
     lease::{AckToken, LeaseBatch, LeasedSample, Next},
     stream::{Stream, StreamError, checked},
 };
-use crate::{ClientError, backoff::Backoff, body::Responder, call::Call, client::to_json};
+use crate::{
+    ClientError, backoff::Backoff, body::Responder, call::Call, client::to_json, term::TermValidity,
+};
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
     BatchItem, ChunkSpan, Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleHead, SampleRef,
@@ -134,6 +136,7 @@ impl Requester {
             }
         })?;
         let endpoint = server.shown.to_string();
+        let term = response.extensions().get::<TermValidity>().cloned();
         let mut stream = Stream::new(Responder(&endpoint), response, client.io_timeout());
         let Some(Frame::Grant { grant }) = stream.frame().await.map_err(StreamError::Retry)? else {
             return Err(stream.broken("a lease stream does not begin with a grant frame"));
@@ -146,6 +149,9 @@ impl Requester {
             GrantStatus::Granted => None,
         };
         if let Some(next) = none {
+            if let (Some(term), Next::Last | Next::Done) = (&term, &next) {
+                term.check().map_err(|why| StreamError::Retry(stream.server.unreachable(why)))?;
+            }
             return Ok(Answer { next, hold: None });
         }
         if let Some(grants) = grants.take() {
@@ -186,6 +192,10 @@ impl Requester {
         ended?;
         if lease.samples.len() != lease.grant.entries.len() {
             return Err(stream.broken("a lease stream ended before the lease's last sample"));
+        }
+        // Asked again, the server sends no sample twice, and says once more that the lease counts.
+        if let Some(term) = &term {
+            term.check().map_err(|why| StreamError::Retry(stream.server.unreachable(why)))?;
         }
         let Some(PartialLease { grant, samples, hold }) = partial.take() else {
             return Err(stream.broken("no lease"));

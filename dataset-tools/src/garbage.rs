@@ -38,7 +38,6 @@ pub struct Keep {
 /// A version and its files.
 #[derive(Debug, Clone, Serialize)]
 pub struct StoredVersion {
-    /// The root.
     pub root: Root,
     /// Since when no tag can have named it, as far as the times of the files show.
     pub unused_since: String,

@@ -19,23 +19,14 @@ pub use page::serve;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Op {
-    /// LOOKUP
     Lookup,
-    /// GETATTR
     Getattr,
-    /// READLINK
     Readlink,
-    /// OPEN
     Open,
-    /// READ
     Read,
-    /// OPENDIR
     Opendir,
-    /// READDIR
     Readdir,
-    /// READDIRPLUS
     Readdirplus,
-    /// STATFS
     Statfs,
     /// GETXATTR and LISTXATTR
     Xattr,

@@ -28,7 +28,6 @@ pub struct OpenVersion {
     pub fallback: Option<Fallback>,
     /// The watch of the server, unless the mount may read the origin instead.
     pub watch: Option<Arc<ServerWatch>>,
-    /// The version.
     pub version: Version,
     chunks: Arc<dyn ChunkSource>,
 }

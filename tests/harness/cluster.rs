@@ -268,6 +268,16 @@ impl EtcdCluster {
         })
     }
 
+    /// Returns the revision of the first process. It grows with every write.
+    ///
+    /// # Panics
+    /// If the process does not answer.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        let status = self.post(0, "/v3/maintenance/status", "{}").expect("etcd answers");
+        status["header"]["revision"].as_str().and_then(|text| text.parse().ok()).expect("a revision")
+    }
+
     fn post(&self, i: usize, path: &str, body: &str) -> Option<Value> {
         self.nodes[i].process.as_ref()?;
         let mut c = Command::new("curl");

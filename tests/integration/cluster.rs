@@ -254,3 +254,37 @@ fn etcd_may_speak_tls_and_ask_for_a_user() {
     until("the server is in touch again", Duration::from_secs(10), || up(1.0));
     assert_eq!(agreed(&[&a], "a:up", NEWS), view);
 }
+
+/// Copies a directory with all that is in it.
+fn copy_all(from: &std::path::Path, to: &std::path::Path) {
+    drop(stdout(&run(Command::new("cp").arg("-a").arg(from).arg(to))));
+}
+
+#[test]
+fn of_two_servers_with_one_state_one_keeps_the_name() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let [a, b] = servers(&etcd, &[]);
+    let view = agreed(&[&a, &b], "a:up b:up", NEWS);
+    let mut copy = ClusterServer::new("a", &etcd, &[]);
+    copy_all(&a.place("state").join("."), &copy.place("state"));
+    let log = copy.start_in_vain();
+    assert!(log.contains("another server is up as a at") && log.contains("a copy of this state"), "{log}");
+    assert_eq!(agreed(&[&a, &b], "a:up b:up", NEWS), view);
+
+    // The first one is paused until it counts as down. Then the copy has the name.
+    a.signal(nix::sys::signal::Signal::SIGSTOP);
+    until("it counts as down", SILENCE, || b.members() == "a:down b:up");
+    copy.start();
+    agreed(&[&copy, &b], "a:up b:up", NEWS);
+    a.signal(nix::sys::signal::Signal::SIGCONT);
+    until("the first one says that it has lost the name", SILENCE, || {
+        a.log().contains("another server is up as a at") && a.status("/livez") == 200
+    });
+    // Nobody writes over the other one's key.
+    let before = etcd.revision();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(etcd.revision() <= before + 2, "{} revisions in two seconds", etcd.revision() - before);
+}

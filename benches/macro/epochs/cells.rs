@@ -80,7 +80,6 @@ impl Dataset<'_> {
         cell
     }
 
-    /// Returns all cells.
     pub fn cells(&self) -> Vec<Cell> {
         let near = [0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.1];
         let mut all = Vec::new();

@@ -41,7 +41,7 @@ use crate::{
     },
     training::{
         allocation::{Allocator, Limits as AllocationLimits, TenantShare},
-        epochs::JobContext,
+        epochs::{JobContext, LeaseClock},
         jobs::Registry,
         prefetch::{PrefetchContext, PrefetchPool},
         sweep::{Recorder, SweepContext},
@@ -96,7 +96,6 @@ pub enum Phase {
 
 /// The parts of a running server.
 pub struct Server {
-    /// The limits.
     pub limits: Limits,
     /// Authentication.
     pub auth: Auth,
@@ -140,7 +139,6 @@ pub struct Server {
     pub accounts: Arc<Accounts>,
     /// What the cache saved, across restarts.
     pub savings: SavingsFile,
-    /// The metrics of requests.
     pub requests: Arc<RequestMetrics>,
     /// How long reads wait, and where.
     pub read_watch: Arc<ReadWatch>,
@@ -301,6 +299,7 @@ impl Server {
             ledger_bytes: limits.ledger_bytes,
             job_ttl: limits.job_ttl,
             since: Instant::now(),
+            lease_clock: LeaseClock::new(),
             disk_reads: Default::default(),
             counts: Default::default(),
         };
@@ -408,7 +407,6 @@ impl Server {
         })
     }
 
-    /// Returns the phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Acquire) {

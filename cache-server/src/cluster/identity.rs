@@ -5,11 +5,12 @@
 //!     could begin anew over their ledgers.
 
 use super::{ClusterError, view::ClusterView};
-use fletch_core::MemberId;
+use fletch_core::{Hash, MemberId};
 use fletch_host::replace::replace_file;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -35,6 +36,20 @@ pub struct Identity {
 /// Returns a random number in hexadecimal.
 pub fn random_hex() -> String {
     format!("{:032x}", rand::random::<u128>())
+}
+
+/// Returns a hash of this machine's start and of a directory on it, or an empty text if one is not known.
+///
+/// A copy of the directory, or the same one at another machine, has another hash. Blocking.
+pub fn place(dir: &Path) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    match (boot, std::fs::metadata(dir)) {
+        (Ok(boot), Ok(meta)) => {
+            let text = format!("{} {} {}", boot.trim(), meta.dev(), meta.ino());
+            Hash::of(text.as_bytes()).to_string()[..32].to_owned()
+        }
+        _ => String::new(),
+    }
 }
 
 impl Identity {

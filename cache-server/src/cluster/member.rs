@@ -159,6 +159,8 @@ impl EtcdMember {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             peer_protocol: PEER_PROTOCOL,
             phase: MemberPhase::Up,
+            process: identity::random_hex(),
+            place: identity::place(dir),
         };
         let last = identity.uid.as_ref().and_then(|_| identity::last_view(dir));
         let joined = last.is_some();

@@ -18,7 +18,6 @@ const ANSWER_BYTES_MAX: u32 = 16 << 10;
 /// An order to other members.
 #[derive(Debug, Clone)]
 pub struct PeerOrder {
-    /// The method.
     pub method: Method,
     /// The path and the query, below `/v1/peers/`.
     pub path: String,

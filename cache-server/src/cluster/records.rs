@@ -108,6 +108,21 @@ pub struct MemberRecord {
     /// The protocol that it speaks with other servers, [`PEER_PROTOCOL`] of its build.
     #[serde(default = "first_peer_protocol")]
     pub peer_protocol: u32,
+    /// A random number of its process, in hexadecimal. Empty in records of older builds.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub process: String,
+    /// A hash of the machine and the directory where its state lies. Empty if that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub place: String,
+}
+
+impl MemberRecord {
+    /// Whether this is the record of another process with a copy of the same state directory.
+    #[must_use]
+    pub fn is_twin_of(&self, own: &MemberRecord) -> bool {
+        let is_same = self.incarnation == own.incarnation && self.phase == MemberPhase::Up;
+        is_same && !self.process.is_empty() && self.process != own.process
+    }
 }
 
 fn first_peer_protocol() -> u32 {
@@ -119,7 +134,6 @@ fn first_peer_protocol() -> u32 {
 pub struct Keyed<T> {
     /// The revision of its last change. 0 where the key does not exist.
     pub revision: u64,
-    /// The value.
     pub value: T,
 }
 
@@ -186,6 +200,8 @@ mod tests {
             build: "0.1.0".into(),
             peer_protocol: PEER_PROTOCOL,
             phase: MemberPhase::Restarting,
+            process: String::new(),
+            place: String::new(),
         };
         let text = String::from_utf8(to_text(&record)).expect("UTF-8");
         assert_eq!(
@@ -195,7 +211,10 @@ mod tests {
                 r#""build":"0.1.0","phase":"restarting","peer_protocol":1}"#
             )
         );
-        assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record));
+        assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record.clone()));
+        let named = MemberRecord { process: "7".into(), place: "9".into(), ..record };
+        let text = String::from_utf8(to_text(&named)).expect("UTF-8");
+        assert!(text.ends_with(r#""peer_protocol":1,"process":"7","place":"9"}"#), "{text}");
         let ring =
             r#"{"format":1,"members":[{"id":"b","url":"u","weight":7},{"id":"a","url":"v","weight":1}]}"#;
         assert_eq!(from_text::<Ring>(ring.as_bytes()).expect("a ring").members()[0].id.as_str(), "a");

@@ -7,7 +7,9 @@
 //! I1. Every write compares the revision that the snapshot showed. A lost race writes nothing, and the next
 //!     snapshot decides anew. So a step can be tried again without harm.
 //! I2. A member never takes the key of a member that is up with another incarnation.
-//! I3. A server that joined before writes nothing into a cluster with another uid, or without one.
+//! I3. Of two processes with copies of one state directory, the one that is up keeps the key. The other one
+//!     writes nothing.
+//! I4. A server that joined before writes nothing into a cluster with another uid, or without one.
 
 use super::records::{ClusterRecord, MemberPhase, MemberRecord, Snapshot};
 use fletch_core::{
@@ -83,6 +85,18 @@ pub enum Refusal {
         /// The URL of the other server.
         url: String,
     },
+    /// Another process has a copy of the state directory.
+    #[error(
+        "another server is up as {id} at {url} with a copy of this state directory; end one of the two, and \
+         give a cloned server an empty --state-dir and its own cluster.id. If the other one is dead, wait for \
+         cluster.member_ttl and start again"
+    )]
+    StateInUse {
+        /// The name.
+        id: MemberId,
+        /// The URL of the other server.
+        url: String,
+    },
     /// The cluster has no room.
     #[error("the cluster has {MEMBERS_MAX} members, which is the limit; drain one and stop it")]
     Full,
@@ -111,6 +125,14 @@ pub fn next_step(
         .filter(|m| m.value.incarnation != own.record.incarnation && m.value.phase != MemberPhase::Restarting)
     {
         return Err(Refusal::IdInUse { id: own.id.clone(), url: other.value.url.clone() });
+    }
+    if let Some(twin) = here.filter(|m| m.value.is_twin_of(&own.record)) {
+        // A process of the very same directory held its lock before, so it has ended.
+        let has_ended = !own.record.place.is_empty() && twin.value.place == own.record.place;
+        let has_joined = lease.is_some_and(|(_, put_at)| put_at > 0);
+        if has_joined || !has_ended {
+            return Err(Refusal::StateInUse { id: own.id.clone(), url: twin.value.url.clone() });
+        }
     }
     // The revision that this lease's put had: a record of the same text can be of an earlier lease.
     let Some((_, put_at)) = lease else { return Ok(Step::Grant) };
@@ -151,6 +173,8 @@ mod tests {
                 build: "0".into(),
                 peer_protocol: PEER_PROTOCOL,
                 phase: MemberPhase::Up,
+                process: format!("process-{i}"),
+                place: format!("place-{i}"),
             },
             weight: Weight::About(100),
             starts: true,
@@ -242,6 +266,28 @@ mod tests {
                 prop_assert!(gone.iter().all(|id| ring.value.get(id).is_none()));
             }
         }
+    }
+
+    #[test]
+    fn a_copy_of_the_state_directory_is_refused_while_the_other_one_is_up() {
+        let cluster = Some(ClusterRecord { uid: "u".into() });
+        let mut etcd = Snapshot { cluster, ..Snapshot::default() };
+        let mut first = own(1).record;
+        first.process = "first".into();
+        etcd.members.insert(id(1), Keyed { revision: 7, value: first.clone() });
+        let restarted = own(1);
+        assert_eq!(next_step(&restarted, &etcd, Some((1, 0)), &[]), Ok(Step::Put(7)), "the same directory");
+        let mut copy = own(1);
+        copy.record.place = "elsewhere".into();
+        let refused = next_step(&copy, &etcd, None, &[]).expect_err("a copy");
+        assert!(matches!(refused, Refusal::StateInUse { .. }), "{refused}");
+        let refused = next_step(&restarted, &etcd, Some((1, 5)), &[]).expect_err("its key was taken");
+        assert!(matches!(refused, Refusal::StateInUse { .. }), "{refused}");
+        first.phase = MemberPhase::Restarting;
+        etcd.members.insert(id(1), Keyed { revision: 8, value: first });
+        assert_eq!(next_step(&copy, &etcd, Some((1, 0)), &[]), Ok(Step::Put(8)), "the other one stopped");
+        etcd.members.clear();
+        assert_eq!(next_step(&copy, &etcd, Some((1, 0)), &[]), Ok(Step::Put(0)), "the other one is down");
     }
 
     #[test]

@@ -20,7 +20,6 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// A tenure that lasts now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tenure {
-    /// Its number.
     pub number: u64,
     /// How long the lease lives at least. No other server takes a group over until then.
     pub valid: Duration,

@@ -191,6 +191,8 @@ mod tests {
             build: "0".into(),
             peer_protocol: PEER_PROTOCOL,
             phase,
+            process: String::new(),
+            place: String::new(),
         }
     }
 

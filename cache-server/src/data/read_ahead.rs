@@ -76,7 +76,6 @@ impl ReadAhead {
         })
     }
 
-    /// Returns the reserved bytes.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         (u64::from(self.all.all) - self.all.kib.available_permits() as u64) << 10

@@ -16,7 +16,6 @@ use fletch_bounds::{Gate, RecordWait as _, RequestId, Waits};
 use std::{sync::Arc, time::Instant};
 use tracing::{field, info_span};
 
-/// One request.
 pub struct RequestContext {
     pub started: Instant,
     id: RequestId,

@@ -65,7 +65,6 @@ impl ApiError {
         ApiError::new(Code::Internal, detail, SEE_LOG)
     }
 
-    /// Returns its code.
     #[must_use]
     pub fn code(&self) -> Code {
         self.0.code

@@ -71,7 +71,6 @@ fn answer(kind: &'static str, text: impl Into<axum::body::Body>) -> Response {
     (headers, text.into()).into_response()
 }
 
-/// Returns the page.
 pub async fn page() -> Response {
     answer(HTML, include_str!("../../page/index.html"))
 }

@@ -58,7 +58,6 @@ pub fn parse_param<T: FromStr<Err: std::fmt::Display>>(text: &str) -> ApiResult<
 /// A body, and the memory that it holds. Parse it with [`Received::json`].
 #[derive(Debug)]
 pub struct Received {
-    /// The bytes.
     pub bytes: Bytes,
     memory: RequestBytes,
 }

@@ -3,6 +3,8 @@
 //! Server and client compile against these types, and `docs/openapi.json` is generated from them. Contains no
 //! server or client code. Only this crate maps the [`fletch_core::Kind`] of an error to an HTTP status.
 
+#![warn(missing_docs)]
+
 pub mod accounts;
 pub mod allocation;
 pub mod batch;

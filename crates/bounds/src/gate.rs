@@ -28,7 +28,6 @@ pub enum Gate {
     ChunkMemory,
     /// Other reads of the disk.
     DiskQueue,
-    /// The disk.
     Disk,
     /// Another server of the cluster.
     Peer,

@@ -29,7 +29,6 @@ task_local! {
 
 /// Gets each wait besides the [`Waits`] themselves, such as a histogram.
 pub trait RecordWait: Send + Sync {
-    /// Records a wait.
     fn record_wait(&self, gate: Gate, waited: Duration);
 }
 

@@ -18,6 +18,8 @@
 //! 9. An answer for a job counts only by the highest term that was heard of. One to a lease request or an ack
 //!    counts only while its server is surely the job's primary (`term.rs`).
 
+#![warn(missing_docs)]
+
 mod admin;
 mod backoff;
 mod batch;

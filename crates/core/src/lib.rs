@@ -6,6 +6,8 @@
 //!
 //! The glossary in `docs/ARCHITECTURE.md` defines the words; `docs/FORMATS.md` describes the formats.
 
+#![warn(missing_docs)]
+
 pub mod benefit;
 pub mod capacity;
 pub mod cluster;

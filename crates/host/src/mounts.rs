@@ -17,7 +17,6 @@ use std::{
 /// How long [`of_fletch`] waits for all mounts together.
 pub const HEALTH_WITHIN: Duration = Duration::from_secs(2);
 
-/// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
     /// The device, as `major:minor`.

@@ -12,6 +12,8 @@
 //! 4. No secret is in a URI, an error, a log line or a `Debug` output. No body or header of a server is.
 //! 5. No client follows a redirect. A client of data connects only to addresses that its `[[origin]]` allows.
 
+#![warn(missing_docs)]
+
 mod address;
 mod authorities;
 mod aws_profile;

@@ -161,7 +161,6 @@ pub struct Case {
     pub units: Vec<u32>,
     /// Cache size as a part of the dataset.
     pub cache: f64,
-    /// The jobs.
     pub jobs: Vec<JobSpec>,
     /// Start of the measured time, in seconds.
     pub warm: f64,

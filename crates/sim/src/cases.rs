@@ -101,7 +101,6 @@ pub const GRID_CACHES: [f64; 4] = [0.05, 0.1, 0.2, 0.5];
 pub const GRID_JOBS: [usize; 6] = [1, 2, 3, 4, 8, 16];
 /// Arrangements of the grid.
 pub const GRID_HOW: [&str; 5] = ["aligned", "staggered", "random", "pause", "churn"];
-/// Speeds of the grid.
 pub const GRID_SPEEDS: [&str; 3] = ["equal", "5%", "mixed"];
 
 /// Returns one case of the grid: `how` and `speed` as in [`GRID_HOW`] and [`GRID_SPEEDS`].

@@ -27,6 +27,8 @@
 //!    their hash;
 //! 6. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
 
+#![warn(missing_docs)]
+
 pub mod allocator;
 mod buffer_pool;
 mod copies;

@@ -56,7 +56,6 @@ pub struct Found {
 }
 
 impl Found {
-    /// The entry.
     #[must_use]
     pub fn entry(&self) -> EntryRef<'_> {
         self.part.entries.get(self.row)

@@ -46,7 +46,6 @@ pub(crate) fn acceptor() -> TlsAcceptor {
 pub struct PemPair {
     /// The certificate.
     pub cert: String,
-    /// The key.
     pub key: String,
 }
 

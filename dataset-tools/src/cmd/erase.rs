@@ -51,7 +51,6 @@ struct Report<'a> {
     mounts: Vec<String>,
     /// The objects of packs that hold it.
     packed_chunks: usize,
-    /// All its chunks.
     chunks: usize,
     /// The version without it.
     root: Option<String>,

@@ -40,7 +40,6 @@ pub struct OwnPaths {
     pub uid: u32,
     /// The directory of the socket and of the lock.
     pub dir: PathBuf,
-    /// The socket.
     pub socket: PathBuf,
     /// The state directory of the server on this machine.
     pub state: PathBuf,

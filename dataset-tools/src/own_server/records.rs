@@ -19,7 +19,6 @@ const BYTES_MAX: u64 = 16 << 10;
 pub struct MadeMount {
     /// The directory, without links.
     pub dir: PathBuf,
-    /// The dataset.
     pub dataset: String,
     /// Whether it reads from the own server.
     #[serde(default)]

@@ -15,7 +15,6 @@ use std::path::Path;
 /// One step of the walk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Row {
-    /// A file.
     File {
         /// Its entry path.
         path: String,
@@ -145,7 +144,6 @@ impl Catalogue {
         self.count == 0
     }
 
-    /// Reads rows `from..to`.
     fn read(&self, from: u64, to: u64) -> io::Result<Vec<Row>> {
         let first = from.saturating_sub(1);
         let mut ends = vec![0; usize::try_from((to - first) * 8).unwrap_or(0)];

@@ -99,7 +99,6 @@ pub struct PackReport {
     pub kept: Option<Kept>,
 }
 
-/// One pack.
 struct Pack<'a> {
     options: &'a PackOptions,
     run: &'a Run<'a>,

@@ -30,7 +30,6 @@ pub struct MountRow {
 /// A credential that somebody handed to the server. It holds no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CredentialRow {
-    /// The origin.
     pub origin: String,
     /// A name of whoever owns it, such as a shortened key id.
     pub identity: String,
@@ -66,7 +65,6 @@ pub struct Snapshot {
     pub allocation: Allocation,
     /// The origins; empty if the caller is no admin.
     pub origins: Vec<OriginView>,
-    /// The mounts.
     pub mounts: Vec<MountRow>,
     /// The credentials; empty if the caller is no admin.
     pub credentials: Vec<CredentialRow>,

@@ -11,7 +11,6 @@ pub enum Align {
     Right,
 }
 
-/// A table of text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TextTable {
     columns: Vec<(&'static str, Align)>,

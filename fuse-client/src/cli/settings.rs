@@ -12,7 +12,6 @@ use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 /// The version to mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// The dataset.
     pub dataset: DatasetName,
     /// The tag or root, as text.
     pub version: String,
@@ -91,7 +90,6 @@ pub struct Settings {
 pub struct DatasetsSettings {
     /// The directory with a link for each dataset, absolute.
     pub dir: PathBuf,
-    /// The servers.
     pub server: Servers,
     /// The tags that are mounted in addition to `latest`.
     pub tags: Option<GlobMatcher>,
@@ -114,7 +112,6 @@ pub struct ProcessSettings {
     pub server: Option<Servers>,
     /// The job to read for.
     pub job: JobName,
-    /// The token.
     pub token: Option<TokenSource>,
     /// The certificates for an `https://` server.
     pub tls: TlsOptions,

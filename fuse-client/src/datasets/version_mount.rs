@@ -23,7 +23,6 @@ use std::{
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-/// A mounted version.
 pub struct VersionMount {
     /// The root of the version.
     pub root: Root,

@@ -167,7 +167,6 @@ impl Watcher {
         }
     }
 
-    /// Returns the directory.
     #[must_use]
     pub fn directory(&self) -> &DatasetsDir {
         &self.dir

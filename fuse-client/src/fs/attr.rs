@@ -49,7 +49,6 @@ impl InodeKind {
 pub struct Attr {
     /// The inode number.
     pub ino: u64,
-    /// The kind.
     pub kind: InodeKind,
     /// The size in bytes: of the content, or of a symlink's target.
     pub size: u64,

@@ -58,7 +58,6 @@ pub fn dataset_id(root: Root) -> DatasetId {
 /// The bytes to fetch, named by their hash: a chunk or a whole file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FetchRequest {
-    /// A chunk.
     Chunk {
         /// BLAKE3 of its bytes.
         hash: Hash,
@@ -248,7 +247,6 @@ impl Reader {
         Reader { counters, ..self }
     }
 
-    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &Arc<ReadCounters> {
         &self.counters

@@ -32,7 +32,6 @@ pub fn has_namespace(name: &[u8]) -> bool {
 /// One entry of a directory listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
-    /// The name.
     pub name: String,
     /// The offset at which a listing continues after this entry.
     pub offset: u64,
@@ -45,7 +44,6 @@ pub struct DirEntry {
 pub struct Totals {
     /// Content bytes.
     pub bytes: u64,
-    /// Entries.
     pub entries: u64,
 }
 
@@ -62,7 +60,6 @@ impl Tree {
         Tree { version }
     }
 
-    /// Returns the version.
     #[must_use]
     pub fn version(&self) -> &Version {
         &self.version

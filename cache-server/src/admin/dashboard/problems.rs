@@ -30,11 +30,8 @@ pub struct Findings<'a> {
     pub at_ns: u64,
     /// The state of the disk tier and its explanation. `None` without a disk tier, and for all but admins.
     pub disk: Option<(&'a str, Option<&'a str>)>,
-    /// The origins.
     pub origins: &'a [OriginView],
-    /// The jobs.
     pub jobs: &'a [DashboardJob],
-    /// The mounts.
     pub mounts: &'a [Mount],
     /// What the server counted. `None` for all but admins.
     pub counted: Option<Counted>,
@@ -64,7 +61,6 @@ pub struct Counted {
 /// What was read of a dataset in an hour.
 #[derive(Debug, Clone)]
 pub struct ReadDataset {
-    /// The dataset.
     pub name: DatasetName,
     /// The bytes of its version.
     pub version_bytes: u64,

@@ -44,7 +44,6 @@ pub struct Now {
 /// The numbers of a job.
 #[derive(Debug, Clone)]
 pub struct JobReading {
-    /// The id.
     pub id: String,
     /// The latest epoch.
     pub epoch: Option<EpochProgress>,
@@ -83,7 +82,6 @@ impl JobReading {
 pub struct JobVerdict {
     /// What it does.
     pub state: JobState,
-    /// What it waits for.
     pub waits_for: Option<WaitsFor>,
     /// Since when, in nanoseconds since 1970.
     pub since_ns: u64,

@@ -2,7 +2,6 @@
 
 use super::{Environment, File};
 
-/// One setting.
 pub(super) struct Setting {
     /// The key in the settings file.
     pub key: &'static str,
@@ -14,16 +13,13 @@ pub(super) struct Setting {
     pub help: &'static str,
     /// Returns the value in the settings file.
     pub in_file: fn(&File) -> Option<String>,
-    /// Returns the default.
     pub default: fn(&Environment) -> String,
 }
 
 /// The form of a value in the settings file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A text.
     Text,
-    /// A number.
     Number,
     /// `true` or `false`.
     Switch,

@@ -38,7 +38,6 @@ pub struct JobRecord {
 pub enum JobKey {
     /// A job, by its id.
     Job(String),
-    /// A group.
     Group(String),
     /// The key of a newer build.
     Unknown,

@@ -48,9 +48,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 /// A dataset whose last listing or seal here made no version.
 #[derive(Debug, Clone)]
 pub struct FailedRefresh {
-    /// Its domain.
     pub domain: Domain,
-    /// Its name.
     pub dataset: DatasetName,
     /// Why.
     pub problem: Problem,
@@ -63,9 +61,7 @@ fn unix_ns() -> u64 {
 
 /// Where a run about a dataset reads and writes.
 struct RunPlaces {
-    /// The objects.
     objects: OriginUri,
-    /// The tables.
     tables: OriginUri,
     /// The journals and temporary tables. (I7) Each dataset of each domain has a directory of its own, so
     /// that no run meets the lock or the journal of another domain.

@@ -53,7 +53,6 @@ struct LogFile {
     failing: bool,
 }
 
-/// The log.
 #[derive(Debug)]
 pub struct LearnedLog {
     path: PathBuf,

@@ -55,7 +55,6 @@ pub fn cost_of(tier: Tier) -> Cost {
 pub struct Payer {
     /// Whether a client or another server asks.
     pub asker: Asker,
-    /// The tenant.
     pub tenant: Tenant,
     /// The costs of the job's reads of the dataset.
     pub costs: Arc<JobCosts>,

@@ -64,9 +64,7 @@ pub struct PackedFile {
 /// Verified bytes of a span, and the tier that they came from.
 #[derive(Debug, Clone)]
 pub struct SpanBytes {
-    /// The bytes.
     pub bytes: Bytes,
-    /// The tier.
     pub tier: Tier,
 }
 

@@ -48,7 +48,6 @@ pub enum BreakerState {
 /// What a caller may do with the home now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// Ask it.
     Ask,
     /// Leave it alone, and start the one probe.
     Probe,
@@ -105,7 +104,6 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> BreakerState {
         match self.phase {

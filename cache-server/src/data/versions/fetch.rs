@@ -49,7 +49,6 @@ const BLOCKING_BYTES: usize = 64 << 10;
 /// How often a store calls a fetch, at most: rows of two sources, one repetition, and the final error.
 pub const ATTEMPTS: u32 = 2 * ROWS_MAX as u32 + 2;
 
-/// Fetches one chunk.
 pub struct ChunkFetch {
     versions: Arc<Versions>,
     sources: Arc<Sources>,

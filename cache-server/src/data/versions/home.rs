@@ -221,7 +221,6 @@ pub struct HomeOrigin {
 }
 
 impl HomeOrigin {
-    /// Returns the home.
     #[must_use]
     pub fn home(&self) -> &Arc<Home> {
         &self.home
@@ -233,7 +232,6 @@ impl HomeOrigin {
         &self.origin
     }
 
-    /// Returns the URI.
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
         self.origin.uri()

@@ -101,7 +101,6 @@ pub struct CorruptionCounts {
 /// The condition of an origin of registered datasets.
 #[derive(Debug, Clone)]
 pub struct OriginCondition {
-    /// The domain.
     pub domain: Domain,
     /// The URI, which holds no secret.
     pub uri: String,

@@ -29,16 +29,13 @@ pub struct Source {
 /// A row of a part's chunk table.
 #[derive(Debug, Clone)]
 pub struct PartRow {
-    /// The part.
     pub part: usize,
-    /// The row.
     pub row: ChunkRow,
 }
 
 /// An object, and what it was when it was indexed.
 #[derive(Debug, Clone)]
 pub struct ObjectLocation {
-    /// The origin.
     pub origin: HomeOrigin,
     /// The object's path.
     pub path: String,

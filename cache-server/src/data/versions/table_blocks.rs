@@ -169,7 +169,6 @@ pub struct TableLocation {
     pub origin: HomeOrigin,
     /// The version.
     pub root: Root,
-    /// The layout.
     pub layout: LayoutId,
 }
 

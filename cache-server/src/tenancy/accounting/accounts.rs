@@ -121,7 +121,6 @@ pub struct Row {
     pub tenant: Tenant,
     /// The job's label.
     pub job: Arc<str>,
-    /// The dataset.
     pub dataset: DatasetName,
     /// The kind of program.
     pub component: &'static str,

@@ -235,9 +235,7 @@ pub struct CostsOf {
     pub domain: Domain,
     /// The tenant of the job.
     pub tenant: Tenant,
-    /// The job.
     pub job: JobName,
-    /// The dataset.
     pub dataset: DatasetName,
 }
 

@@ -29,7 +29,6 @@ pub type ConnectionId = u64;
 /// The listener that accepted a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Listener {
-    /// TCP.
     Tcp,
     /// The unix socket.
     Unix,

@@ -12,7 +12,6 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The permits.
 #[derive(Debug)]
 pub struct FairPermits {
     state: Mutex<State>,

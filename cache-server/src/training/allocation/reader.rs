@@ -35,11 +35,8 @@ pub struct Measured {
 /// A running job.
 #[derive(Debug, Clone)]
 pub struct Reader {
-    /// Its id.
     pub id: String,
-    /// Its name.
     pub name: JobName,
-    /// Its tenant.
     pub tenant: Tenant,
     /// The domain of its dataset.
     pub domain: Domain,

@@ -7,7 +7,6 @@ use fletch_api::benefit::JobProbe;
 use fletch_core::benefit::{BatchObservation, Estimate};
 use std::time::Instant;
 
-/// A probe.
 #[derive(Debug)]
 pub(super) struct Probe {
     begun: Instant,

@@ -68,11 +68,8 @@ struct Inner {
 /// A lease as the ledger knows it.
 #[derive(Debug, Clone, Copy)]
 pub struct AckedLease {
-    /// The epoch.
     pub epoch: u64,
-    /// The lease.
     pub lease: u64,
-    /// The rank.
     pub rank: u32,
     /// The worker of the rank.
     pub worker: u32,

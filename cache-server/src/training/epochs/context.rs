@@ -1,5 +1,6 @@
 //! What the server gives to jobs and their epochs, and what it counts of them.
 
+use super::LeaseClock;
 use crate::{
     tenancy::tenants::Tenants,
     training::{benefit::ServiceLog, prefetch::PrefetchContext, sweep::SweepContext},
@@ -28,6 +29,8 @@ pub struct JobContext {
     pub job_ttl: Duration,
     /// When the server started.
     pub since: Instant,
+    /// The clock of leases.
+    pub lease_clock: LeaseClock,
     /// The latest reads of the disk for leases.
     pub disk_reads: ServiceLog,
     /// Totals since the server started.

@@ -8,7 +8,8 @@
 //! 1. (I2) Everything that changes the leases is an event, appended to the ledger under the same lock. So the
 //!    ledger has the events in the order in which they happened. An answer ends after its events are durable,
 //!    and nobody uses an answer that has not ended. No request waits for the disk under the lock.
-//! 2. A restart replays the ledger; leases that lived before it live on for a whole `lease_ttl`.
+//! 2. A restart replays the ledger; leases that lived before it live on for a whole `lease_ttl`. A pause of
+//!    the server does not count for leases.
 //! 3. A rejected request changes nothing, except that expired leases have ended.
 
 mod acks;
@@ -17,6 +18,7 @@ mod context;
 mod delivery;
 mod error;
 mod grant;
+mod lease_clock;
 mod ledger;
 mod prefetching;
 mod recovery;
@@ -46,6 +48,7 @@ use fletch_core::{
     plan::{OrderKey, Plan, World},
 };
 pub use grant::Granted;
+pub use lease_clock::LeaseClock;
 use ledger::LedgerFile;
 pub use ledger::{Recorded, is_unsynced};
 use parking_lot::{Mutex, MutexGuard};
@@ -75,7 +78,6 @@ pub struct JobSetup {
     pub charges: Arc<JobCharges>,
     /// The version's root.
     pub root: Root,
-    /// The layout.
     pub layout: LayoutId,
     /// The samples that each epoch delivers.
     pub plan: Plan,
@@ -93,7 +95,6 @@ pub struct JobSetup {
     pub replay: Option<Arc<ReplaySource>>,
     /// The plan's hash, its buckets included.
     pub hash: Hash,
-    /// The order.
     pub order: OrderKind,
     /// Sources for samples that an order asks for by name.
     pub exact: Arc<Sources>,
@@ -154,7 +155,7 @@ impl JobSetup {
     /// Returns the time in milliseconds on the clock of leases.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
-        u64::try_from(self.context.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+        self.context.lease_clock.now_ms()
     }
 
     /// Returns the number of steps of an epoch in this world.

@@ -30,7 +30,6 @@ pub struct Record {
     pub dataset: DatasetName,
     /// The version's root.
     pub root: Root,
-    /// The layout.
     pub layout: LayoutId,
 }
 

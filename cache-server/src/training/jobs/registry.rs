@@ -201,9 +201,7 @@ async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
 pub struct Place {
     /// The dataset through which the job reads.
     pub dataset: DatasetName,
-    /// The root.
     pub root: Root,
-    /// The layout.
     pub layout: LayoutId,
 }
 
@@ -734,6 +732,7 @@ impl Registry {
     /// Maintenance, as of `now_ns` (nanoseconds since the start): expired leases, changed shares, idle jobs,
     /// versions without a job.
     pub fn tick(&self, now_ns: u64) {
+        let _read_in_time = self.context.lease_clock.now_ms();
         self.close_idle(now_ns);
         self.all_opened().iter().for_each(|o| o.tick());
         self.sweeps().iter().for_each(|w| w.tick(now_ns));

@@ -44,7 +44,6 @@ impl StoredSettings {
         StoredSettings { path: dir.join(SETTINGS_FILE), now: Mutex::default() }
     }
 
-    /// Returns the settings.
     #[must_use]
     pub fn get(&self) -> JobSettings {
         *self.now.lock()

@@ -159,7 +159,6 @@ pub struct PrefetchContext {
     pub store: Arc<Store>,
     /// Fetches chunks.
     pub versions: Arc<Versions>,
-    /// Reads chunks.
     pub reads: Arc<ChunkReads>,
     /// Gets the waits of the reads.
     pub watch: Arc<ReadWatch>,

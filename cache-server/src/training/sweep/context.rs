@@ -13,7 +13,6 @@ use tokio_util::task::TaskTracker;
 pub struct SweepContext {
     /// Where chunks are kept.
     pub store: Arc<Store>,
-    /// Reads chunks.
     pub reads: Arc<ChunkReads>,
     /// Counts what the sweeps read.
     pub accounts: Arc<Accounts>,

@@ -44,7 +44,6 @@ const COUNT_AFTER: Duration = Duration::from_secs(3);
 /// What a reader made of one step of the walk or one object of the listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// A file.
     File {
         /// Its entry path.
         path: String,

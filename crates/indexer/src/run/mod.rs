@@ -62,7 +62,6 @@ pub struct Counters {
     pub entries: AtomicU64,
     /// Files whose bytes were read.
     pub files_read: AtomicU64,
-    /// Bytes read.
     pub bytes_read: AtomicU64,
     /// Files taken from the parent or from a journal without reading them.
     pub files_reused: AtomicU64,

@@ -88,7 +88,6 @@ pub struct RunOptions {
 pub struct RunReport {
     /// The version.
     pub root: String,
-    /// The layout.
     pub layout: String,
     /// The tag that was moved.
     pub tag: Option<String>,

@@ -40,7 +40,6 @@ const ASKS_MAX: u32 = 1000;
 /// One item of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listed {
-    /// An object.
     Object(ObjectMeta),
     /// The marker of a folder without other keys.
     EmptyDir {
@@ -49,7 +48,6 @@ pub enum Listed {
     },
     /// A symbolic link. Only drafts of directories have links.
     Link {
-        /// Its path.
         path: String,
         /// Its target, verbatim.
         target: String,
@@ -63,7 +61,6 @@ pub enum Listed {
     },
     /// A name of a list whose object could not be looked up.
     Failed {
-        /// Its path.
         path: String,
         /// The error of the origin.
         error: OriginError,

@@ -189,7 +189,6 @@ impl BaseDir {
         Ok(BaseDir { path: path.to_owned(), device: meta.dev(), inode: meta.ino() })
     }
 
-    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -48,7 +48,6 @@ pub struct Cluster {
     pub cache: f64,
     /// The bandwidth of the origin's link in GB/s.
     pub link: f64,
-    /// The datasets.
     pub datasets: Vec<Dataset>,
     /// The jobs, by start.
     pub jobs: Vec<Job>,

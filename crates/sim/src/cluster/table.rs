@@ -8,7 +8,6 @@ use serde::Serialize;
 pub const HEADING: &str = "cluster                                  arm      slowdown    p95  fairness  \
      GPU use  origin  hours  reassigned";
 
-/// One row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// The name of the mix.

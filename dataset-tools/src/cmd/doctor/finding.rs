@@ -41,17 +41,14 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns an error.
     pub fn error(check: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Finding { check, severity: Severity::Error, what: what.into(), fix: fix.into() }
     }
 
-    /// Returns a warning.
     pub fn warning(check: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Finding { severity: Severity::Warning, ..Finding::error(check, what, fix) }
     }
 
-    /// Returns a note.
     pub fn note(check: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Finding { severity: Severity::Note, ..Finding::error(check, what, fix) }
     }

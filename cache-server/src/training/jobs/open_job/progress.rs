@@ -8,9 +8,7 @@ use std::sync::Arc;
 /// How far an open job is.
 #[derive(Debug)]
 pub struct JobProgress {
-    /// The tenant.
     pub tenant: Tenant,
-    /// The name.
     pub name: JobName,
     /// The dataset that it reads.
     pub dataset: DatasetName,

@@ -300,3 +300,26 @@ fn a_forgotten_server_is_named_until_it_stops_or_is_drained() {
     b.start();
     until("it heard of all", BACK, || !has(&b, "d") && !has(&b, "f"));
 }
+
+/// With `cluster.stale_max`, a server that is cut off serves what was revoked for so long at most.
+#[test]
+fn a_server_that_is_cut_off_stops_after_stale_max() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let trees = Trees::new();
+    let [a, b] = servers(&etcd, &["--cluster-stale-max=3s"]);
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    run(&mut trees.register(&a.url, "d", "one"));
+    until("both know it", NEWS, || has(&b, "d"));
+    b.cut_all(true);
+    let cut = std::time::Instant::now();
+    assert_eq!(unregister(&a, "d").status().expect("fletch runs").code(), Some(3));
+    until("it serves nothing any more", Duration::from_secs(10), || b.status("/v1/datasets/d") == 503);
+    assert!(cut.elapsed() < Duration::from_secs(9), "{:?}", cut.elapsed());
+    assert!(b.text("/v1/jobs").contains("may have missed"), "jobs neither");
+    assert_eq!((b.status("/v1/cluster"), b.status("/metrics"), b.status("/livez")), (200, 200, 200));
+    b.cut_all(false);
+    until("it serves again, and not the dataset", BACK, || b.status("/v1/datasets/d") == 404);
+}

@@ -211,6 +211,11 @@ impl EtcdMember {
         Some(NotReady { what, failure: contact.failure.clone() })
     }
 
+    /// Returns whether there was no contact with etcd for `cluster.stale_max`.
+    pub fn is_stale(&self) -> bool {
+        self.stale_max.is_some_and(|max| self.contact.lock().last.elapsed() > max)
+    }
+
     pub fn shared_keys(&self) -> SharedKeys {
         let (etcd, keys, member_ttl) = (Arc::clone(&self.etcd), self.keys.clone(), self.member_ttl);
         SharedKeys { etcd, keys, member_ttl }

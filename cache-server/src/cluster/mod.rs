@@ -236,6 +236,16 @@ impl ClusterState {
         }
     }
 
+    /// Returns whether this server had no contact with etcd for `cluster.stale_max`. It may have missed that
+    /// something was revoked.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        match &self.coordinator {
+            Coordinator::Embedded { .. } => false,
+            Coordinator::Etcd(member) => member.is_stale(),
+        }
+    }
+
     /// Returns numbers for metrics.
     #[must_use]
     pub fn stats(&self) -> ClusterStats {

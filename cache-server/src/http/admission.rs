@@ -31,6 +31,9 @@ use fletch_core::{DatasetName, JobName, Root, Tenant};
 use fletch_store::ReaderKind;
 use std::{convert::Infallible, sync::Arc};
 
+/// The routes that a server answers after `cluster.stale_max` without etcd: they show nothing of datasets.
+const SERVED_STALE: &[&str] = &[routes::METRICS, routes::CLUSTER, routes::INFO];
+
 /// Routes without authentication: probes, which a kubelet sends, and the public description of the API. The
 /// files of the admin page need none either.
 const UNAUTHENTICATED_ROUTES: [&str; 4] = [routes::LIVEZ, routes::STARTUPZ, routes::READYZ, routes::OPENAPI];
@@ -69,6 +72,12 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     };
     if !allowed {
         return Err(forbidden(server, principal.role));
+    }
+    if server.cluster.is_stale() && !SERVED_STALE.iter().any(|served| path.starts_with(served)) {
+        let detail = "this server has had no contact with etcd for cluster.stale_max, so it may have missed \
+            what was revoked";
+        let hint = "ask another server of the cluster; check that this one can reach etcd";
+        return Err(ApiError::new(Code::NotReady, detail, hint));
     }
     if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
         // Without tokens all callers are one tenant, which may have all connections. A peer is no tenant.

@@ -247,6 +247,9 @@ impl HitSession {
     /// Authenticates a request and checks its access. `None` if the caller may not have what it asks for.
     fn caller(&self, request: &HitRequest<'_>) -> Option<Caller> {
         let server = &self.server;
+        if server.cluster.is_stale() {
+            return None;
+        }
         let principal = authenticate(server, &self.credentials, self.peer).ok()?;
         server.credentials.check_reader(self.peer).ok()?;
         if !principal.role.may_read() {

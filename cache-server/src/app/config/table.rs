@@ -336,7 +336,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cluster.stale_max",
         "cluster-stale-max",
         "TIME|off",
-        "After how long without etcd the server is not ready any more",
+        "After how long without etcd the server serves no datasets and jobs any more",
         |f| text(&f.cluster.stale_max),
         "off"
     ),

@@ -54,7 +54,7 @@ fn servers_are_compared_by_what_they_say() {
     until("both are named", Duration::from_secs(20), || {
         let (code, text) = check(&servers[0], None);
         let is_named = text.contains("b does not reach etcd") || text.contains("b is not ready");
-        code == Some(1) && is_named && text.contains("c does not answer")
+        code == Some(1) && is_named && text.contains("answer: c is away")
     });
 }
 

@@ -40,8 +40,9 @@ pub async fn check(State(server): State<Arc<Server>>, principal: Principal) -> A
     let mut settings = server.shared_settings.clone();
     let tokens = server.auth.fingerprint();
     settings.insert("tokens".to_owned(), tokens.map_or_else(|| "none".to_owned(), |hash| short_hash(&hash)));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let peers = cluster.check_peers(PEERS_WITHIN.min(server.limits.io_timeout)).await;
+    // After the wait for the others: the caller compares it with the time at which the answer comes.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Json(MemberCheck {
         id: cluster.own_id().to_string(),
         build: env!("CARGO_PKG_VERSION").to_owned(),

@@ -14,10 +14,10 @@ use fletch_api::{
 use fletch_core::{DatasetName, Hash, MemberId, MountId, Root, TagName};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The longest wait for one server of a cluster that is checked. It waits for the others meanwhile.
-const CHECK_WITHIN: Duration = Duration::from_secs(8);
+const CHECK_WITHIN: Duration = Duration::from_secs(5);
 
 /// A server of a cluster, and what it says of itself.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct CheckedMember {
     pub url: String,
     /// What it says of itself.
     pub check: Result<MemberCheck, ClientError>,
+    /// When the answer came, by the clock of this machine.
+    pub answered: SystemTime,
 }
 
 impl Client {
@@ -138,7 +140,7 @@ impl Client {
         let one = |url: String| self.at(&url).fail_fast().within(self.io_timeout().min(CHECK_WITHIN));
         let ask = |member: Member| async {
             let check = one(member.url.clone()).get_json(routes::CLUSTER_CHECK).await;
-            CheckedMember { id: member.id, url: member.url, check }
+            CheckedMember { id: member.id, url: member.url, check, answered: SystemTime::now() }
         };
         Ok(futures::future::join_all(view.members.into_iter().map(ask)).await)
     }

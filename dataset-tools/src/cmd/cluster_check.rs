@@ -8,10 +8,10 @@ use fletch_api::cluster::MemberCheck;
 use fletch_client::CheckedMember;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
-/// The largest difference of two clocks that is no finding: an answer may take that long.
-const CLOCKS_MAX: Duration = Duration::from_secs(4);
+/// The largest difference of two clocks that is no finding, in seconds: an answer may take that long.
+const CLOCKS_MAX: f64 = 2.0;
 /// The most servers in the table.
 const ROWS_MAX: usize = 1000;
 
@@ -34,20 +34,19 @@ struct Document<'a> {
 pub fn run(ctx: &Context) -> Result<Exit, Failure> {
     let (client, _) = ctx.reached()?;
     let members = ctx.rt.block_on(client.check_members())?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let report = compare(&members);
     let exit = report.exit();
     let servers = members.iter().filter_map(|m| m.check.as_ref().ok()).collect();
     let document = Document { servers, report };
     ctx.out.result(&document, |w| {
-        w.write_all(table(&members, now).render(ROWS_MAX).as_bytes())?;
+        w.write_all(table(&members).render(ROWS_MAX).as_bytes())?;
         document.report.write(w)
     })?;
     Ok(exit)
 }
 
 /// Returns a row for each server.
-fn table(members: &[CheckedMember], now: Duration) -> TextTable {
+fn table(members: &[CheckedMember]) -> TextTable {
     use Align::{Left, Right};
     let mut table = TextTable::new(&[
         ("SERVER", Left),
@@ -63,7 +62,6 @@ fn table(members: &[CheckedMember], now: Duration) -> TextTable {
     for member in members {
         let cells = match &member.check {
             Ok(check) => {
-                let apart = Duration::from_nanos(check.now_ns).as_secs_f64() - now.as_secs_f64();
                 let answer = check.peers.iter().filter(|peer| peer.problem.is_none()).count();
                 [
                     check.build.clone(),
@@ -71,7 +69,7 @@ fn table(members: &[CheckedMember], now: Duration) -> TextTable {
                     check.revision.map_or_else(|| "-".to_owned(), |revision| revision.to_string()),
                     if check.etcd_up { "up" } else { "away" }.to_owned(),
                     check.disk.clone().unwrap_or_else(|| "none".to_owned()),
-                    format!("{apart:+.1} s"),
+                    format!("{:+.1} s", ahead(member, check)),
                     format!("{answer} of {}", check.peers.len()),
                 ]
             }
@@ -90,7 +88,7 @@ fn compare(members: &[CheckedMember]) -> Report {
     report.add(&[ETCD], checks.iter().filter_map(|check| away(check)).collect());
     report.add(&[PEERS], checks.iter().flat_map(|check| deaf(check)).collect());
     report.add(&[DISK], checks.iter().filter_map(|check| bad_disk(check)).collect());
-    report.add(&[CLOCK], clocks(&checks).into_iter().collect());
+    report.add(&[CLOCK], clocks(members).into_iter().collect());
     report.add(&[BUILD], builds(&checks));
     report.add(&[SETTINGS], settings(&checks));
     report
@@ -109,7 +107,7 @@ fn silence(member: &CheckedMember) -> Option<Finding> {
                        server is the same";
             Some(Finding::error(ANSWER, format!("{id} refuses the token: {e}"), fix))
         }
-        Err(e) => Some(Finding::error(ANSWER, format!("{id} does not answer: {e}"), "start it, or drain it")),
+        Err(e) => Some(Finding::error(ANSWER, format!("{id} is away: {e}"), "start it, or drain it")),
     }
 }
 
@@ -141,14 +139,23 @@ fn bad_disk(check: &MemberCheck) -> Option<Finding> {
     Some(Finding::warning(DISK, what, "`fletch status` at that server says why"))
 }
 
-fn clocks(checks: &[&MemberCheck]) -> Option<Finding> {
-    let first = checks.iter().min_by_key(|check| check.now_ns)?;
-    let last = checks.iter().max_by_key(|check| check.now_ns)?;
-    let apart = Duration::from_nanos(last.now_ns - first.now_ns);
-    if apart <= CLOCKS_MAX {
+/// Returns by how many seconds the clock of a server is ahead of this machine's.
+fn ahead(member: &CheckedMember, check: &MemberCheck) -> f64 {
+    let answered = member.answered.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Duration::from_nanos(check.now_ns).as_secs_f64() - answered.as_secs_f64()
+}
+
+fn clocks(members: &[CheckedMember]) -> Option<Finding> {
+    let mut clocks: Vec<(f64, &str)> = members
+        .iter()
+        .filter_map(|member| Some((ahead(member, member.check.as_ref().ok()?), member.id.as_str())))
+        .collect();
+    clocks.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let ((slow, behind), (fast, before)) = (*clocks.first()?, *clocks.last()?);
+    if fast - slow <= CLOCKS_MAX {
         return None;
     }
-    let what = format!("the clock of {} is {:.0} s ahead of {}'s", last.id, apart.as_secs_f64(), first.id);
+    let what = format!("the clock of {before} is {:.0} s ahead of {behind}'s", fast - slow);
     Some(Finding::warning(CLOCK, what, "synchronise the clocks (chrony, systemd-timesyncd)"))
 }
 
@@ -217,7 +224,8 @@ mod tests {
             peers: vec![PeerCheck { id: "z".to_owned(), problem: None }],
         };
         change(&mut check);
-        CheckedMember { id: id.to_owned(), url: format!("http://{id}"), check: Ok(check) }
+        let answered = UNIX_EPOCH + Duration::from_secs(1000);
+        CheckedMember { id: id.to_owned(), url: format!("http://{id}"), check: Ok(check), answered }
     }
 
     fn text(members: &[CheckedMember]) -> (Exit, String) {

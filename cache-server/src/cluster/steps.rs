@@ -88,8 +88,8 @@ pub enum Refusal {
     /// Another process has a copy of the state directory.
     #[error(
         "another server is up as {id} at {url} with a copy of this state directory; end one of the two, and \
-         give a cloned server an empty --state-dir and its own cluster.id. If the other one is dead, wait for \
-         cluster.member_ttl and start again"
+         give a cloned server an empty --state-dir and its own cluster.id. If the other one is dead, wait \
+         for cluster.member_ttl and start again"
     )]
     StateInUse {
         /// The name.

@@ -95,7 +95,7 @@ fn compare(members: &[CheckedMember]) -> Report {
 }
 
 fn silence(member: &CheckedMember) -> Option<Finding> {
-    let CheckedMember { id, url, check } = member;
+    let CheckedMember { id, url, check, .. } = member;
     match check {
         Ok(check) if check.id == *id => None,
         Ok(check) => {

@@ -68,6 +68,9 @@ fn a_wrong_peer_token_is_named() {
     let token = |tokens: &str, role: &str| {
         let mut c = command("fletch-server");
         c.args(["token", "new", "--role", role, "--append"]).arg(at(tokens));
+        if role != "peer" {
+            c.args(["--tenant", "ops"]);
+        }
         let name = at(&format!("{role}-of-{tokens}"));
         fs::write(&name, stdout(&run(&mut c))).expect("token");
         name

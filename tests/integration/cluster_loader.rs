@@ -39,7 +39,7 @@ def note(name, numbers):
     with open(at(name), "a") as file:
         file.writelines(f"{n}\n" for n in numbers)
 
-state = torch.load(at("state"), weights_only=True) if os.path.exists(at("state")) else None
+state = torch.load(at("state")) if os.path.exists(at("state")) else None
 data = EpochDataset(
     Client(servers, timeout=5.0), "set", job="train", batch_size=4, transform=number, seed=7,
     state=state, **settings

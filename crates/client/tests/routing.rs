@@ -350,8 +350,9 @@ async fn a_server_that_does_not_know_the_token_yet_is_passed_by() {
     assert!([&a, &b, &c].iter().any(|s| e.to_string().contains(&s.url)), "the server is named: {e}");
     // One is silent, so it is waited for: it may accept the token.
     a.shared.set(Does::NeverAnswers);
+    let begun = tokio::time::Instant::now();
     let e = read(&client.within(Duration::from_secs(2)), 0).await.expect_err("nobody");
-    assert!(e.is_unreachable(), "{e}");
+    assert!(begun.elapsed() > Duration::from_secs(1), "{e}, {:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -82,7 +82,8 @@ class AckTracker:
         device: DeviceClock | None = None,
         server_wait: float | None = SERVER_WAIT_SECONDS,
     ) -> None:
-        self.job, self._label, self._server_wait = job, f"job {name}, epoch {epoch}", server_wait
+        self.job, self._label, self._epoch = job, f"job {name}, epoch {epoch}", epoch
+        self._server_wait = server_wait
         self.counts = dict.fromkeys(COUNTERS, 0)
         self.sum = _native.ReceiptSum(root)
         self._batches: deque[_TrackedBatch] = deque()

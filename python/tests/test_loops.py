@@ -92,8 +92,8 @@ def test_what_an_interrupt_took_is_not_held(hasty: Server, monkeypatch: pytest.M
     got = next(batches).tolist()
     wait_for_server, interrupts = lease_stream.wait_for_server, [KeyboardInterrupt()]
 
-    def interrupted(name: str, epoch: int, call: Any) -> Any:
-        answer = wait_for_server(name, epoch, call)
+    def interrupted(label: str, call: Any, most: float | None) -> Any:
+        answer = wait_for_server(label, call, most)
         # As if the signal had come when the call of the reader returned.
         if isinstance(call, partial) and interrupts:
             raise interrupts.pop()

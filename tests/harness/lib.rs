@@ -11,6 +11,7 @@ pub mod browser;
 pub mod calls;
 pub mod cgroup;
 pub mod cluster;
+pub mod cluster_data;
 pub mod console;
 pub mod fixture;
 pub mod kit;

@@ -8,8 +8,8 @@ use fletch_client::{
 use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::{Running, bin, command, run, stdout, without_variables};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
+use fletch_tests::cluster_data::ClusterData;
 use fletch_tests::fixture::Mounted;
-use fletch_tests::readers::Data;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
@@ -35,49 +35,6 @@ const SAMPLES: u32 = 96;
 /// The entries of a step of all ranks together.
 const BATCH: u32 = 8;
 const RANKS: u32 = 2;
-
-/// A dataset with its tables.
-struct Set {
-    data: Data,
-    tables: PathBuf,
-    scratch: TempDir,
-}
-
-impl Set {
-    fn new(seed: u64) -> Self {
-        let scratch = TempDir::with_prefix("fletch-jobs-").expect("scratch");
-        let data = Data::within(&scratch.path().join("data"), seed, u64::from(SAMPLES), 3_000);
-        let tables = scratch.path().join("tables");
-        fs::create_dir(&tables).expect("tables");
-        let mut c = command("fletch");
-        c.arg("index").arg(&data.dir).arg("--to").arg(&tables);
-        c.arg("--state-dir").arg(scratch.path().join("state"));
-        drop(stdout(&run(&mut c)));
-        Set { data, tables, scratch }
-    }
-
-    fn register(&self, server: &ClusterServer, token: Option<&Path>) {
-        let (uri, tables) = (self.data.dir.display().to_string(), self.tables.display().to_string());
-        server.register("set", &uri, &tables, token);
-    }
-
-    /// Starts three servers that know the dataset.
-    fn servers(&self, etcd: &EtcdCluster, more: &[&str], token: Option<&Path>) -> [ClusterServer; 3] {
-        let words = [&["--cache-free-floor=0"], more].concat();
-        let servers = ["a", "b", "c"].map(|id| {
-            let mut server = ClusterServer::new(id, etcd, &words);
-            server.start();
-            server
-        });
-        if token.is_none() {
-            agreed(&servers.each_ref(), "a:up b:up c:up", NEWS);
-        }
-        self.register(&servers[0], token);
-        let know = |s: &ClusterServer| s.text("/v1/datasets").contains("\"set\"");
-        until("all know the dataset", NEWS, || token.is_some() || servers.iter().all(know));
-        servers
-    }
-}
 
 fn client(server: &ClusterServer) -> Client {
     client_of(&server.url, None)
@@ -196,8 +153,8 @@ async fn six_jobs_declared_anywhere_by_all_ranks_are_one_job_each() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(1);
-    let servers = set.servers(&etcd, &[], None);
+    let set = ClusterData::new(1, SAMPLES.into());
+    let servers = set.servers::<3>(&etcd, &[], None);
     let name = |i: usize| format!("job-{i}");
     let order = |i: usize| if i.is_multiple_of(2) { OrderKind::Strict } else { OrderKind::Substitute };
     // Each rank has a client of its own, which knows one server.
@@ -252,8 +209,8 @@ async fn a_job_waits_for_its_server_and_goes_on_when_it_is_back() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(2);
-    let servers = set.servers(&etcd, &[], None);
+    let set = ClusterData::new(2, SAMPLES.into());
+    let servers = set.servers::<3>(&etcd, &[], None);
     let handles = [
         client(&servers[0]).declare(&ask("run", OrderKind::Strict)).await.expect("declared"),
         client(&servers[1]).declare(&ask("run", OrderKind::Strict)).await.expect("declared"),
@@ -290,8 +247,8 @@ async fn a_saved_state_moves_a_job_whose_server_is_gone() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(3);
-    let servers = set.servers(&etcd, &[], None);
+    let set = ClusterData::new(3, SAMPLES.into());
+    let servers = set.servers::<3>(&etcd, &[], None);
     let mut handles = Vec::new();
     for server in &servers[..2] {
         handles.push(client(server).declare(&ask("run", OrderKind::Strict)).await.expect("declared"));
@@ -338,8 +295,8 @@ async fn a_server_that_lost_its_state_directory_is_not_the_one_that_has_the_job(
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(7);
-    let servers = set.servers(&etcd, &[], None);
+    let set = ClusterData::new(7, SAMPLES.into());
+    let servers = set.servers::<3>(&etcd, &[], None);
     let job = client(&servers[0]).declare(&ask("run", OrderKind::Strict)).await.expect("declared");
     let got = Got::new(&job);
     take(&job, 0, 2, &got).await;
@@ -368,8 +325,8 @@ async fn without_etcd_jobs_wait_and_running_epochs_finish_when_it_is_back() {
         return;
     }
     let mut etcd = EtcdCluster::start(1);
-    let set = Set::new(4);
-    let servers = set.servers(&etcd, &[], None);
+    let set = ClusterData::new(4, SAMPLES.into());
+    let servers = set.servers::<3>(&etcd, &[], None);
     let mut handles = Vec::new();
     for server in &servers[..2] {
         handles.push(client(server).declare(&ask("run", OrderKind::Strict)).await.expect("declared"));
@@ -473,8 +430,8 @@ async fn a_rolling_restart_fails_no_read_and_loses_no_sample() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(9);
-    let mut servers = set.servers(&etcd, &[], None);
+    let set = ClusterData::new(9, SAMPLES.into());
+    let mut servers = set.servers::<3>(&etcd, &[], None);
     let view = agreed(&servers.each_ref(), "a:up b:up c:up", NEWS);
     let list = servers.each_ref().map(|s| s.url.as_str()).join(",");
     let dir = set.scratch.path().join("mnt");
@@ -538,7 +495,7 @@ async fn i7_a_job_of_another_tenant_does_not_exist_at_any_server() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(5);
+    let set = ClusterData::new(5, SAMPLES.into());
     let file = set.scratch.path().join("tokens.toml");
     let token = |name: &str, more: &[&str]| {
         let mut c = command("fletch-server");
@@ -555,7 +512,7 @@ async fn i7_a_job_of_another_tenant_does_not_exist_at_any_server() {
         format!("--local-dirs={}=*", set.scratch.path().display()),
     ];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let servers = set.servers(&etcd, &words, Some(&own));
+    let servers = set.servers::<3>(&etcd, &words, Some(&own));
     let mine = |s: &ClusterServer| client_of(&s.url, Some(&own));
     let mut declared = mine(&servers[0]).declare(&ask("run", OrderKind::Strict)).await;
     for _ in 0..20 {
@@ -594,7 +551,7 @@ fn a_server_brings_its_jobs_into_a_cluster() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let set = Set::new(6);
+    let set = ClusterData::new(6, SAMPLES.into());
     let mut a = ClusterServer::new("a", &etcd, &["--cache-free-floor=0"]);
     a.start();
     set.register(&a, None);

@@ -1,20 +1,17 @@
 //! Training scripts in a cluster whose servers are lost for good, with their disks: a script that is started
 //! again goes on from its own state, and a loop that waits says so and ends.
 
-use fletch_tests::bins::{command, run, stdout};
-use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
+use fletch_tests::bins::command;
+use fletch_tests::cluster::{ClusterServer, EtcdCluster};
+use fletch_tests::cluster_data::ClusterData;
 use fletch_tests::python::Installed;
-use fletch_tests::readers::Data;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
-/// How soon all servers have seen a change that etcd knows.
-const NEWS: Duration = Duration::from_secs(2);
 /// The samples of the dataset.
 const SAMPLES: usize = 96;
 /// The job of the scripts.
@@ -70,37 +67,17 @@ struct Stage {
     place: PathBuf,
     python: Installed,
     _etcd: EtcdCluster,
-    _scratch: TempDir,
+    _set: ClusterData,
 }
 
 impl Stage {
     fn new() -> Self {
-        let scratch = TempDir::with_prefix("fletch-loader-").expect("scratch");
-        let at = |name: &str| scratch.path().join(name);
-        let data = Data::within(&at("data"), 5, SAMPLES as u64, 3_000);
-        for dir in ["tables", "place"] {
-            fs::create_dir(at(dir)).expect("a directory");
-        }
-        let mut index = command("fletch");
-        index.arg("index").arg(&data.dir).arg("--to").arg(at("tables")).arg("--state-dir").arg(at("state"));
-        drop(stdout(&run(&mut index)));
+        let set = ClusterData::new(5, SAMPLES as u64);
+        let place = set.scratch.path().join("place");
+        fs::create_dir(&place).expect("a directory");
         let etcd = EtcdCluster::start(1);
-        let servers: Vec<_> = ["a", "b"]
-            .iter()
-            .map(|id| {
-                let mut server = ClusterServer::new(id, &etcd, &["--cache-free-floor=0"]);
-                server.start();
-                server
-            })
-            .collect();
-        agreed(&servers.iter().collect::<Vec<_>>(), "a:up b:up", NEWS);
-        let (uri, tables) = (data.dir.display().to_string(), at("tables").display().to_string());
-        servers[0].register("set", &uri, &tables, None);
-        until("all know the dataset", NEWS, || {
-            servers.iter().all(|s| s.text("/v1/datasets").contains("\"set\""))
-        });
-        let place = at("place");
-        Stage { servers, place, python: Installed::new(), _etcd: etcd, _scratch: scratch }
+        let servers = Vec::from(set.servers::<2>(&etcd, &[], None));
+        Stage { servers, place, python: Installed::new(), _etcd: etcd, _set: set }
     }
 
     fn at(&self, name: &str) -> PathBuf {

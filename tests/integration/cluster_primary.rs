@@ -6,18 +6,15 @@ use fletch_client::{
     epochs::{JobHandle, Next},
 };
 use fletch_core::plan::Tail;
-use fletch_tests::bins::{command, run, stdout};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
-use fletch_tests::readers::Data;
+use fletch_tests::cluster_data::ClusterData;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// How soon all servers have seen a change that etcd knows.
 const NEWS: Duration = Duration::from_secs(3);
@@ -36,38 +33,20 @@ struct Rig {
     primary: ClusterServer,
     others: Vec<ClusterServer>,
     job: JobHandle,
-    _scratch: TempDir,
+    _set: ClusterData,
 }
 
 impl Rig {
     async fn start(seed: u64) -> Self {
         let etcd = EtcdCluster::start(1);
-        let scratch = TempDir::with_prefix("fletch-primary-").expect("scratch");
-        let data = Data::within(&scratch.path().join("data"), seed, u64::from(SAMPLES), 3_000);
-        let tables = scratch.path().join("tables");
-        fs::create_dir(&tables).expect("tables");
-        let mut c = command("fletch");
-        c.arg("index").arg(&data.dir).arg("--to").arg(&tables);
-        c.arg("--state-dir").arg(scratch.path().join("state"));
-        drop(stdout(&run(&mut c)));
-        let mut servers: Vec<ClusterServer> = ["a", "b", "c"]
-            .map(|id| ClusterServer::new(id, &etcd, &["--cache-free-floor=0"]))
-            .into_iter()
-            .map(|mut server| {
-                server.start();
-                server
-            })
-            .collect();
-        agreed(&servers.iter().collect::<Vec<_>>(), "a:up b:up c:up", NEWS);
-        servers[0].register("set", &data.dir.display().to_string(), &tables.display().to_string(), None);
-        let know = |s: &ClusterServer| s.text("/v1/datasets").contains("\"set\"");
-        until("all know the dataset", NEWS, || servers.iter().all(know));
+        let set = ClusterData::new(seed, SAMPLES.into());
+        let mut servers = Vec::from(set.servers::<3>(&etcd, &[], None));
         let job = client(&servers[0]).declare(&ask()).await.expect("declared");
         let at = servers.iter().position(|s| s.url == job.server()).expect("a server of the cluster");
         let primary = servers.remove(at);
         let know = |s: &ClusterServer| s.status(&format!("/v1/jobs/{}", job.info().id)) == 307;
         until("all know the job", NEWS, || servers.iter().all(know));
-        Rig { etcd, primary, others: servers, job, _scratch: scratch }
+        Rig { etcd, primary, others: servers, job, _set: set }
     }
 
     /// Returns a request that renews no lease, and needs the primary all the same.

@@ -90,18 +90,18 @@ def mover(client: Client, job: str, rank: int, state: dict[str, Any]) -> Callabl
 
     The function returns whether it moved the job. Rank 0 moves it, the other ranks wait for that.
     """
-    id = state.get("id")
-    if rank != 0 or state["job"] != job or id is None:
+    job_id = state.get("id")
+    if rank != 0 or state["job"] != job or job_id is None:
         return None
 
     def move() -> bool:
         try:
-            _native._move_job(client, id, state["epoch"], state["state"])
+            _native._move_job(client, job_id, state["epoch"], state["state"])
             _log.warning("job %s: its server is gone, and the state moved the job to another one", job)
         except FletchError as error:
             if error.code == "conflict":
                 # It was declared with lists. The next declaration has them, and then the state is loaded.
-                _native._delete_job(client, id)
+                _native._delete_job(client, job_id)
             elif not error.retryable:
                 raise
             else:

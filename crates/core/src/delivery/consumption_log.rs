@@ -10,6 +10,7 @@ use super::{
     event::Event,
     ledger::Ledger,
     receipt::{Delivery, LtHash, Receipt},
+    reclaim::RECLAIMED,
 };
 use crate::{Hash, Root};
 use std::{
@@ -193,7 +194,7 @@ struct LeaseRecord {
 
 /// Returns the leases at the end of a ledger, with what of them is acknowledged after all rollbacks.
 ///
-/// Returns `None` when the ledger begins with a state, which does not name leases.
+/// Returns `None` when the ledger begins with a state or was restored: neither names all leases.
 fn lease_records(ledger: &Ledger) -> Option<BTreeMap<u64, LeaseRecord>> {
     let mut leases: BTreeMap<u64, LeaseRecord> = BTreeMap::new();
     // Undo log: for every change of a lease, what was acknowledged of it before; and where each commit is in
@@ -203,6 +204,7 @@ fn lease_records(ledger: &Ledger) -> Option<BTreeMap<u64, LeaseRecord>> {
     for event in &ledger.events {
         match event {
             Event::Resume { .. } => return None,
+            Event::Grant { request, .. } if request.worker == RECLAIMED => return None,
             Event::Grant { lease, request, entries } => {
                 let granted = LeaseRecord { rank: request.rank, entries: entries.clone(), acked: 0 };
                 let before = leases.insert(*lease, granted);

@@ -23,7 +23,7 @@ export FLETCH_TEST_REQUIRE
     accept-comments accept-contributing accept-dashboards accept-data-plane accept-datasets-mount \
     accept-dist accept-domains accept-drafts accept-estimator accept-formats accept-frameworks accept-fuzz \
     accept-help accept-hung-objects accept-images accept-lines accept-lost-tests accept-mistakes \
-    accept-mount accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs \
+    accept-lost-servers accept-mount accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs \
     accept-paused-primary accept-pool accept-queries accept-questions accept-readme accept-sentences \
     accept-servers accept-structure accept-test-time
 
@@ -203,6 +203,11 @@ accept-drafts: programs ## 200,000 objects are files after their listing, 1.28 M
 
 accept-paused-primary: ## a primary that was paused for 20 s confirms no ack
 	$(TREE) --test cluster_primary --run-ignored all
+
+# LOSSES= says how often each of the four orders loses its server.
+LOSSES ?= 5
+accept-lost-servers: programs ## servers that are lost in mid-epoch, with their disks, stop no job (LOSSES=5)
+	FLETCH_TEST_LOSSES=$(LOSSES) $(TREE) --test cluster_reclaim a_lost_server_stops_no_job
 
 accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
 accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters

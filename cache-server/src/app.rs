@@ -66,6 +66,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the server expires leases.
 const EXPIRE_LEASES_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a drained server gives jobs away that it still has.
+const MOVES_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the server checks whether it is idle.
 const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the server checks whether a decision about the disk is due.
@@ -220,6 +222,8 @@ async fn run(
     leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut decide = tokio::time::interval(DECIDE_INTERVAL);
     decide.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut moves = tokio::time::interval(MOVES_INTERVAL);
+    moves.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut sample = tokio::time::interval(SAMPLE_EVERY);
     sample.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut idle, mut idle_clock) = (tokio::time::interval(IDLE_INTERVAL), IdleClock::default());
@@ -250,7 +254,14 @@ async fn run(
                 let server = Arc::clone(&app.server);
                 accepting.spawn_blocking(move || overview::sample(&server));
             }
-            _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
+            _ = leases.tick() => {
+                app.server.registry.tick(app.server.now_ns());
+                app.server.reclaims.tick();
+            }
+            _ = moves.tick() => {
+                let server = Arc::clone(&app.server);
+                app.server.registry.context.tasks.spawn(async move { http::give_drained(&server).await });
+            }
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
                 accepting.spawn_blocking(move || server.versions.learned().write_log());

@@ -279,8 +279,8 @@ class Reader:
 
     def next(
         self, want: int, report: Callable[[float, str], None]
-    ) -> tuple[str, tuple[_Token, list[Leased], bytes] | None]:
-        """Receives a lease of at most ``want`` samples: ``("batch", (token, samples, deliveries))``.
+    ) -> tuple[str, tuple[_Token, list[Leased], bytes, bytes] | None]:
+        """Receives a lease of at most ``want`` samples: ``("batch", (token, samples, deliveries, grant))``.
 
         Returns ``("full", None)`` if no lease is available now, ``("last", None)`` if other processes hold
         what is left of the epoch, and ``("done", None)`` if the epoch is finished. While the server is gone,
@@ -310,8 +310,14 @@ class Job:
         It asks for ``leases_ahead`` leases while the caller uses the last one. ``journal`` is a file
         descriptor, the first slot and the number of slots for the numbers of its leases.
         """
-    def hold(self, token: _Token) -> None:
-        """Renews a lease that another process received. Sends no request if this process declared the job."""
+    def join(self, epoch: int, rank: int) -> None:
+        """Begins to keep a record of what this process consumes as a rank: if the job's server is lost, the
+        job goes on with it at another server. Only for the process that acknowledges for the rank."""
+    def hold(self, token: _Token, grant: bytes = b"") -> bool:
+        """Renews a lease that another process received, and notes ``grant``, what the server granted.
+
+        Returns whether the batch counts: not if its server was lost since. Its samples come again then.
+        """
     def ack(
         self,
         token: _Token,

@@ -17,7 +17,9 @@ use crate::shared_job::{self, ProcessState, SharedJob};
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, WorldSpec};
 use fletch_client::ClientError;
-use fletch_client::epochs::{EpochReader, LeaseBatch, LeaseJournal, LeasedSample, Next};
+use fletch_client::epochs::{
+    AckToken, EpochReader, GrantRecord, LeaseBatch, LeaseJournal, LeasedSample, Next,
+};
 use fletch_client::selection::{Columns, Selection};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -149,12 +151,32 @@ impl Job {
         Ok(reader)
     }
 
-    /// Renews a lease that another process received. Sends no request if this process declared the job.
-    fn hold(&self, py: Python<'_>, token: Token) -> PyResult<()> {
-        let (epoch, rank, lease, _, ttl) = token;
-        self.0.record_held((epoch, rank, lease), ttl);
-        self.0.live(py)?.held().hold(epoch, rank, lease, ttl);
-        Ok(())
+    /// Begins to keep a record of what this process consumes as a rank: if the job's server is lost, the job
+    /// goes on with it at another server. Only for the process that acknowledges all batches of the rank.
+    fn join(&self, py: Python<'_>, epoch: u64, rank: u32) -> PyResult<()> {
+        let job = self.0.live(py)?;
+        wait(py, async move { job.join(epoch, rank).await.map_err(Failure::from) })
+    }
+
+    /// Renews a lease that another process received, and notes `grant`, what the server granted. Returns
+    /// whether the batch counts: not if its server was lost since. Its samples come again then.
+    #[pyo3(signature = (token, grant = Vec::new()))]
+    fn hold(&self, py: Python<'_>, token: Token, grant: Vec<u8>) -> PyResult<bool> {
+        let (epoch, rank, lease, entries, ttl_ms) = token;
+        let unread = || Failure::Invalid("the record of a grant is of another build".to_owned());
+        let grant = GrantRecord::from_bytes(&grant).ok_or_else(unread)?;
+        let job = self.0.live(py)?;
+        let (holder, token) = (job.clone(), AckToken { epoch, rank, lease, entries, ttl_ms });
+        let counts = match job.records().needs_request(epoch, rank, &grant) {
+            // No request, so no wait in which a signal may end the call.
+            false => job.hold_now(&token, &grant),
+            true => wait(py, async move { holder.hold(&token, &grant).await.map_err(Failure::from) })?,
+        };
+        if counts {
+            self.0.record_held((epoch, rank, lease), ttl_ms);
+            job.held().hold(epoch, rank, lease, ttl_ms);
+        }
+        Ok(counts)
     }
 
     /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped, the device's
@@ -444,8 +466,9 @@ impl Leased {
     }
 }
 
-/// A received lease: its token, its samples, and their deliveries, which a receipt sum adds.
-type ReceivedLease<'py> = (Token, Vec<Leased>, Bound<'py, PyBytes>);
+/// A received lease: its token, its samples, their deliveries, which a receipt sum adds, and what the server
+/// granted, for [`Job::hold`].
+type ReceivedLease<'py> = (Token, Vec<Leased>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
 #[pymethods]
 impl Reader {
@@ -481,7 +504,7 @@ impl Reader {
             || probes.next(),
             |seconds, why| report.call1((seconds, why)).map(drop),
         )?;
-        let LeaseBatch { token: t, samples, .. } = match next {
+        let LeaseBatch { token: t, grant, samples, .. } = match next {
             Next::Batch(batch) => batch,
             Next::Full => return Ok(("full", None)),
             Next::Last => return Ok(("last", None)),
@@ -491,7 +514,8 @@ impl Reader {
         let deliveries: Vec<u8> = samples.iter().flat_map(delivery).collect();
         let token = (t.epoch, t.rank, t.lease, t.entries, t.ttl_ms);
         let leased = samples.into_iter().map(Leased).collect();
-        Ok(("batch", Some((token, leased, PyBytes::new(py, &deliveries)))))
+        let grant = PyBytes::new(py, &grant.to_bytes());
+        Ok(("batch", Some((token, leased, PyBytes::new(py, &deliveries), grant))))
     }
 
     /// Ends the reader. It requests no more leases, and releases those that it prefetched.

@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::errors::Failure;
 use crate::process::{Slot, spawn_background, wait};
 use fletch_api::{Loader, StartJob};
-use fletch_client::epochs::JobHandle;
+use fletch_client::epochs::{JobHandle, RankRecords};
 use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,6 +49,8 @@ pub struct ProcessState {
     pub dropped: BTreeSet<(u64, u32, u64)>,
     /// The ranks as which this process read: rank → its latest epoch.
     pub ranks: BTreeMap<u32, u64>,
+    /// What this process consumed as its ranks.
+    pub records: Arc<RankRecords>,
 }
 
 /// All live jobs. After a fork their renewals continue.
@@ -80,7 +82,8 @@ impl SharedJob {
         }
         let (client, spec) = (self.client(py)?, self.spec.clone());
         let handle = wait(py, async move { client.declare(&spec).await.map_err(Failure::from) })?;
-        let handle = handle.with_loader(self.loader.clone());
+        let records = Arc::clone(&self.process().records);
+        let handle = handle.with_loader(self.loader.clone()).with_records(records);
         let mut own = self.process();
         own.job = Some(handle.info().clone());
         own.server = Some(handle.server());
@@ -94,7 +97,9 @@ impl SharedJob {
             return Ok(Some(live.handle));
         }
         let Some(job) = self.process().job.clone() else { return Ok(None) };
-        let handle = self.client(py)?.job_handle(job).with_loader(self.loader.clone());
+        let records = Arc::clone(&self.process().records);
+        let handle = self.client(py)?.job_handle(job).with_loader(self.loader.clone()).with_records(records);
+        let handle = handle.with_declaration(self.spec.clone());
         self.start_renewals(py, handle).map(Some)
     }
 
@@ -127,6 +132,8 @@ impl SharedJob {
         if let Some(live) = self.live.get(py) {
             live.handle.held().forget(key.0, key.1, key.2);
         }
+        // An acknowledged lease has left the records already.
+        Arc::clone(&self.process().records).ended(key.0, key.1, key.2);
     }
 
     /// Stops renewing leases, and tells the server in the background that their samples are not used.
@@ -141,6 +148,7 @@ impl SharedJob {
         for key in leases {
             own.held.remove(&key);
             own.dropped.insert(key);
+            own.records.ended(key.0, key.1, key.2);
             if let Some(live) = &live {
                 live.handle.held().release(key.0, key.1, key.2);
             }

@@ -68,7 +68,8 @@ class Acks:
         self.times: list[tuple[int, int, int, int | None, int | None]] = []
         self.in_loop: list[bool] = []
 
-    def hold(self, token: Any) -> None: ...
+    def hold(self, token: Any, grant: bytes = b"") -> bool:
+        return True
 
     def drop_lease(self, token: Any) -> None: ...
 

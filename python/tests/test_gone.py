@@ -134,7 +134,8 @@ class Silent:
         self.dropped: list[int] = []
         self.waited = 0
 
-    def hold(self, token: Any) -> None: ...
+    def hold(self, token: Any, grant: bytes = b"") -> bool:
+        return True
 
     def drop_lease(self, token: Any) -> None:
         self.dropped.append(token[2])

@@ -230,8 +230,9 @@ class ToldJob:
         self.dropped: list[int] = []
         self.released: list[int] = []
 
-    def hold(self, token: tuple[int, ...]) -> None:
+    def hold(self, token: tuple[int, ...], grant: bytes = b"") -> bool:
         assert token[2] not in self.dropped
+        return True
 
     def drop_lease(self, token: tuple[int, ...]) -> None:
         self.dropped.append(token[2])

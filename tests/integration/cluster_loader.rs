@@ -61,6 +61,40 @@ stats = data.stats()
 note("done", [stats["stalled_seconds"]])
 "#;
 
+/// A script of one of two ranks that nobody watches. It loads no state and saves none.
+const RANK_SCRIPT: &str = r#"
+import logging, os, sys, time
+import torch
+from fletch import Client
+from fletch.torch import DataLoader, EpochDataset
+
+servers, place, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+rank, workers = settings.pop("rank"), settings.pop("workers")
+at = lambda name: os.path.join(place, f"{name}-{rank}")
+logging.basicConfig(filename=at("log"), level=logging.INFO)
+
+def number(sample):
+    return torch.tensor(sample.number)
+
+def note(name, numbers):
+    with open(at(name), "a") as file:
+        file.writelines(f"{n}\n" for n in numbers)
+
+data = EpochDataset(
+    Client(servers, timeout=5.0), "set", job="train", batch_size=4, transform=number, seed=7,
+    rank=rank, ranks=2, **settings
+)
+for epoch in range(2):
+    data.set_epoch(epoch)
+    for step, batch in enumerate(DataLoader(data, num_workers=workers)):
+        note(f"consumed-{epoch}", batch.tolist())
+        if step == 3:
+            note("reached", [epoch])
+        time.sleep(0.15)
+    stats = data.stats()
+    note("redelivered", [stats["redelivered"]])
+"#;
+
 /// Servers of a cluster that know a dataset, and a place for the files of a script.
 struct Stage {
     servers: Vec<ClusterServer>,
@@ -86,9 +120,14 @@ impl Stage {
 
     /// Starts the script with these settings of its dataset.
     fn script(&self, settings: &str) -> Script {
+        self.start(SCRIPT, settings)
+    }
+
+    /// Starts a script with these settings.
+    fn start(&self, script: &str, settings: &str) -> Script {
         let servers: Vec<&str> = self.servers.iter().map(|s| s.url.as_str()).collect();
         let mut python: Command = self.python.command();
-        python.args(["-c", SCRIPT, &servers.join(",")]).arg(&self.place).arg(settings);
+        python.args(["-c", script, &servers.join(",")]).arg(&self.place).arg(settings);
         Script(python.stderr(Stdio::piped()).spawn().expect("python starts"))
     }
 
@@ -204,7 +243,8 @@ fn a_loop_whose_server_is_lost_says_so_and_ends_after_server_wait() {
     let mut stage = Stage::new();
     let waiting = stage.script("{'server_wait': 12}");
     until("a state is saved", Duration::from_secs(60), || stage.at("saved").exists());
-    stage.lose_server();
+    // Nobody is left to go on with the job.
+    stage.servers.iter_mut().for_each(|server| server.kill());
     fs::write(stage.at("go"), "").expect("written");
     let began = Instant::now();
     let (is_done, error) = waiting.end();
@@ -213,4 +253,38 @@ fn a_loop_whose_server_is_lost_says_so_and_ends_after_server_wait() {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     assert!(log(&stage.place).contains("waits for the server (at most 12 s)"), "{}", log(&stage.place));
+}
+
+/// Two ranks, one of them with workers, lose their server and its disks in mid-epoch. Each sample is consumed once, and nobody does anything.
+#[test]
+fn two_ranks_that_nobody_watches_go_on_at_another_server() {
+    if !have(&[Need::Etcd, Need::Torch]) {
+        return;
+    }
+    for order in ["substitute", "strict"] {
+        let mut stage = Stage::new();
+        let settings =
+            |rank, workers| format!("{{'rank': {rank}, 'workers': {workers}, 'order': '{order}'}}");
+        let ranks = [stage.start(RANK_SCRIPT, &settings(0, 2)), stage.start(RANK_SCRIPT, &settings(1, 0))];
+        let reached =
+            |epoch: usize| (0..2).all(|rank| stage.numbers(&format!("reached-{rank}")).contains(&epoch));
+        until("both ranks are in the middle of the epoch", Duration::from_secs(60), || reached(0));
+        stage.lose_server();
+        let ended = ranks.map(Script::end);
+        for (rank, (is_done, error)) in ended.iter().enumerate() {
+            let log = fs::read_to_string(stage.at(&format!("log-{rank}"))).unwrap_or_default();
+            assert!(*is_done, "{order}, rank {rank}: {error}\n{log}");
+        }
+        for epoch in 0..2 {
+            let of_rank = |rank| stage.numbers(&format!("consumed-{epoch}-{rank}"));
+            let (zero, one) = (of_rank(0), of_rank(1));
+            assert_eq!(zero.len(), one.len(), "{order}: both make the same number of steps");
+            let mut all = [zero, one].concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..SAMPLES).collect::<Vec<_>>(), "{order}, epoch {epoch}: each sample once");
+        }
+        for rank in 0..2 {
+            assert_eq!(stage.numbers(&format!("redelivered-{rank}")), [0, 0], "{order}, rank {rank}");
+        }
+    }
 }

@@ -42,7 +42,7 @@ use crate::{
     training::{
         allocation::{Allocator, Limits as AllocationLimits, TenantShare},
         epochs::{JobContext, LeaseClock},
-        jobs::Registry,
+        jobs::{Reclaims, Registry},
         prefetch::{PrefetchContext, PrefetchPool},
         sweep::{Recorder, SweepContext},
     },
@@ -133,6 +133,8 @@ pub struct Server {
     pub registrations: Arc<Registrations>,
     /// The declared jobs and their epochs.
     pub registry: Registry,
+    /// What the ranks of jobs said whose ledgers are lost.
+    pub reclaims: Reclaims,
     /// The live jobs, declared or not.
     pub live_jobs: LiveJobs,
     /// The accounts of delivered bytes.
@@ -340,6 +342,7 @@ impl Server {
             mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
             publish,
             registry,
+            reclaims: Reclaims::default(),
             groups: Arc::new(Groups::new(&cluster, state.path())),
             catalog: Catalog::new(Arc::clone(&registrations), &cluster, effects),
             access_changes,

@@ -5,10 +5,10 @@ use super::{
     peers::{CallError, PeerAddress, Peers},
 };
 use bytes::Bytes;
-use fletch_api::routes;
+use fletch_api::{headers, routes};
 use fletch_core::{Domain, MemberId};
 use futures::future::join_all;
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, StatusCode, header::CONTENT_TYPE};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
@@ -23,6 +23,8 @@ pub struct PeerOrder {
     pub path: String,
     /// The domain that it is about.
     pub domain: Domain,
+    /// JSON, for an order that needs more than a path.
+    pub body: Option<Bytes>,
 }
 
 /// What became of an order.
@@ -66,6 +68,25 @@ impl ClusterState {
     }
 }
 
+impl ClusterState {
+    /// Gives an order to one member, and waits at most `within` for its answer.
+    ///
+    /// # Errors
+    /// Why the member did not take it.
+    pub async fn order_one(
+        &self,
+        to: &MemberId,
+        order: &PeerOrder,
+        within: Duration,
+    ) -> Result<Bytes, String> {
+        let view = self.view();
+        let (Some(peers), Some(to)) = (self.peers(), view.address(to)) else {
+            return Err(CallError::Left.to_string());
+        };
+        peers.order(&to, order, Instant::now() + within).await.map_err(|error| error.to_string())
+    }
+}
+
 /// The path of an order that changes nothing: it ends the protection by a warm-up that does not exist.
 const NO_CHANGE: &str = "check0";
 
@@ -79,6 +100,7 @@ impl ClusterState {
             method: Method::PUT,
             path: format!("{}?hold_s=0", routes::peer_warmup(NO_CHANGE)),
             domain: Domain::default_domain(),
+            body: None,
         };
         let others = view.members().filter(|id| *id != self.own_id());
         let calls = others.map(|id| {
@@ -98,7 +120,13 @@ impl ClusterState {
 impl Peers {
     async fn order(&self, to: &PeerAddress, order: &PeerOrder, until: Instant) -> Result<Bytes, CallError> {
         let answered = async {
-            let call = || self.start(to, order.method.clone(), &order.path, &order.domain);
+            let call = || async {
+                let call = self.start(to, order.method.clone(), &order.path, &order.domain).await?;
+                Ok::<_, CallError>(match &order.body {
+                    Some(body) => call.header(CONTENT_TYPE, headers::JSON).body(body.clone()),
+                    None => call,
+                })
+            };
             let mut response = self.finish(to, call().await?).await?;
             if response.status() == StatusCode::UNAUTHORIZED && self.read_token_again().await {
                 response = self.finish(to, call().await?).await?;

@@ -99,6 +99,12 @@ impl ClusterView {
         self.core.is_up(id).then_some(record.url.as_str())
     }
 
+    /// Returns the incarnation of a member that is up.
+    #[must_use]
+    pub fn incarnation_of(&self, id: &MemberId) -> Option<&str> {
+        self.records.get(id).filter(|_| self.core.is_up(id)).map(|record| record.incarnation.as_str())
+    }
+
     /// Returns whether a member with this state directory has no key: it is neither up nor restarting.
     #[must_use]
     pub fn is_gone(&self, id: &MemberId, incarnation: &str) -> bool {

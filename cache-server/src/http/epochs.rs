@@ -153,7 +153,7 @@ pub async fn state(State(server): State<Arc<Server>>, principal: Principal, path
     right.answer((LEDGER_HEADERS, body))
 }
 
-const LEDGER_HEADERS: [(HeaderName, &str); 2] =
+pub(super) const LEDGER_HEADERS: [(HeaderName, &str); 2] =
     [(header::CONTENT_TYPE, headers::LEDGER), (header::CACHE_CONTROL, "no-store")];
 
 /// Query of [`put_state`].
@@ -217,6 +217,7 @@ pub async fn put_state(
         Some(begun) => begun,
         None => {
             server.groups.revived(&server.registry, &id).await?;
+            server.reclaims.forget(&id, false);
             JobRight::begin(&server, &principal, &id)?
         }
     };

@@ -229,13 +229,17 @@ impl From<GroupError> for ApiError {
                 ApiError::new(Code::JobWaits, told, hint).owned_by(owner)
             }
             GroupError::Lost { .. } => {
-                let hint = "load a saved state of the job's epoch (PUT …/state?replace=true), or delete the \
-                    job and declare it again";
+                let hint = "loaders of this version reclaim by themselves, and `fletch jobs list` names the ranks \
+                    that are missing; if a process is gone: `fletch jobs lost JOB --rank R`, a saved state \
+                    (`fletch jobs restore`), or delete the job and declare it again";
                 ApiError::new(Code::JobWaits, told, hint)
             }
             GroupError::Long { .. } => {
                 let hint = "delete the job, declare it again with its lists, then load the state";
                 ApiError::new(Code::Conflict, told, hint)
+            }
+            GroupError::NoMember(_) => {
+                ApiError::new(Code::BadRequest, told, "`fletch cluster status` lists the members")
             }
             GroupError::Job(e) => e.into(),
             GroupError::Etcd(why) => {

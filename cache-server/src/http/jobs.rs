@@ -11,7 +11,7 @@ use super::{
 use crate::{
     admin::overview,
     app::server::Server,
-    cluster::groups::{KnownJob, NewJob},
+    cluster::groups::NewJob,
     data::versions::{Source, Sources},
     tenancy::{accounting::CostsOf, auth::Principal},
     training::jobs::{OpenJob, Record},
@@ -75,14 +75,22 @@ pub async fn open_to_replace(
     id: &str,
 ) -> ApiResult<(Arc<OpenJob>, bool)> {
     let (domain, tenant) = (&principal.domain, &principal.tenant);
-    let Some(KnownJob { record }) = server.groups.take_over(domain, tenant, id).await? else {
+    let Some(known) = server.groups.take_over(domain, tenant, id).await? else {
         return Ok((open_job(server, principal, id).await?, false));
     };
+    Ok((open_known(server, principal, known.whole()?).await?, true))
+}
+
+/// Opens a job that the cluster knows, and of which this server has no ledger yet.
+///
+/// # Errors
+/// Those of the registry, the origin and the tables.
+pub async fn open_known(server: &Server, principal: &Principal, record: Record) -> ApiResult<Arc<OpenJob>> {
+    let (domain, tenant) = (&principal.domain, &principal.tenant);
     let (root, layout) = (record.root, Some(record.layout));
     let (sources, source) = sources_of(server, principal, root, layout, Some(&record.dataset)).await?;
     let known = |_| async { Ok(()) };
-    let declared = server.registry.declare((domain, tenant), record.ask, &sources, &source, known).await?;
-    Ok((declared.0, true))
+    Ok(server.registry.declare((domain, tenant), record.ask, &sources, &source, known).await?.0)
 }
 
 /// Returns a job as the API shows it, with its share of the disk and its waits.
@@ -206,7 +214,11 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
 pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<JobList> {
     let (domain, tenant) = (&principal.domain, &principal.tenant);
     let jobs = server.registry.list(domain, tenant);
-    Json(JobList { jobs, waiting: server.groups.waiting(domain, tenant) })
+    let mut waiting = server.groups.waiting(domain, tenant);
+    for job in &mut waiting {
+        job.waits_for = server.reclaims.waits_for(&job.id);
+    }
+    Json(JobList { jobs, waiting })
 }
 
 /// Returns a job and its epochs.

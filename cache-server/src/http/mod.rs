@@ -26,9 +26,11 @@ mod job_right;
 mod jobs;
 mod leases;
 mod mounts;
+mod moves;
 mod page;
 mod peers;
 pub mod range;
+mod reclaim;
 mod reply_guard;
 mod request;
 mod response_body;
@@ -49,6 +51,7 @@ use axum::{
     routing::get,
 };
 pub use hits::{HIT_STACK_BYTES, HitSession};
+pub use moves::give_drained;
 
 use browser::BrowserRules;
 use context::RequestContext;
@@ -99,6 +102,10 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(jobs::get, jobs::delete))
         .routes(documented!(jobs::world))
         .routes(documented!(jobs::probe))
+        .routes(documented!(reclaim::post))
+        .routes(documented!(moves::post))
+        .routes(documented!(reclaim::lost))
+        .routes(documented!(reclaim::record))
         .routes(documented!(allocation::settings))
         .routes(documented!(leases::post))
         .routes(documented!(epochs::acks))
@@ -116,6 +123,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(peers::file))
         .routes(documented!(peers::evict))
         .routes(documented!(peers::hold_warmup))
+        .routes(documented!(moves::take))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))

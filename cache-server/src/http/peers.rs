@@ -59,6 +59,18 @@ pub struct PeerRead {
     permit: FairPermit,
 }
 
+impl PeerRead {
+    /// Returns the domain that the request names.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Returns the tenant to which the memory of the request counts.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+}
+
 fn required<T: std::str::FromStr<Err: std::fmt::Display>>(h: &HeaderMap, name: &str) -> ApiResult<T> {
     let text = h.get(name).and_then(|v| v.to_str().ok());
     let text = text.ok_or_else(|| ApiError::bad_request(format!("the header {name} is missing")))?;

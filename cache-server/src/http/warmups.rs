@@ -208,7 +208,7 @@ pub async fn evict(
     if let Some(chunks) = &query.chunks {
         path.push_str(&format!("?chunks={chunks}"));
     }
-    let order = PeerOrder { method: Method::DELETE, path, domain: domain.clone() };
+    let order = PeerOrder { method: Method::DELETE, path, domain: domain.clone(), body: None };
     // First here: a warm-up of this server would have the others keep chunks that they just evicted.
     let here = evict_here(&server, &domain, &name, keys).await?;
     let elsewhere = server.cluster.order_all(&order, EVICT_WITHIN).await;

@@ -385,12 +385,19 @@ pub struct WaitingJob {
     pub server: String,
     /// Whether that server is down or has lost its state directory. Else it is restarting.
     pub is_gone: bool,
+    /// The ranks that have not said yet what they consumed, if others have. The job goes on after that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<u32>,
 }
 
 impl WaitingJob {
     /// Returns what the job waits for.
     #[must_use]
     pub fn words(&self) -> String {
+        if !self.waits_for.is_empty() {
+            let ranks: Vec<String> = self.waits_for.iter().map(u32::to_string).collect();
+            return format!("waits until rank {} says what it consumed", ranks.join(", "));
+        }
         let state =
             if self.is_gone { "which is down or has lost its state directory" } else { "which restarts" };
         format!("waits for {}, {state}", self.server)

@@ -56,12 +56,22 @@ pub const JOB: &str = "/v1/jobs/{id}";
 pub const JOB_WORLD: &str = "/v1/jobs/{id}/world";
 /// POST: probes a job.
 pub const JOB_PROBE: &str = "/v1/jobs/{id}/probe";
+/// POST: a rank of a job whose server is lost says what it consumed.
+pub const JOB_RECLAIM: &str = "/v1/jobs/{id}/reclaim";
+/// POST: moves a job to another server.
+pub const JOB_MOVE: &str = "/v1/jobs/{id}/move";
+/// PUT: a server gives a job to another one, with its ledgers.
+pub const PEER_JOB: &str = "/v1/peers/jobs/{id}";
+/// POST: the process of a rank is lost, too.
+pub const JOB_LOST: &str = "/v1/jobs/{id}/lost";
 /// PUT: changes the settings of a job.
 pub const JOB_SETTINGS: &str = "/v1/jobs/{id}/settings";
 /// POST: leases the next samples of an epoch.
 pub const LEASES: &str = "/v1/jobs/{id}/epochs/{epoch}/leases";
 /// POST: acknowledges samples and renews leases.
 pub const ACKS: &str = "/v1/jobs/{id}/epochs/{epoch}/acks";
+/// GET: what a rank acknowledged in an epoch, for a process that begins to read as this rank.
+pub const RECORD: &str = "/v1/jobs/{id}/epochs/{epoch}/record";
 /// GET: the state of an epoch. PUT: continues an epoch from a state.
 pub const STATE: &str = "/v1/jobs/{id}/epochs/{epoch}/state";
 /// POST: commits the acknowledged samples with a checkpoint of the model.
@@ -260,6 +270,30 @@ pub fn job_probe(id: &str) -> String {
     format!("/v1/jobs/{id}/probe")
 }
 
+/// Returns the path by which a rank of a job reclaims.
+#[must_use]
+pub fn job_reclaim(id: &str) -> String {
+    format!("/v1/jobs/{id}/reclaim")
+}
+
+/// Returns the path by which a job moves.
+#[must_use]
+pub fn job_move(id: &str) -> String {
+    format!("/v1/jobs/{id}/move")
+}
+
+/// Returns the path by which a server gives a job to another one.
+#[must_use]
+pub fn peer_job(id: &str) -> String {
+    format!("/v1/peers/jobs/{id}")
+}
+
+/// Returns the path by which a rank of a job is given up.
+#[must_use]
+pub fn job_lost(id: &str) -> String {
+    format!("/v1/jobs/{id}/lost")
+}
+
 /// Returns the path of a job's settings.
 #[must_use]
 pub fn job_settings(id: &str) -> String {
@@ -346,6 +380,10 @@ mod tests {
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
         assert_eq!(job_probe("x"), JOB_PROBE.replace("{id}", "x"));
+        assert_eq!(job_reclaim("x"), JOB_RECLAIM.replace("{id}", "x"));
+        assert_eq!(job_lost("x"), JOB_LOST.replace("{id}", "x"));
+        assert_eq!(job_move("x"), JOB_MOVE.replace("{id}", "x"));
+        assert_eq!(peer_job("x"), PEER_JOB.replace("{id}", "x"));
         assert_eq!(job_settings("x"), JOB_SETTINGS.replace("{id}", "x"));
         for (what, template) in [
             ("leases", LEASES),

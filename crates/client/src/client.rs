@@ -217,6 +217,19 @@ impl Client {
         Client { pinned: None, job_server: None, ..self.clone() }
     }
 
+    /// Waits until a server says that the job waits for its server. Only for a client for calls of a job.
+    pub(crate) async fn job_waits(&self) {
+        match &self.job_server {
+            Some(job) => job.waits.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns the highest term of the job that a server named.
+    pub(crate) fn job_term(&self) -> Option<u64> {
+        self.job_server.as_ref().and_then(|job| job.term())
+    }
+
     /// Returns whether this client knows several servers of one cluster.
     pub(crate) fn has_members(&self) -> bool {
         self.route.has_members()

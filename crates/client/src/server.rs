@@ -19,7 +19,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 /// The first and the longest rest of a server.
 const RESTS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -286,11 +286,18 @@ pub(crate) struct JobServer {
     server: Mutex<Option<Arc<Server>>>,
     /// The group of the job, and the highest term of it that a server named.
     term: Mutex<Option<(String, u64)>>,
+    /// Notified when a server says that the job waits for its server.
+    pub waits: Notify,
 }
 
 impl JobServer {
     pub fn new(server: Option<Arc<Server>>) -> Self {
-        JobServer { server: Mutex::new(server), term: Mutex::default() }
+        JobServer { server: Mutex::new(server), term: Mutex::default(), waits: Notify::new() }
+    }
+
+    /// Returns the highest term of the job that a server named.
+    pub fn term(&self) -> Option<u64> {
+        self.term.lock().as_ref().map(|known| known.1)
     }
 
     pub fn get(&self) -> Option<Arc<Server>> {

@@ -73,6 +73,34 @@ delivered after the state counts. --json prints {id, name, epoch, acked}.")]
         #[arg(long)]
         replace: bool,
     },
+    /// Move a job to another server of the cluster, while its ranks run.
+    #[command(after_help = "Example:
+  fletch jobs move train-7 --to cache-2
+
+The job goes with its ledgers, and the jobs that share its sweep go with it. Ranks wait for a moment, and
+nothing is delivered twice. `fletch cluster drain` moves all jobs of a server. --json prints
+{id, name, to, jobs}.")]
+    Move {
+        /// The job's name or id.
+        job: String,
+        /// The id of the server, as in `fletch cluster status`.
+        #[arg(long, value_name = "MEMBER")]
+        to: String,
+    },
+    /// Give up the process of a rank, so that a job whose server is lost goes on without it.
+    #[command(after_help = "Example:
+  fletch jobs lost train-7 --rank 3
+
+A job whose server is lost goes on when the processes of all its ranks have said what they consumed. `fletch
+jobs list` names those that are missing. What only the lost process knew is delivered again. --json prints
+{id, name, rank, waits_for}.")]
+    Lost {
+        /// The job's name or id.
+        job: String,
+        /// The rank whose process is gone.
+        #[arg(long)]
+        rank: u32,
+    },
     /// Delete jobs with their ledgers. Their names become free, and their receipts are gone.
     #[command(after_help = "Example:
   fletch jobs delete train-7 train-8

@@ -23,7 +23,8 @@ use std::{
 
 /// What to do about a job whose server is away.
 const WHAT_TO_DO: &str = "start that server again, or the training script with its last state \
-    (`EpochDataset(…, state=…)`), or `fletch jobs restore JOB --state FILE`";
+    (`EpochDataset(…, state=…)`), or `fletch jobs restore JOB --state FILE`; if it waits for a rank whose \
+    process is gone: `fletch jobs lost JOB --rank R`";
 /// The most names that an error lists.
 const NAMED_MAX: usize = 8;
 /// The most gates that are shown.
@@ -40,6 +41,8 @@ pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
         JobsCommand::Set { job, weight, min_share } => set(ctx, &job, weight, min_share),
         JobsCommand::Probe { job } => probe(ctx, &job),
         JobsCommand::Restore { job, state, replace } => restore(ctx, &job, &state, replace),
+        JobsCommand::Move { job, to } => move_to(ctx, &job, &to),
+        JobsCommand::Lost { job, rank } => lose(ctx, &job, rank),
         JobsCommand::Delete { jobs } => delete(ctx, &jobs),
     }
     .map(|()| Exit::Ok)
@@ -409,6 +412,56 @@ fn restore(ctx: &Context, name: &str, file: &Path, replace: bool) -> Result<(), 
     ctx.out.result(&restored, |w| {
         let samples = count(there.acked, "sample");
         writeln!(w, "{}: epoch {epoch} goes on after {samples}; start its ranks again", job.name)
+    })
+}
+
+/// Moves a job to another server.
+fn move_to(ctx: &Context, name: &str, to: &str) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Moved<'a> {
+        id: &'a str,
+        name: &'a str,
+        to: &'a str,
+        jobs: u64,
+    }
+    let client = ctx.client()?;
+    let (job, answer) = ctx.rt.block_on(async {
+        let all = client.jobs_of_all().await?;
+        let job = line_of(&all, name)?;
+        let answer = client.move_to(&job.id, to).await?;
+        Ok::<_, Failure>((job, answer))
+    })?;
+    let moved = Moved { id: &job.id, name: &job.name, to, jobs: answer.jobs };
+    ctx.out.result(&moved, |w| match answer.jobs {
+        0 | 1 => writeln!(w, "{}: server {to} has it now", job.name),
+        all => writeln!(w, "{}: server {to} has it now, with {}", job.name, count(all - 1, "other job")),
+    })
+}
+
+/// Gives up a rank of a job that waits for what its ranks know.
+fn lose(ctx: &Context, name: &str, rank: u32) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Lost<'a> {
+        id: &'a str,
+        name: &'a str,
+        rank: u32,
+        waits_for: &'a [u32],
+    }
+    let client = ctx.client()?;
+    let (job, answer) = ctx.rt.block_on(async {
+        let all = client.jobs_of_all().await?;
+        let job = line_of(&all, name)?;
+        let answer = client.lose_rank(&job.id, rank).await?;
+        Ok::<_, Failure>((job, answer))
+    })?;
+    let waits_for = answer.waits_for.as_slice();
+    let lost = Lost { id: &job.id, name: &job.name, rank, waits_for };
+    ctx.out.result(&lost, |w| match waits_for {
+        [] => writeln!(w, "{}: it goes on without what the process of rank {rank} knew", job.name),
+        more => {
+            let ranks: Vec<String> = more.iter().map(u32::to_string).collect();
+            writeln!(w, "{}: it still waits for rank {}", job.name, ranks.join(", "))
+        }
     })
 }
 

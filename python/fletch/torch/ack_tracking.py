@@ -115,17 +115,22 @@ class AckTracker:
 
     def hand_out(
         self, batch: Batch, waited_ns: int, in_loop: bool = False, is_stepped: bool = True
-    ) -> None:
+    ) -> bool:
         """Records that the loop gets this batch. From now on this process renews its lease.
 
         Without ``is_stepped`` nobody knows when the loop steps.
+
+        Returns whether the batch counts. If its server was lost since, it is dropped: its samples come again.
         """
         self._answered_at = time.monotonic() if self._answered_at is None else self._answered_at
         self._batches.append(_TrackedBatch(batch, waited_ns, time.monotonic_ns(), in_loop))
         self._handed_out.append(batch.lease)
-        self.hold(batch)
+        if not self.hold(batch):
+            self.drop()
+            return False
         if is_stepped:
             self._device.begin()
+        return True
 
     def begin_step(self) -> None:
         """Records that the loop has prepared the batch in hand itself, and steps from now on."""
@@ -135,9 +140,13 @@ class AckTracker:
             last.begun_ns, last.in_loop = now, True
             self._device.begin()
 
-    def hold(self, batch: Batch) -> None:
-        """Renews the lease of a batch from now on."""
-        self.wait_for_server(lambda _: self.job.hold(batch.held))
+    def hold(self, batch: Batch) -> bool:
+        """Renews the lease of a batch from now on. Returns whether the batch counts."""
+        return bool(self.wait_for_server(lambda _: self.job.hold(batch.held, batch.grant)))
+
+    def join(self, rank: int) -> None:
+        """Records what this process consumes as this rank, so that the job outlives its server."""
+        self.wait_for_server(lambda _: self.job.join(self._epoch, rank))
 
     def mark_consumed(self) -> None:
         """Records that the loop consumed the batch in hand."""

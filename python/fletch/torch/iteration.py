@@ -142,6 +142,8 @@ def _acknowledged_batches(
     # A loader with a timeout does not wait for its workers as long as for a server, so the wait must be in
     # the acks.
     more = workers > 0 and not getattr(torch_iterator, "_timeout", 0)
+    if dataset._visitation != "at-most-once":
+        dataset._acks.join(dataset.rank)
     asked, given = time.monotonic_ns(), True
     try:
         for batch in _all_batches(dataset, torch_iterator, workers, collate):
@@ -155,12 +157,16 @@ def _acknowledged_batches(
             given = False
             if batch.is_empty:
                 # Every sample of it was skipped. It counts as consumed, and the loop goes on to the next one.
-                dataset._acks.hand_out(batch, 0, in_loop=workers == 0, is_stepped=False)
+                is_held = dataset._acks.hand_out(batch, 0, in_loop=workers == 0, is_stepped=False)
                 given = True
+                if not is_held:
+                    continue
                 dataset._acks.mark_consumed()
                 dataset._acks.flush_acks(more)
                 continue
-            dataset._acks.hand_out(batch, time.monotonic_ns() - asked, in_loop=workers == 0)
+            if not dataset._acks.hand_out(batch, time.monotonic_ns() - asked, in_loop=workers == 0):
+                given = True
+                continue
             yield batch.content
             given = True
             dataset._acks.mark_consumed()
@@ -216,7 +222,9 @@ def _in_order(dataset: EpochDataset, batches: Iterator[Batch], workers: int) -> 
                 idle[batch.worker] = batch.ended
             else:
                 idle.pop(batch.worker, None)
-                dataset._acks.hold(batch)
+                if not dataset._acks.hold(batch):
+                    dataset._job.drop_lease(batch.held)
+                    continue
                 waiting[batch.worker].append(batch)
             while all(queue or worker in idle for worker, queue in waiting.items()):
                 if (first := _take_first(waiting)) is None:

@@ -71,6 +71,8 @@ class Batch:
 
     token: tuple[int, int, int, int, int] | None
     deliveries: bytes = b""
+    #: What the server granted, for the process that acknowledges it. Empty if the server is alone.
+    grant: bytes = b""
     nbytes: int = 0
     #: Bytes of it that another job, or an earlier epoch, had brought to the server.
     shared: int = 0
@@ -190,7 +192,7 @@ class Receiver:
             if received is None:
                 yield Batch(None)
                 continue
-            token, leased, deliveries = received
+            token, leased, deliveries, grant = received
             begun = time.monotonic_ns()
             try:
                 keys, waits = self._wait(lambda _: self._find_keys(leased))
@@ -210,9 +212,8 @@ class Receiver:
             shared = sum(one.shared for one in leased)
             left_out, skipped = maker.skipped - skipped, maker.skipped
             is_empty = not items
-            yield Batch(
-                token, deliveries, nbytes, shared, received_ns, prepared, stalls, collated, left_out, is_empty
-            )
+            measured = (nbytes, shared, received_ns, prepared, stalls)
+            yield Batch(token, deliveries, grant, *measured, collated, left_out, is_empty)
             stalls = []
 
     def _wait(self, call: Callable[[Report], Any]) -> tuple[Any, Stalls]:

@@ -13,8 +13,8 @@
 //! I3. A server serves a job only while it is the primary of the group in that job's key, as far as it knows.
 //!     Without etcd that is what it knew last; after a start it must have read etcd once.
 //! I4. A server that finds another primary of a group sets its ledgers of that group aside. It deletes none.
-//! I5. A group goes to another server only if somebody gives up what was delivered since a saved state, and
-//!     only while its primary has no key in etcd.
+//! I5. A group goes to another server only if a rank says what it consumed, or somebody gives up what was
+//!     delivered since a saved state, and only while its primary has no key in etcd.
 //! I6. A primary confirms nothing after its tenure ([`crate::cluster::Tenure`]), nor before it has read the
 //!     groups in that tenure. The check comes after the ledger is durable, and before the answer.
 //! I7. A term never goes back. Each server remembers the highest term of a group that moved, and beside a
@@ -38,7 +38,7 @@ use fletch_api::{TermStamp, WaitingJob};
 use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 use table::JobPlace;
 use tokio_util::sync::CancellationToken;
 
@@ -73,7 +73,10 @@ pub enum GroupError {
         is_gone: bool,
     },
     /// This server has its group, and none of its ledgers.
-    #[error("job {job} came to this server without its ledgers, and waits for a saved state")]
+    #[error(
+        "job {job} came to this server without its ledgers: it waits until its ranks say what they consumed, \
+         or for a saved state"
+    )]
     Lost {
         /// The job's name or id.
         job: String,
@@ -90,6 +93,9 @@ pub enum GroupError {
     /// The server has not read the jobs of its cluster yet, or etcd has another cluster.
     #[error("this server is not in touch with its cluster")]
     NoCluster,
+    /// No such member is up.
+    #[error("no server {0} of the cluster is up")]
+    NoMember(String),
     /// A record of a newer format.
     #[error("the coordinator has a record that this server cannot read: {0}: {1}")]
     Record(String, String),
@@ -118,6 +124,21 @@ fn down(is_gone: bool) -> &'static str {
 pub struct KnownJob {
     /// The declaration, and what its names resolved to.
     pub record: Record,
+    /// Whether the declaration had lists, which the cluster does not know.
+    pub is_long: bool,
+}
+
+impl KnownJob {
+    /// Returns the record, if it is whole.
+    ///
+    /// # Errors
+    /// [`GroupError::Long`].
+    pub fn whole(self) -> Result<Record, GroupError> {
+        match self.is_long {
+            true => Err(GroupError::Long { job: self.record.ask.name.to_string() }),
+            false => Ok(self.record),
+        }
+    }
 }
 
 /// Numbers for metrics.
@@ -189,8 +210,9 @@ impl Groups {
         shared.record(job).await.map_err(|e| JobError::Unrecorded(detail(&e)))
     }
 
-    /// Prepares for a state that replaces what a job's server has: takes the job's group over if that server
-    /// is gone and this one is next. Returns the job if this server does not have its ledgers.
+    /// Prepares for a state or for records of ranks that replace what a job's server has: takes the job's
+    /// group over if that server is gone and this one is next. Returns the job if this server does not have
+    /// its ledgers.
     ///
     /// # Errors
     /// [`GroupError`].
@@ -206,13 +228,46 @@ impl Groups {
             JobPlace::Lost => {
                 let job = shared.job(domain, tenant, id).ok_or(JobError::NotFound)?;
                 let JobRecord { record, is_long, .. } = job;
-                match is_long {
-                    true => Err(GroupError::Long { job: record.ask.name.to_string() }),
-                    false => Ok(Some(KnownJob { record })),
-                }
+                Ok(Some(KnownJob { record, is_long }))
             }
             place => place.check(&shared.name_of(domain, tenant, id)).map(|()| None),
         }
+    }
+
+    /// Returns the ids of the jobs that move with a job.
+    #[must_use]
+    pub fn jobs_with(&self, id: &str) -> Vec<String> {
+        self.shared.as_ref().map(|shared| shared.jobs_with(id)).unwrap_or_default()
+    }
+
+    /// Returns a job of each group that this server has to give away, and the member that gets it.
+    #[must_use]
+    pub fn to_give(&self) -> Vec<(String, MemberId)> {
+        self.shared.as_ref().map(|shared| shared.to_give()).unwrap_or_default()
+    }
+
+    /// Makes another member the primary of a job's group. This server must be its primary.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn give(&self, id: &str, to: &MemberId) -> Result<(), GroupError> {
+        let Some(shared) = &self.shared else { return Err(GroupError::NoMember(to.to_string())) };
+        shared.give(id, to).await
+    }
+
+    /// Waits until this server knows that it has a job, whose ledgers another one gives it.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn await_given(
+        &self,
+        domain: &Domain,
+        tenant: &Tenant,
+        id: &str,
+        within: Duration,
+    ) -> Result<(), GroupError> {
+        let Some(shared) = &self.shared else { return Err(GroupError::NoCluster) };
+        shared.await_given(domain, tenant, id, within).await
     }
 
     /// Says that a job has its ledgers on this server from now on.

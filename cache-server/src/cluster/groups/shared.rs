@@ -5,6 +5,7 @@
 //! I2. Every write compares the record of the cluster, so an etcd that was wiped gets none.
 
 mod correction;
+mod moving;
 
 use super::{
     GroupError, GroupStats, NewJob, detail,
@@ -23,12 +24,12 @@ use crate::{
     },
 };
 use fletch_api::{TermStamp, WaitingJob};
-use fletch_core::{Domain, Tenant};
+use fletch_core::{Domain, MemberId, Tenant};
 use fletch_host::clock::BootTime;
 use fletch_host::replace::replace_file;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -46,6 +47,8 @@ use tokio::{
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// How often a change that others overtook is tried.
 const TRIES: usize = 8;
+/// For how long a job waits for a server that stopped in good order. A restart takes less.
+const RESTART_MAX: Duration = Duration::from_secs(10);
 /// How often a lasting fault is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// After this time without news of etcd, the watch is silently dead. It exceeds the time after which an idle
@@ -71,6 +74,8 @@ pub struct Shared {
     brought: PathBuf,
     table: Mutex<Table>,
     terms: Arc<Terms>,
+    /// The servers that restart, and since when jobs wait for them.
+    restarting: Mutex<BTreeMap<MemberId, Instant>>,
     counts: Counts,
     pub changed: Notify,
     /// Held by whoever compares the jobs of this server's disk with the table.
@@ -93,6 +98,7 @@ impl Shared {
             brought: state.join(BROUGHT_FILE),
             table: Mutex::default(),
             terms: Arc::new(Terms::open(state)),
+            restarting: Mutex::default(),
             counts: Counts::default(),
             changed: Notify::new(),
             comparing: tokio::sync::Mutex::default(),
@@ -123,8 +129,24 @@ impl Shared {
         let view = self.cluster.view();
         let table = self.table();
         match table.is_loaded {
-            true => Ok(table.place_of(&self.me, &view, (domain, tenant), id)),
+            true => Ok(self.with_patience(table.place_of(&self.me, &view, (domain, tenant), id))),
             false => Err(GroupError::NoCluster),
+        }
+    }
+
+    /// Returns the place of a job. A server that restarts for long counts as gone.
+    fn with_patience(&self, place: JobPlace) -> JobPlace {
+        match place {
+            JobPlace::Waits { owner, is_gone: false, successor } => {
+                let mut restarting = self.restarting.lock();
+                let since = *restarting.entry(owner.id.clone()).or_insert_with(Instant::now);
+                JobPlace::Waits { owner, is_gone: since.elapsed() > RESTART_MAX, successor }
+            }
+            JobPlace::At(owner) => {
+                self.restarting.lock().remove(&owner.id);
+                JobPlace::At(owner)
+            }
+            place => place,
         }
     }
 
@@ -135,7 +157,8 @@ impl Shared {
             .jobs
             .iter()
             .filter_map(|(id, job)| {
-                let (server, is_gone) = match table.place_of(&self.me, &view, (domain, tenant), id) {
+                let place = table.place_of(&self.me, &view, (domain, tenant), id);
+                let (server, is_gone) = match self.with_patience(place) {
                     JobPlace::Waits { owner, is_gone, .. } => (owner.id, is_gone),
                     JobPlace::Lost => (self.me.id.clone(), true),
                     JobPlace::Unknown | JobPlace::Here | JobPlace::At(_) => return None,
@@ -148,6 +171,7 @@ impl Shared {
                     root: record.root,
                     server: server.to_string(),
                     is_gone,
+                    waits_for: Vec::new(),
                 })
             })
             .collect();
@@ -466,7 +490,7 @@ impl Shared {
             if done.succeeded {
                 tracing::warn!(
                     group, term = new.term, from = %held.value.primary,
-                    "this server takes over a group of jobs, because a saved state came for one of them"
+                    "this server takes over a group of jobs: a rank or a saved state came for one of them"
                 );
                 self.counts.taken_over.fetch_add(1, Relaxed);
                 self.note_group(&mut self.table(), group, done.revision, new);

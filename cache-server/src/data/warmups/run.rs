@@ -106,7 +106,7 @@ impl Warmups {
     async fn hold_elsewhere(&self, record: &WarmupRecord, hold: Duration) {
         if record.pinned_elsewhere.load(Relaxed) {
             let path = format!("{}?hold_s={}", routes::peer_warmup(&record.id), hold.as_secs());
-            let order = PeerOrder { method: Method::PUT, path, domain: record.domain.clone() };
+            let order = PeerOrder { method: Method::PUT, path, domain: record.domain.clone(), body: None };
             // Whoever does not answer ends the protection by itself.
             self.context.cluster.order_all(&order, ORDER_WITHIN).await;
         }

@@ -47,6 +47,9 @@ pub enum JobError {
     /// The request asks for, acknowledges or renews more than one request may.
     #[error("{0}")]
     TooLarge(String),
+    /// What a rank's process says of a lost epoch cannot be used.
+    #[error("a rank's record cannot be used: {0}")]
+    BadRecord(String),
     /// The request names its process in a form that is not valid.
     #[error("{0}")]
     BadLoader(String),
@@ -236,7 +239,7 @@ impl JobError {
             JobError::MidStep { .. } => Code::MidStep,
             JobError::StateDiffers { .. } => Code::StateDiffers,
             JobError::StateBehind(_) => Code::StateBehind,
-            JobError::BadState(_) => Code::BadState,
+            JobError::BadState(_) | JobError::BadRecord(_) => Code::BadState,
             JobError::NoCommits => Code::NoCommit,
             JobError::AtLimit(_) => Code::Overloaded,
             JobError::LedgerFull { .. } => Code::LedgerFull,
@@ -321,6 +324,7 @@ impl JobError {
                  later epochs and their receipts"
             }
             JobError::BadState(_) => "give the bytes of a saved state, unchanged",
+            JobError::BadRecord(_) => "load a saved state of the job (`fletch jobs restore`)",
             JobError::LedgerFull { .. } => {
                 "save the epoch's state and load it again, which replaces the ledger, while no rank is in a \
                  later epoch (the server deletes later epochs); acknowledge whole or larger leases, or raise \
@@ -375,6 +379,7 @@ mod tests {
             JobError::StateDiffers { what: "w", got: String::new(), want: String::new() },
             JobError::StateBehind(1),
             JobError::BadState(String::new()),
+            JobError::BadRecord(String::new()),
             JobError::NoCommits,
             JobError::AtLimit(String::new()),
             JobError::LedgerFull { epoch: 1, most: 1 },

@@ -21,6 +21,7 @@ mod grant;
 mod lease_clock;
 mod ledger;
 mod prefetching;
+mod rank_record;
 mod recovery;
 mod replay_source;
 mod schedule;
@@ -61,7 +62,7 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
 };
 use tokio::sync::{Notify, OnceCell};
-pub use worlds::world_of;
+pub use worlds::{world_of, world_spec};
 
 /// Most acknowledged leases that are remembered, so that an ack may arrive twice ...
 const ACKED_LEASES_MAX: usize = 4096;

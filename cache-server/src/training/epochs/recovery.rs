@@ -12,6 +12,7 @@ use fletch_core::{
     delivery::{
         Event, Leases,
         ledger::{self, BadLedger, Header, Ledger},
+        reclaim::RECLAIMED,
     },
     plan::{Bits, World},
 };
@@ -216,6 +217,8 @@ impl Inner {
             let wrong = |why| BadLedger::Contradiction { at: i + 1, why };
             self.leases.apply(event, expires).map_err(wrong)?;
             match event {
+                // Of entries that were granted before the epoch was restored the order is lost.
+                Event::Grant { request, .. } if request.worker == RECLAIMED => {}
                 Event::Grant { request, entries, .. } => {
                     for &e in entries {
                         let unit = setup.samples.unit(schedule.item(e).sample);

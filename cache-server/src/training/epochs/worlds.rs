@@ -11,6 +11,12 @@ pub fn world_of(world: &WorldSpec) -> World {
     World { batch: world.batch, ranks: world.ranks, tail: world.tail }
 }
 
+/// Returns a world as requests describe it.
+#[must_use]
+pub fn world_spec(world: World) -> WorldSpec {
+    WorldSpec { batch: world.batch, ranks: world.ranks, tail: world.tail }
+}
+
 impl Epoch {
     /// Continues the epoch in another world. The same world changes nothing.
     ///

@@ -7,10 +7,12 @@ mod ledger_term;
 mod loaders;
 mod open_job;
 mod plan;
+mod reclaims;
 mod record;
 mod registry;
 mod settings;
 
 pub use open_job::OpenJob;
+pub use reclaims::Reclaims;
 pub use record::{Record, RecordSummary};
-pub use registry::Registry;
+pub use registry::{MovedJob, Registry};

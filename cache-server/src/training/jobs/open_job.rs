@@ -14,6 +14,7 @@
 mod loaders;
 mod measured;
 mod progress;
+mod reclaimed;
 mod rollback;
 mod states;
 mod worlds;

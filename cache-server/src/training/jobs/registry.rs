@@ -11,6 +11,10 @@
 //! 5. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
 //!    request opens it from its record and its ledgers.
 
+mod moving;
+
+pub use moving::MovedJob;
+
 use super::{
     ledger_term,
     open_job::{JobProgress, OpenJob, epoch_of_file},
@@ -35,7 +39,7 @@ use fletch_host::replace::sync_parent;
 use fletch_store::{DatasetId, ReaderKind};
 use parking_lot::Mutex;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -132,6 +136,8 @@ pub struct Registry {
     places: Mutex<HashMap<VersionKey, Arc<Shared>>>,
     /// The permit to change settings.
     settings: Arc<tokio::sync::Mutex<()>>,
+    /// Jobs that go to another server now: they are not opened.
+    moving: Mutex<BTreeSet<String>>,
 }
 
 /// Numbers for metrics.
@@ -256,6 +262,7 @@ impl Registry {
             long: Arc::new(Semaphore::new(LONG_JOBS_AT_ONCE)),
             places: Mutex::default(),
             settings: Arc::default(),
+            moving: Mutex::default(),
         })
     }
 
@@ -321,6 +328,9 @@ impl Registry {
         source: &Arc<Source>,
     ) -> Result<Arc<OpenJob>, JobError> {
         let registered = self.registered(domain, tenant, id)?;
+        if self.moving.lock().contains(id) {
+            return Err(JobError::Reopening);
+        }
         let opened = registered
             .opened
             .get_or_try_init(|| async {

@@ -241,6 +241,9 @@ impl Client {
             let is_gone = error.is_unreachable();
             if let Some(job) = self.job_server.as_ref().filter(|_| is_gone || is_away(&error)) {
                 job.forget(&server);
+                if error.code() == Some(Code::JobWaits) {
+                    job.waits.notify_one();
+                }
             }
             if is_gone || is_unready(&error) {
                 self.route.failed(&server, is_gone && !error.is_refused(), Instant::now());

@@ -1,13 +1,19 @@
 //! The calls about a job and its epochs: declare, acknowledge, renew, checkpoint, roll back, state, receipt.
 
-use super::{held::HeldLeases, loader::OwnLoader};
+use super::{
+    held::HeldLeases,
+    lease::{AckToken, GrantRecord},
+    loader::OwnLoader,
+    rank_records::RankRecords,
+};
 use crate::call::Call;
 use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError, body::BodyLength};
 use bytes::Bytes;
 use fletch_api::{
     Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, JobSettings, Loader,
-    Rollback, StartJob, WaitingJob, WorldSpec, epochs::ACKS_MAX, headers, routes,
+    LostRank, MoveJob, MovedJobs, Reclaimed, Rollback, StartJob, WaitingJob, WorldSpec, epochs::ACKS_MAX,
+    headers, routes,
 };
 use http::{Method, StatusCode};
 use serde::Serialize;
@@ -29,6 +35,9 @@ pub struct JobHandle {
     pub(super) job: Arc<Job>,
     pub(super) held: Arc<HeldLeases>,
     pub(super) loader: Arc<OwnLoader>,
+    pub(super) records: Arc<RankRecords>,
+    /// The declaration, if this client made it.
+    pub(super) declaration: Option<Arc<StartJob>>,
 }
 
 /// The jobs of a tenant at all servers of a cluster.
@@ -49,8 +58,10 @@ impl Client {
     /// [`ClientError`]; `job_differs` if a job of that name has other settings.
     pub async fn declare(&self, job: &StartJob) -> Result<JobHandle, ClientError> {
         let call = Call::new(Method::POST, routes::JOBS).json(to_json(job)?);
+        let declared = job.clone();
         let (server, job) = self.json(&call, &[StatusCode::OK, StatusCode::CREATED]).await?;
-        Ok(self.pinned(server).job_handle(job))
+        let handle = self.pinned(server).job_handle(job);
+        Ok(handle.with_declaration(declared))
     }
 
     /// Returns the handle of an existing job.
@@ -66,7 +77,14 @@ impl Client {
     #[must_use]
     pub fn job_handle(&self, job: Job) -> JobHandle {
         let client = self.for_dataset(Some(&job.dataset)).for_calls_of_job();
-        JobHandle { client, job: Arc::new(job), held: Arc::default(), loader: OwnLoader::of_process() }
+        JobHandle {
+            client,
+            job: Arc::new(job),
+            held: Arc::default(),
+            loader: OwnLoader::of_process(),
+            records: Arc::default(),
+            declaration: None,
+        }
     }
 
     /// Returns the jobs of the caller's tenant at one server: the one that answers first.
@@ -104,6 +122,28 @@ impl Client {
     /// [`ClientError`]; `conflict` if the job was declared with lists, which have to be declared again.
     pub async fn move_job(&self, id: &str, epoch: u64, state: Bytes) -> Result<Epoch, ClientError> {
         put_state(&self.for_calls_of_job(), id, epoch, state, true).await
+    }
+
+    /// Gives up the process of a rank of a job whose server is lost: what only that process knew to be
+    /// consumed is delivered again. Returns which ranks the job still waits for.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `conflict` if the job waits for no rank.
+    pub async fn lose_rank(&self, id: &str, rank: u32) -> Result<Reclaimed, ClientError> {
+        let path = routes::job_lost(id);
+        let client = self.for_calls_of_job();
+        client.send_json(Method::POST, &path, &LostRank { rank }, &[StatusCode::OK]).await
+    }
+
+    /// Moves a job to another server of the cluster, with its ledgers, while its ranks run. The jobs that share
+    /// its sweep move with it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn move_to(&self, id: &str, member: &str) -> Result<MovedJobs, ClientError> {
+        let path = routes::job_move(id);
+        let ask = MoveJob { to: member.to_owned() };
+        self.for_calls_of_job().send_json(Method::POST, &path, &ask, &[StatusCode::OK]).await
     }
 
     /// Deletes a job and its ledgers.
@@ -147,6 +187,48 @@ impl JobHandle {
         self
     }
 
+    /// Sets the declaration of the job. Another server needs it if the job's server is lost, and if it has
+    /// lists.
+    #[must_use]
+    pub fn with_declaration(mut self, spec: StartJob) -> Self {
+        self.declaration = Some(Arc::new(spec));
+        self
+    }
+
+    /// Sets the records of this process's ranks: those of an earlier handle of the job.
+    #[must_use]
+    pub fn with_records(mut self, records: Arc<RankRecords>) -> Self {
+        self.records = records;
+        self
+    }
+
+    /// Returns the records of this process's ranks.
+    #[must_use]
+    pub fn records(&self) -> &Arc<RankRecords> {
+        &self.records
+    }
+
+    /// Notes that a batch is handed out to whoever consumes it. Returns `false` if its lease is void: another
+    /// server has the job since, and delivers its samples again. Then release it, and consume none of it.
+    ///
+    /// A reader calls this by itself. A process that gets a batch from another process calls it.
+    ///
+    /// # Errors
+    /// As [`JobHandle::join`].
+    pub async fn hold(&self, token: &AckToken, grant: &GrantRecord) -> Result<bool, ClientError> {
+        let AckToken { epoch, rank, .. } = *token;
+        if self.records.needs_request(epoch, rank, grant) {
+            self.join(epoch, rank).await?;
+        }
+        Ok(self.hold_now(token, grant))
+    }
+
+    /// As [`JobHandle::hold`], if that needs no request ([`RankRecords::needs_request`]).
+    #[must_use]
+    pub fn hold_now(&self, token: &AckToken, grant: &GrantRecord) -> bool {
+        self.records.hold((token.epoch, token.rank, token.lease), grant)
+    }
+
     /// Returns the loader that the requests of this handle carry.
     #[must_use]
     pub fn loader(&self) -> &Loader {
@@ -158,6 +240,7 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`].
     pub async fn leave(&self, epoch: u64, rank: u32) -> Result<(), ClientError> {
+        self.records.left(rank);
         let loader = Loader { leave: true, ..self.loader.for_request()? };
         let acks = Acks { rank, loader: Some(loader), ..Acks::default() };
         self.post_epoch::<Acked>(epoch, "acks", &acks).await.map(|_| ())
@@ -188,8 +271,11 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`].
     pub async fn set_world(&self, world: WorldSpec) -> Result<Job, ClientError> {
+        self.records.set_stale();
         let path = routes::job_world(&self.job.id);
-        self.client.send_json(Method::PUT, &path, &world, &[StatusCode::OK]).await
+        let changed = self.client.send_json(Method::PUT, &path, &world, &[StatusCode::OK]).await;
+        self.join_again().await;
+        changed
     }
 
     /// Begins a probe: the job gets cached samples only, until its most rate is known. Returns the job.
@@ -237,7 +323,20 @@ impl JobHandle {
     async fn post_acks(&self, epoch: u64, acks: &Acks) -> Result<Acked, ClientError> {
         let path = routes::epoch(&self.job.id, epoch, "acks");
         let call = Call::new(Method::POST, path).json(to_json(acks)?).in_time();
-        self.client.json(&call, &[StatusCode::OK]).await.map(|answer| answer.1)
+        self.records.acking(epoch, acks.rank, &acks.acks);
+        let acked = self.client.json(&call, &[StatusCode::OK]).await.map(|answer| answer.1);
+        match &acked {
+            Ok(_) => self.records.acked(epoch, acks.rank, &acks.acks),
+            // Of several acks, the caller sends each alone.
+            Err(error) if error.code() == Some(Code::LeaseGone) && acks.acks.len() == 1 => {
+                self.records.ended(epoch, acks.rank, acks.acks[0].lease);
+            }
+            Err(_) => {}
+        }
+        for &lease in &acks.release {
+            self.records.ended(epoch, acks.rank, lease);
+        }
+        acked
     }
 
     /// Renews every held lease and sends every release for as long as this future is polled. Run it beside
@@ -253,6 +352,7 @@ impl JobHandle {
         tokio::select! {
             gone = self.renew_leases() => gone,
             never = self.send_releases() => match never {},
+            never = self.reclaim_when_lost() => match never {},
         }
     }
 
@@ -353,7 +453,10 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`]; `state_differs`, `state_behind`.
     pub async fn put_state(&self, epoch: u64, state: Bytes, replace: bool) -> Result<Epoch, ClientError> {
-        put_state(&self.client, &self.job.id, epoch, state, replace).await
+        self.records.set_stale();
+        let put = put_state(&self.client, &self.job.id, epoch, state, replace).await;
+        self.join_again().await;
+        put
     }
 
     /// Commits everything that is acknowledged now, under the number of a saved model checkpoint.
@@ -373,7 +476,10 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`]; `no_commit`.
     pub async fn rollback(&self, epoch: u64, commit: Option<u64>) -> Result<Epoch, ClientError> {
-        self.post_epoch(epoch, "rollback", &Rollback { commit }).await
+        self.records.set_stale();
+        let rolled_back = self.post_epoch(epoch, "rollback", &Rollback { commit }).await;
+        self.join_again().await;
+        rolled_back
     }
 
     async fn post_epoch<T: serde::de::DeserializeOwned>(

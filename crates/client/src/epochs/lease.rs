@@ -5,6 +5,7 @@ use fletch_api::{Ack, BatchTimes, SampleFile};
 use fletch_core::{
     Hash,
     delivery::{
+        Request,
         consumption_log::ConsumptionRecord,
         receipt::{Delivery, content},
     },
@@ -86,11 +87,66 @@ impl AckToken {
     }
 }
 
+/// What a server granted: which entries, to which request, by which term.
+///
+/// The process that acknowledges keeps it, in case the server is lost ([`super::RankRecords`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GrantRecord {
+    /// The term of the server. 0: the server is alone.
+    pub term: u64,
+    /// The worker that asked.
+    pub worker: u32,
+    /// The number of its request.
+    pub sequence: u64,
+    /// The plan entries of the lease, in the order of delivery.
+    pub entries: Vec<u32>,
+}
+
+impl GrantRecord {
+    pub(super) fn request(&self, rank: u32) -> Request {
+        Request { rank, worker: self.worker, sequence: self.sequence }
+    }
+
+    /// Returns the record's bytes, for another process of the same build. Empty if the server is alone.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        if self.term == 0 {
+            return Vec::new();
+        }
+        let mut out = Vec::with_capacity(20 + 4 * self.entries.len());
+        out.extend(self.term.to_le_bytes());
+        out.extend(self.sequence.to_le_bytes());
+        out.extend(self.worker.to_le_bytes());
+        out.extend(self.entries.iter().flat_map(|entry| entry.to_le_bytes()));
+        out
+    }
+
+    /// Reads the bytes of [`GrantRecord::to_bytes`]. Returns `None` for other bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if bytes.is_empty() {
+            return Some(GrantRecord::default());
+        }
+        let (term, rest) = bytes.split_first_chunk::<8>()?;
+        let (sequence, rest) = rest.split_first_chunk::<8>()?;
+        let (worker, rest) = rest.split_first_chunk::<4>()?;
+        let (entries, []) = rest.as_chunks::<4>() else { return None };
+        Some(GrantRecord {
+            term: u64::from_le_bytes(*term),
+            worker: u32::from_le_bytes(*worker),
+            sequence: u64::from_le_bytes(*sequence),
+            entries: entries.iter().map(|entry| u32::from_le_bytes(*entry)).collect(),
+        })
+    }
+}
+
 /// One whole lease.
 #[derive(Debug, Clone)]
 pub struct LeaseBatch {
     /// The token that acknowledges the lease.
     pub token: AckToken,
+    /// What the server granted.
+    pub grant: GrantRecord,
     /// The samples, in the order of the epoch.
     pub samples: Vec<LeasedSample>,
     /// How long the caller waited for the lease, until its last byte was there.
@@ -126,4 +182,19 @@ pub enum Next {
     Last,
     /// No more samples: the rank has acknowledged its whole share.
     Done,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_is_read_again() {
+        let grant = GrantRecord { term: 3, worker: 2, sequence: 1 << 50, entries: vec![7, u32::MAX] };
+        assert_eq!(GrantRecord::from_bytes(&grant.to_bytes()), Some(grant.clone()));
+        let alone = GrantRecord { term: 0, ..grant.clone() };
+        assert_eq!(alone.to_bytes(), Vec::<u8>::new());
+        assert_eq!(GrantRecord::from_bytes(&[]), Some(GrantRecord::default()));
+        assert_eq!(GrantRecord::from_bytes(&grant.to_bytes()[1..]), None);
+    }
 }

@@ -12,6 +12,8 @@
 //! - `loader` has the name of this process, which its requests carry.
 //! - `request` is one lease request under way, and `journal` lists the leases of a process for another one.
 //! - `received_sum` checks a receipt.
+//! - `rank_records` keeps what this process consumed, and `reclaim` gives it to the next server if the job's
+//!   server is lost.
 //!
 //! 1. (I1) A reader hands out a sample only if each of its files hashes to the value that the server
 //!    announced. The receipt proves that the version has these files.
@@ -27,14 +29,17 @@ mod job;
 mod journal;
 mod lease;
 mod loader;
+mod rank_records;
 mod reader;
 mod received_sum;
+mod reclaim;
 mod request;
 mod stream;
 
 pub use held::HeldLeases;
 pub use job::{JobHandle, JobsOfAll};
 pub use journal::LeaseJournal;
-pub use lease::{AckToken, LeaseBatch, LeasedSample, Next};
+pub use lease::{AckToken, GrantRecord, LeaseBatch, LeasedSample, Next};
+pub use rank_records::RankRecords;
 pub use reader::{EpochReader, LEASES_AHEAD_MAX};
 pub use received_sum::ReceivedSum;

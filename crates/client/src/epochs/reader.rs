@@ -9,7 +9,7 @@ use super::{
     JobHandle,
     held::Unanswered,
     journal::LeaseJournal,
-    lease::Next,
+    lease::{AckToken, Next},
     request::{Answer, Answered, RequestUnderWay, Requester},
 };
 use crate::ClientError;
@@ -144,6 +144,20 @@ impl EpochReader {
     /// [`ClientError`]: the server rejected the request, or did not answer within the reader's patience.
     pub async fn next(&mut self, want: u32) -> Result<Next, ClientError> {
         let asked = Instant::now();
+        loop {
+            let next = self.next_granted(want, asked).await?;
+            match &next {
+                // Its samples come again, from another server.
+                Next::Batch(batch) if !self.requester.job.hold(&batch.token, &batch.grant).await? => {
+                    let AckToken { epoch, rank, lease, .. } = batch.token;
+                    self.requester.job.held.release(epoch, rank, lease);
+                }
+                _ => return Ok(next),
+            }
+        }
+    }
+
+    async fn next_granted(&mut self, want: u32, asked: Instant) -> Result<Next, ClientError> {
         let Answer { mut next, hold } = match self.take_ahead().await {
             Some(answer) => answer,
             None => {

@@ -8,7 +8,7 @@ use super::{
     JobHandle,
     held::{LeaseHold, Unanswered},
     journal::LeaseJournal,
-    lease::{AckToken, LeaseBatch, LeasedSample, Next},
+    lease::{AckToken, GrantRecord, LeaseBatch, LeasedSample, Next},
     stream::{Stream, StreamError, checked},
 };
 use crate::{
@@ -207,8 +207,14 @@ impl Requester {
             entries: u32::try_from(samples.len()).unwrap_or(u32::MAX),
             ttl_ms: grant.ttl_ms,
         };
+        let grant = GrantRecord {
+            term: term.map(|term| term.stamp.term).unwrap_or_default(),
+            worker: self.worker,
+            sequence: self.sequence,
+            entries: grant.entries,
+        };
         Ok(Answer {
-            next: Next::Batch(LeaseBatch { token, samples, received: Duration::ZERO }),
+            next: Next::Batch(LeaseBatch { token, grant, samples, received: Duration::ZERO }),
             hold: Some(hold),
         })
     }

@@ -304,6 +304,15 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
             ],
         )?;
     }
+    if let Some(waiting) = server.groups.waiting_for() {
+        let rows: Vec<_> = waiting.iter().map(|(id, n)| (vec![id.as_str()], *n)).collect();
+        page.gauge(
+            "fletch_cluster_jobs_waiting",
+            "Jobs of the cluster that wait for a server that is down, or has lost their ledgers",
+            &["member"],
+            &rows,
+        )?;
+    }
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)

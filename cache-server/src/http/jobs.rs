@@ -206,7 +206,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
 pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<JobList> {
     let (domain, tenant) = (&principal.domain, &principal.tenant);
     let jobs = server.registry.list(domain, tenant);
-    Json(JobList { jobs, waiting: server.groups.waiting(domain, tenant) })
+    Json(JobList { jobs, waiting: server.groups.waiting(|d, t| d == domain && t == tenant) })
 }
 
 /// Returns a job and its epochs.

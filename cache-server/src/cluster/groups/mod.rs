@@ -38,7 +38,7 @@ use fletch_api::{TermStamp, WaitingJob};
 use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use table::JobPlace;
 use tokio_util::sync::CancellationToken;
 
@@ -241,11 +241,17 @@ impl Groups {
         }
     }
 
-    /// Returns the jobs of a tenant whose server is away, in the order of their names.
+    /// Returns the jobs of some tenants whose server is away, in the order of their names.
     #[must_use]
-    pub fn waiting(&self, domain: &Domain, tenant: &Tenant) -> Vec<WaitingJob> {
+    pub fn waiting(&self, sees: impl Fn(&Domain, &Tenant) -> bool) -> Vec<WaitingJob> {
         let Some(shared) = &self.shared else { return Vec::new() };
-        shared.waiting(domain, tenant)
+        shared.waiting(sees)
+    }
+
+    /// Returns the number of jobs that wait for each lost server, or `None` on a server that is alone.
+    #[must_use]
+    pub fn waiting_for(&self) -> Option<BTreeMap<MemberId, u64>> {
+        self.shared.as_ref().map(|shared| shared.waiting_for())
     }
 
     /// Says that the record of a job changed.

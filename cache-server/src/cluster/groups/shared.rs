@@ -23,12 +23,12 @@ use crate::{
     },
 };
 use fletch_api::{TermStamp, WaitingJob};
-use fletch_core::{Domain, Tenant};
+use fletch_core::{Domain, MemberId, Tenant};
 use fletch_host::clock::BootTime;
 use fletch_host::replace::replace_file;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -128,19 +128,29 @@ impl Shared {
         }
     }
 
-    /// Returns the jobs of a tenant whose server is away, in the order of their names.
-    pub fn waiting(&self, domain: &Domain, tenant: &Tenant) -> Vec<WaitingJob> {
+    /// Returns the number of jobs that wait for each lost server.
+    pub fn waiting_for(&self) -> BTreeMap<MemberId, u64> {
+        let view = self.cluster.view();
+        self.table().waiting_for(&self.me, &view)
+    }
+
+    /// Returns the jobs of some tenants whose server is away, in the order of their names.
+    pub fn waiting(&self, sees: impl Fn(&Domain, &Tenant) -> bool) -> Vec<WaitingJob> {
         let (view, table) = (self.cluster.view(), self.table());
         let mut waiting: Vec<WaitingJob> = table
             .jobs
             .iter()
             .filter_map(|(id, job)| {
-                let (server, is_gone) = match table.place_of(&self.me, &view, (domain, tenant), id) {
+                let record = &job.value.record;
+                let of = (&record.domain, &record.tenant);
+                if !sees(of.0, of.1) {
+                    return None;
+                }
+                let (server, is_gone) = match table.place_of(&self.me, &view, of, id) {
                     JobPlace::Waits { owner, is_gone, .. } => (owner.id, is_gone),
                     JobPlace::Lost => (self.me.id.clone(), true),
                     JobPlace::Unknown | JobPlace::Here | JobPlace::At(_) => return None,
                 };
-                let record = &job.value.record;
                 Some(WaitingJob {
                     id: id.clone(),
                     name: record.ask.name.clone(),

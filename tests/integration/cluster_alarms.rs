@@ -7,8 +7,9 @@ use fletch_client::{
     epochs::{JobHandle, Next},
 };
 use fletch_core::plan::Tail;
-use fletch_tests::bins::repo;
-use fletch_tests::cluster::{ClusterServer, EtcdCluster};
+use fletch_testkit::scripted::{self, ScriptedServer};
+use fletch_tests::bins::{command, repo};
+use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::cluster_data::ClusterData;
 use fletch_tests::console::blocks;
 use fletch_tests::monitored::run_block;
@@ -86,4 +87,37 @@ async fn jobs_that_wait_for_a_lost_server_are_an_alarm_until_its_remedy() {
     }
     until("no job waits", SILENCE, || servers.iter().all(|s| s.metric(&series).is_none()));
     assert!(!servers[0].text("/v1/dashboard").contains("FletchJobWaitsForServer"));
+}
+
+#[test]
+fn an_answer_of_a_peer_that_cannot_be_read_is_named_and_fails_no_read() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let (etcd, set) = (EtcdCluster::start(1), ClusterData::new(32, SAMPLES.into()));
+    // A proxy that answers for `b`, and not as a server of Fletch does.
+    let proxy = ScriptedServer::start(|_| scripted::answer("200 OK", &[], b"<html>welcome</html>"));
+    let peer_url = format!("--cluster-peer-url={}", proxy.endpoint());
+    let [mut a, mut b] = [("a", None), ("b", Some(&*peer_url))].map(|(id, peer_url)| {
+        let words: Vec<&str> = ["--cache-free-floor=0"].into_iter().chain(peer_url).collect();
+        ClusterServer::new(id, &etcd, &words)
+    });
+    a.start();
+    b.start();
+    agreed(&[&a, &b], "a:up b:up", SILENCE);
+    set.register(&a, None);
+    for (path, hash) in &set.data.files {
+        let bytes = a.file(&set.root, path).expect("read from the origin");
+        assert!(fletch_core::Hash::of(&bytes) == *hash, "{path}");
+    }
+    let refusals = a.metric("fletch_peer_refusals_total{peer=\"b\",reason=\"unreadable\"}");
+    assert!(refusals.is_some_and(|n| n >= 2.0), "{refusals:?}");
+    let log = a.log();
+    let is_warning = |l: &&str| l.contains("two servers refuse each other") && l.contains("unreadable");
+    let warnings = log.lines().filter(is_warning);
+    assert_eq!(warnings.count(), 1, "{log}");
+    let mut c = command("fletch");
+    let out = c.args(["cluster", "check", "--server", &a.url]).output().expect("fletch runs");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.code() == Some(1) && text.contains("a says: b (unreadable): "), "{text}");
 }

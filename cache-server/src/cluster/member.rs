@@ -161,6 +161,7 @@ impl EtcdMember {
             phase: MemberPhase::Up,
             process: identity::random_hex(),
             place: identity::place(dir),
+            needs_token: Some(config.needs_token),
         };
         let last = identity.uid.as_ref().and_then(|_| identity::last_view(dir));
         let joined = last.is_some();

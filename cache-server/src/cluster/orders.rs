@@ -3,6 +3,7 @@
 use super::{
     ClusterState,
     peers::{CallError, PeerAddress, Peers},
+    refusals::RefusalReason,
 };
 use bytes::Bytes;
 use fletch_api::routes;
@@ -110,6 +111,11 @@ impl Peers {
                 status => Err(CallError::Status(status)),
             }
         };
-        timeout_at(until, answered).await.unwrap_or(Err(CallError::Late))
+        let answer = timeout_at(until, answered).await.unwrap_or(Err(CallError::Late));
+        match &answer {
+            Ok(_) => self.refusals().end(&to.id, RefusalReason::Token),
+            Err(error) => self.note_refusal(&to.id, error),
+        }
+        answer
     }
 }

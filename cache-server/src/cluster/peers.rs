@@ -6,7 +6,12 @@
 //! I3. An answer has at most as many bytes as the chunk. The bytes are not verified here: the store does it.
 //! I4. A call ends by its deadline, and when the member leaves the view.
 
-use super::{ClusterError, settings::PeerConfig, view::ClusterView};
+use super::{
+    ClusterError,
+    refusals::{RefusalReason, Refusals},
+    settings::PeerConfig,
+    view::ClusterView,
+};
 use bytes::Bytes;
 use fletch_api::{Code, Problem, headers};
 use fletch_bounds::Waits;
@@ -149,6 +154,18 @@ impl CallError {
     fn is_silence(&self) -> bool {
         !matches!(self, CallError::TooLong(_) | CallError::NoResult | CallError::Status(_) | CallError::Left)
     }
+
+    /// Returns the refusal that it shows. `None`: it may pass by itself.
+    fn refusal(&self) -> Option<RefusalReason> {
+        match self {
+            CallError::Status(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Some(RefusalReason::Token),
+            CallError::TooLong(_) | CallError::NoResult => Some(RefusalReason::Unreadable),
+            CallError::Status(status) if status.is_success() || status.is_redirection() => {
+                Some(RefusalReason::Unreadable)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// When a member may be asked again.
@@ -198,6 +215,7 @@ pub struct Peers {
     foreign_fills: AtomicU64,
     passed_on: AtomicU64,
     fetched: AtomicU64,
+    refusals: Refusals,
 }
 
 /// Returns the settings of the client for all members. It keeps connections by their address.
@@ -256,6 +274,7 @@ impl Peers {
             foreign_fills: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
+            refusals: Refusals::default(),
         })
     }
 
@@ -276,9 +295,14 @@ impl Peers {
         let answer = match self.call(to, request, until).await {
             Ok(answer) => {
                 *state.rest.lock() = Rest::default();
+                self.refusals.end(&to.id, RefusalReason::Token);
+                if let PeerAnswer::Bytes(..) = answer {
+                    self.refusals.end(&to.id, RefusalReason::Unreadable);
+                }
                 answer
             }
             Err(error) => {
+                self.note_refusal(&to.id, &error);
                 let chunk = &*request.path;
                 tracing::debug!(peer = %to.id, %error, chunk, job = &*request.job, "a peer did not serve");
                 // A member that does not take what is offered may close the connection at once.
@@ -295,6 +319,45 @@ impl Peers {
             self.fetched.fetch_add(1, Relaxed);
         }
         answer
+    }
+
+    /// Notes what a failed call says about the two servers.
+    pub(super) fn note_refusal(&self, id: &MemberId, error: &CallError) {
+        if let Some(reason) = error.refusal() {
+            self.refusals.note(id, reason, &error.to_string());
+        }
+    }
+
+    /// Returns what servers refuse each other.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Compares, at each change of the view, whether the members ask for tokens as this one does.
+    pub(super) async fn compare_tokens(&self, own: &MemberId) {
+        let mut views = self.views.clone();
+        loop {
+            let view = Arc::clone(&views.borrow_and_update());
+            let wants = view.needs_token(own);
+            self.refusals.retain(|id| view.members().any(|member| member == id));
+            for id in view.members().filter(|id| *id != own) {
+                match (wants, view.needs_token(id)) {
+                    (Some(true), Some(false)) => {
+                        let detail = "it serves everybody, and this server asks for tokens";
+                        self.refusals.note(id, RefusalReason::TokensDiffer, detail);
+                    }
+                    (Some(false), Some(true)) => {
+                        let detail = "it asks for tokens, and this server serves everybody";
+                        self.refusals.note(id, RefusalReason::TokensDiffer, detail);
+                    }
+                    _ => self.refusals.end(id, RefusalReason::TokensDiffer),
+                }
+            }
+            if views.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     fn rest(&self, id: &MemberId, state: &PeerState, error: &CallError) {

@@ -175,6 +175,7 @@ mod tests {
                 phase: MemberPhase::Up,
                 process: format!("process-{i}"),
                 place: format!("place-{i}"),
+                needs_token: None,
             },
             weight: Weight::About(100),
             starts: true,

@@ -92,6 +92,12 @@ impl ClusterView {
         Some(PeerAddress { id: id.clone(), url })
     }
 
+    /// Returns whether a member that is up asks for tokens, if that is known.
+    #[must_use]
+    pub fn needs_token(&self, id: &MemberId) -> Option<bool> {
+        self.records.get(id).filter(|_| self.core.is_up(id))?.needs_token
+    }
+
     /// Returns the URL by which clients reach a member, if it is up with this state directory.
     #[must_use]
     pub fn url_of(&self, id: &MemberId, incarnation: &str) -> Option<&str> {
@@ -193,6 +199,7 @@ mod tests {
             phase,
             process: String::new(),
             place: String::new(),
+            needs_token: None,
         }
     }
 

@@ -50,6 +50,10 @@ pub struct MemberCheck {
     pub settings: BTreeMap<String, String>,
     /// The other servers, and whether they answer this one.
     pub peers: Vec<PeerCheck>,
+    /// What the server noticed of other servers and of itself, and what does not pass by itself: a refused
+    /// token, an answer that it cannot read, changes that it cannot follow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
 }
 
 /// Whether another server answers a server of the cluster.

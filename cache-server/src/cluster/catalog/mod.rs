@@ -14,7 +14,7 @@ mod records;
 mod shared;
 
 use crate::{
-    cluster::{ClusterState, EtcdError},
+    cluster::{ClusterState, EtcdError, Follower},
     tenancy::state::{
         Applied, RegisterChange, RegisterError, Registration, RegistrationHandle, Registrations,
     },
@@ -146,6 +146,12 @@ impl Catalog {
     #[must_use]
     pub fn revision(&self) -> Option<u64> {
         self.shared.as_ref().map(Shared::revision)
+    }
+
+    /// Returns the task that follows the cluster's registrations, or `None` for a server that is alone.
+    #[must_use]
+    pub fn follower(&self) -> Option<&Follower> {
+        self.shared.as_ref().map(|shared| &shared.follower)
     }
 
     /// Reads the registrations of the cluster once. Without an answer of etcd those of the last run stay, and

@@ -13,7 +13,7 @@ use super::{
     },
 };
 use crate::{
-    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    cluster::{ClusterState, Event, Follower, KeyValue, Op, SharedKeys, from_text, to_text},
     tenancy::state::{
         Applied, Change, Planned, RegisterChange, RegisterError, Registration, RegistrationHandle,
     },
@@ -39,8 +39,6 @@ const TRIES: usize = 16;
 const OWN_NEWS_WITHIN: Duration = Duration::from_secs(1);
 /// How often the members' confirmations are looked at.
 const CONFIRM_POLL: Duration = Duration::from_millis(20);
-/// How often a lasting fault is logged.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 
 type DatasetKey = (Domain, DatasetName);
 
@@ -73,13 +71,15 @@ pub struct Shared {
     sizes: Notify,
     /// Held by whoever executes changes.
     executing: tokio::sync::Mutex<()>,
+    pub follower: Follower,
 }
 
 impl Shared {
     pub fn new(of: SharedKeys, cluster: Arc<ClusterState>) -> Self {
         let (executed, sizes) = (watch::Sender::new(0), Notify::new());
         let (known, executing) = (Mutex::default(), tokio::sync::Mutex::default());
-        Shared { of, cluster, known, executed, sizes, executing }
+        let follower = Follower::new("datasets");
+        Shared { of, cluster, known, executed, sizes, executing, follower }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -225,18 +225,10 @@ impl Shared {
 
     pub async fn run(&self, catalog: &Catalog) {
         let follow = async {
-            let mut logged: Option<Instant> = None;
             loop {
                 let Err(error) = self.follow(catalog).await else { continue };
-                let is_fault = matches!(error, CatalogError::Record(..) | CatalogError::Register(_));
-                if is_fault && logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-                    logged = Some(Instant::now());
-                    tracing::error!(
-                        error = %detail(&error),
-                        "changes of the cluster's datasets are not executed; the server tries again"
-                    );
-                }
-                tracing::debug!(error = %detail(&error), "the datasets of the cluster are read again");
+                let needs_person = matches!(error, CatalogError::Record(..) | CatalogError::Register(_));
+                self.follower.failed(&detail(&error), needs_person);
                 sleep(RETRY_AFTER).await;
             }
         };
@@ -247,6 +239,7 @@ impl Shared {
         // A watch that ended or was idle may have missed changes, also where etcd has a higher revision than
         // before: it may have been restored from a backup, and have other changes since.
         self.load(catalog).await?;
+        self.follower.reached();
         self.watch(catalog).await
     }
 

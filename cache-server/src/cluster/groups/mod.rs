@@ -28,7 +28,7 @@ mod table;
 mod terms;
 
 use crate::{
-    cluster::{ClusterState, EtcdError},
+    cluster::{ClusterState, EtcdError, Follower},
     training::{
         epochs::JobError,
         jobs::{Record, RecordSummary, Registry},
@@ -265,6 +265,12 @@ impl Groups {
     #[must_use]
     pub fn stats(&self) -> Option<GroupStats> {
         self.shared.as_ref().map(|shared| shared.stats())
+    }
+
+    /// Returns the task that follows the cluster's jobs, or `None` for a server that is alone.
+    #[must_use]
+    pub fn follower(&self) -> Option<&Follower> {
+        self.shared.as_ref().map(|shared| &shared.follower)
     }
 
     /// Reads the jobs of the cluster once. Without an answer of etcd, [`Self::run`] goes on, and no job is

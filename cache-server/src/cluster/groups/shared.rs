@@ -16,7 +16,7 @@ use super::{
     terms::Terms,
 };
 use crate::{
-    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    cluster::{ClusterState, Event, Follower, KeyValue, Op, SharedKeys, from_text, to_text},
     training::{
         epochs::JobError,
         jobs::{Record, RecordSummary, Registry},
@@ -34,7 +34,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -46,8 +46,6 @@ use tokio::{
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// How often a change that others overtook is tried.
 const TRIES: usize = 8;
-/// How often a lasting fault is logged.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 /// After this time without news of etcd, the watch is silently dead. It exceeds the time after which an idle
 /// watch is opened anew.
 const SILENT_AFTER: Duration = Duration::from_secs(40);
@@ -72,6 +70,7 @@ pub struct Shared {
     table: Mutex<Table>,
     terms: Arc<Terms>,
     counts: Counts,
+    pub follower: Follower,
     pub changed: Notify,
     /// Held by whoever compares the jobs of this server's disk with the table.
     comparing: tokio::sync::Mutex<()>,
@@ -94,6 +93,7 @@ impl Shared {
             table: Mutex::default(),
             terms: Arc::new(Terms::open(state)),
             counts: Counts::default(),
+            follower: Follower::new("jobs"),
             changed: Notify::new(),
             comparing: tokio::sync::Mutex::default(),
             writing: tokio::sync::Mutex::default(),
@@ -600,18 +600,10 @@ impl Shared {
 
     pub async fn run(&self, registry: &Registry) {
         let follow = async {
-            let mut logged: Option<Instant> = None;
             loop {
                 let Err(error) = self.follow(registry).await else { continue };
-                let is_fault = matches!(error, GroupError::Record(..) | GroupError::Job(_));
-                if is_fault && logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-                    logged = Some(Instant::now());
-                    tracing::error!(
-                        error = %detail(&error),
-                        "changes of the cluster's jobs are not noted; the server tries again"
-                    );
-                }
-                tracing::debug!(error = %detail(&error), "the jobs of the cluster are read again");
+                let needs_person = matches!(error, GroupError::Record(..) | GroupError::Job(_));
+                self.follower.failed(&detail(&error), needs_person);
                 sleep(RETRY_AFTER).await;
             }
         };
@@ -633,6 +625,7 @@ impl Shared {
         // The watch may have missed changes, also where etcd has the same revision as before.
         self.table().cursor = 0;
         self.load(registry).await?;
+        self.follower.reached();
         self.watch(registry, &mut tenures).await
     }
 

@@ -10,7 +10,8 @@
 //! I4. `peers.rs` asks other members for chunks, by the view. It decides nothing: `chunk_reads` does.
 //! I5. `tenure.rs` says until when this server may act as a primary. It never asks etcd for that.
 //! I6. `refusals.rs` and `follower.rs` say aloud what does not pass by itself.
-//! I7. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+//! I7. `recovery.rs` writes the keys of the cluster into an etcd that has none of them, and into no other.
+//! I8. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
 //!
 //! Its folder has two rooms of their own: `catalog` changes registered datasets for all servers of the
 //! cluster, and `groups` decides which server has which job.
@@ -26,6 +27,7 @@ mod member;
 mod orders;
 mod peers;
 mod records;
+mod recovery;
 mod refusals;
 mod settings;
 mod steps;
@@ -38,6 +40,7 @@ pub use member::{DrainError, SharedKeys};
 pub use orders::PeerOrder;
 pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
 pub use records::{Keyed, Keys, PEER_PROTOCOL, from_text, to_text};
+pub use recovery::{RecoverError, RecoveryMark};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use tenure::Tenure;
 pub use view::ClusterView;

@@ -48,7 +48,7 @@ impl ClusterState {
             let to = view.address(id);
             async move {
                 let answer = match &to {
-                    Some(to) => peers.order(to, order, until).await.inspect_err(|error| {
+                    Some(to) => peers.order(to, order, ANSWER_BYTES_MAX, until).await.inspect_err(|error| {
                         tracing::warn!(peer = %id, %error, path = order.path, "a peer did not take an order");
                     }),
                     None => Err(CallError::Left),
@@ -86,7 +86,10 @@ impl ClusterState {
             let (to, order) = (view.address(id), &order);
             async move {
                 let problem = match &to {
-                    Some(to) => peers.order(to, order, until).await.err().map(|error| error.to_string()),
+                    Some(to) => {
+                        let answer = peers.order(to, order, ANSWER_BYTES_MAX, until).await;
+                        answer.err().map(|error| error.to_string())
+                    }
                     None => Some("it is down, or of another release".to_owned()),
                 };
                 (id.clone(), problem)
@@ -97,7 +100,14 @@ impl ClusterState {
 }
 
 impl Peers {
-    async fn order(&self, to: &PeerAddress, order: &PeerOrder, until: Instant) -> Result<Bytes, CallError> {
+    /// Gives an order to one member. The answer has at most `most` bytes.
+    pub(super) async fn order(
+        &self,
+        to: &PeerAddress,
+        order: &PeerOrder,
+        most: u32,
+        until: Instant,
+    ) -> Result<Bytes, CallError> {
         let answered = async {
             let call = || self.start(to, order.method.clone(), &order.path, &order.domain);
             let mut response = self.finish(to, call().await?).await?;
@@ -105,9 +115,7 @@ impl Peers {
                 response = self.finish(to, call().await?).await?;
             }
             match response.status() {
-                StatusCode::OK | StatusCode::NO_CONTENT => {
-                    super::peers::body(response, ANSWER_BYTES_MAX).await
-                }
+                StatusCode::OK | StatusCode::NO_CONTENT => super::peers::body(response, most).await,
                 status => Err(CallError::Status(status)),
             }
         };

@@ -549,9 +549,12 @@ impl Peers {
     }
 }
 
+/// The room for a body before its first byte, at most. Chunks have at most so many bytes.
+const BODY_BYTES_FIRST: usize = 16 << 20;
+
 /// Reads a body of at most `len` bytes.
 pub(super) async fn body(mut response: Response, len: u32) -> Result<Bytes, CallError> {
-    let mut bytes = Vec::with_capacity(len as usize);
+    let mut bytes = Vec::with_capacity((len as usize).min(BODY_BYTES_FIRST));
     while let Some(piece) = response.chunk().await? {
         if bytes.len() + piece.len() > len as usize {
             return Err(CallError::TooLong(len));

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! /fletch/NAME/cluster      {format, uid}                  written once, by the first server
+//! /fletch/NAME/recovering   {format, uid}                  while servers write keys back that etcd lost
 //! /fletch/NAME/ring         {format, members, before, drained}   its revision is the number of the view
 //! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
 //! /fletch/NAME/data/datasets/DOMAIN/DATASET   {format, tenant, uri, …, bytes}
@@ -36,6 +37,11 @@ impl Keys {
 
     pub fn cluster(&self) -> String {
         format!("{}cluster", self.prefix)
+    }
+
+    /// Returns the key that marks an etcd into which servers write lost keys back.
+    pub fn recovering(&self) -> String {
+        format!("{}recovering", self.prefix)
     }
 
     pub fn ring(&self) -> String {

@@ -29,6 +29,7 @@ mod mounts;
 mod page;
 mod peers;
 pub mod range;
+mod recovery;
 mod reply_guard;
 mod request;
 mod response_body;
@@ -112,6 +113,8 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::drain))
         .routes(documented!(cluster_check::check))
+        .routes(documented!(recovery::recover))
+        .routes(documented!(recovery::held, recovery::write_back))
         .routes(documented!(peers::chunk, peers::offer))
         .routes(documented!(peers::file))
         .routes(documented!(peers::evict))

@@ -14,7 +14,7 @@ mod records;
 mod shared;
 
 use crate::{
-    cluster::{ClusterState, EtcdError, Follower},
+    cluster::{ClusterState, EtcdError, Follower, RecoverError, RecoveryMark},
     tenancy::state::{
         Applied, RegisterChange, RegisterError, Registration, RegistrationHandle, Registrations,
     },
@@ -140,6 +140,17 @@ impl Catalog {
             shared.sizes_changed();
         }
         Ok(())
+    }
+
+    /// Writes the datasets of this server to an etcd that lost them.
+    ///
+    /// # Errors
+    /// [`RecoverError`].
+    pub async fn write_back(&self, mark: RecoveryMark) -> Result<(), RecoverError> {
+        match &self.shared {
+            Some(shared) => shared.write_back(self, mark).await,
+            None => Err(RecoverError::Embedded),
+        }
     }
 
     /// Returns etcd's revision whose registrations this server has, or `None` for a server that is alone.

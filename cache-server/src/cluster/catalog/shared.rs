@@ -13,7 +13,10 @@ use super::{
     },
 };
 use crate::{
-    cluster::{ClusterState, Event, Follower, KeyValue, Op, SharedKeys, from_text, to_text},
+    cluster::{
+        ClusterState, Event, Follower, KeyValue, Op, RecoverError, RecoveryMark, SharedKeys, from_text,
+        to_text,
+    },
     tenancy::state::{
         Applied, Change, Planned, RegisterChange, RegisterError, Registration, RegistrationHandle,
     },
@@ -165,6 +168,33 @@ impl Shared {
             brought = true;
         }
         Ok(brought)
+    }
+
+    /// Makes the datasets of this server those of an etcd that lost its keys.
+    pub async fn write_back(&self, catalog: &Catalog, mark: RecoveryMark) -> Result<(), RecoverError> {
+        let (keys, mut wanted) = (&self.of.keys, BTreeMap::new());
+        for own in catalog.local.all() {
+            let key = dataset_key(keys, &own.domain, &own.dataset.name);
+            wanted.insert(key, dataset_text(&own, own.bytes()));
+            wanted.insert(tenant_key(keys, &own.tenant), to_text(&TenantRecord {}));
+        }
+        // A recovery that was interrupted may have written the datasets of another server.
+        let page = self.of.etcd.read_prefix(&keys.data()).await?;
+        let mut changes = Vec::new();
+        let mut there: BTreeMap<String, KeyValue> =
+            page.keys.into_iter().map(|kv| (String::from_utf8_lossy(&kv.key).into_owned(), kv)).collect();
+        for (key, value) in wanted {
+            let found = there.remove(&key);
+            let seen = found.as_ref().map_or(0, |kv| kv.mod_revision);
+            if found.is_none_or(|kv| kv.value != value) {
+                changes.push((Op::Put { key, value, lease: 0 }, Some(seen)));
+            }
+        }
+        changes.extend(there.into_iter().map(|(key, kv)| (Op::Delete { key }, Some(kv.mod_revision))));
+        match self.of.write_back(mark, changes).await? {
+            true => Ok(()),
+            false => Err(RecoverError::Overtaken),
+        }
     }
 
     /// Executes changes that etcd announces.

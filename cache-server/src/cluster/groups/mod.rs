@@ -28,7 +28,7 @@ mod table;
 mod terms;
 
 use crate::{
-    cluster::{ClusterState, EtcdError, Follower},
+    cluster::{ClusterState, EtcdError, Follower, RecoverError, RecoveryMark},
     training::{
         epochs::JobError,
         jobs::{Record, RecordSummary, Registry},
@@ -252,6 +252,23 @@ impl Groups {
     #[must_use]
     pub fn waiting_for(&self) -> Option<BTreeMap<MemberId, u64>> {
         self.shared.as_ref().map(|shared| shared.waiting_for())
+    }
+
+    /// Returns the ids and names of the jobs that this server knows or has.
+    #[must_use]
+    pub fn held_jobs(&self, registry: &Registry) -> BTreeMap<String, String> {
+        self.shared.as_ref().map(|shared| shared.held_jobs(registry)).unwrap_or_default()
+    }
+
+    /// Writes the jobs and groups that this server knows or has to an etcd that lost them.
+    ///
+    /// # Errors
+    /// [`RecoverError`].
+    pub async fn write_back(&self, registry: &Registry, mark: RecoveryMark) -> Result<(), RecoverError> {
+        match &self.shared {
+            Some(shared) => shared.write_back(registry, mark).await,
+            None => Err(RecoverError::Embedded),
+        }
     }
 
     /// Says that the record of a job changed.

@@ -5,6 +5,7 @@
 //! I2. Every write compares the record of the cluster, so an etcd that was wiped gets none.
 
 mod correction;
+mod recovery;
 
 use super::{
     GroupError, GroupStats, NewJob, detail,
@@ -76,6 +77,10 @@ pub struct Shared {
     comparing: tokio::sync::Mutex<()>,
     /// Held by whoever writes jobs of groups that this server has: no group ends while it gets a job.
     writing: tokio::sync::Mutex<()>,
+}
+
+fn bad_record(kv: &KeyValue, why: String) -> GroupError {
+    GroupError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why)
 }
 
 fn put(key: String, value: Vec<u8>) -> Op {
@@ -225,17 +230,28 @@ impl Shared {
         self.of.check_cluster(&joined).await?.ok_or(GroupError::NoCluster)
     }
 
-    /// Notes what a key has.
+    /// Notes what a key has. Where this server remembers a higher term of a group, that is in force.
     fn note(&self, table: &mut Table, kv: &KeyValue) -> Result<(), GroupError> {
-        let bad = |why| GroupError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why);
+        match parse_key(&self.of.keys, &kv.key) {
+            JobKey::Group(group) => {
+                let record = from_text(&kv.value).map_err(|why| bad_record(kv, why))?;
+                self.note_group(table, group, kv.mod_revision, record);
+                Ok(())
+            }
+            JobKey::Job(_) | JobKey::Unknown => self.read_key(table, kv),
+        }
+    }
+
+    /// Notes what a key has, by no other record than this one.
+    fn read_key(&self, table: &mut Table, kv: &KeyValue) -> Result<(), GroupError> {
+        let bad = |why| bad_record(kv, why);
         match parse_key(&self.of.keys, &kv.key) {
             JobKey::Job(id) => {
                 let job = read_job(kv, &id).map_err(bad)?;
                 table.put_job(id, kv.mod_revision, job);
             }
             JobKey::Group(group) => {
-                let record = from_text(&kv.value).map_err(bad)?;
-                self.note_group(table, group, kv.mod_revision, record);
+                table.put_group(group, kv.mod_revision, from_text(&kv.value).map_err(bad)?);
             }
             JobKey::Unknown => {}
         }

@@ -1,4 +1,5 @@
-//! A real etcd that loses its keys: the servers write back what they hold.
+//! A real etcd that loses its keys, or holds many long ones: the servers write back what they hold, and read
+//! everything.
 
 use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
@@ -226,4 +227,32 @@ fn nothing_is_written_over_another_history_or_without_a_server_that_may_know_mor
     let (code, text) = cluster(&servers[0], &["recover", "--without-silent"]);
     assert!(code == Some(1) && text.contains("etcd has another cluster of this name"), "{text}");
     assert_eq!(first.members(), "first:up", "it is left as it was");
+}
+
+#[test]
+fn registrations_that_are_longer_than_a_page_are_read_whole() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let mut a = ClusterServer::new("a", &etcd, &[]);
+    a.start();
+    agreed(&[&a], "a:up", SILENCE);
+    let long = "x".repeat(7_500);
+    let record = |i: u32| {
+        let key = format!("/fletch/default/data/datasets/default/set-{i:04}");
+        let value = serde_json::json!({"format": 1, "domain": "default", "tenant": "default",
+            "name": format!("set-{i:04}"), "uri": format!("/{long}"), "tables": "/t", "registered_ns": 1,
+            "bytes": 0});
+        (key, value.to_string())
+    };
+    let records: Vec<_> = (0..1_150).map(record).collect();
+    etcd.put_all(&records);
+    until("the server has all datasets", SILENCE, || a.metric("fletch_datasets ") == Some(1_150.0));
+    // One that starts reads all of them at once.
+    let mut b = ClusterServer::new("b", &etcd, &[]);
+    b.start();
+    assert_eq!(b.metric("fletch_datasets "), Some(1_150.0), "{}", b.log());
+    let bytes: usize = records.iter().map(|(_, value)| value.len()).sum();
+    eprintln!("{} registrations of {} KB were read at the start", records.len(), bytes / 1_150_000);
 }

@@ -36,6 +36,7 @@ pub struct Edge {
 #[derive(Debug, Default)]
 struct EdgeState {
     is_cut: AtomicBool,
+    is_held: AtomicBool,
     ends: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -72,8 +73,9 @@ impl Edge {
                 let streams = || Ok::<_, std::io::Error>((client.try_clone()?, server.try_clone()?));
                 let (Ok((a, b)), Ok((c, d))) = (streams(), streams()) else { continue };
                 shared.open.lock().extend([a, b]);
-                thread::spawn(move || copy(client, server));
-                thread::spawn(move || copy(d, c));
+                let (there, back) = (Arc::clone(&shared), Arc::clone(&shared));
+                thread::spawn(move || copy(client, server, &there));
+                thread::spawn(move || copy(d, c, &back));
             }
         });
         Edge { port, state }
@@ -100,6 +102,12 @@ impl Edge {
     /// Lets connections through again.
     pub fn heal(&self) {
         self.state.is_cut.store(false, SeqCst);
+        self.state.is_held.store(false, SeqCst);
+    }
+
+    /// Accepts connections, keeps them open, and passes no byte on.
+    pub fn hold(&self) {
+        self.state.is_held.store(true, SeqCst);
     }
 }
 
@@ -112,9 +120,12 @@ impl Drop for Edge {
     }
 }
 
-fn copy(mut from: TcpStream, mut to: TcpStream) {
+fn copy(mut from: TcpStream, mut to: TcpStream, state: &EdgeState) {
     let mut buffer = vec![0; 16 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
+        while state.is_held.load(SeqCst) && !state.ends.load(SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
         if to.write_all(&buffer[..n]).is_err() {
             break;
         }

@@ -162,7 +162,7 @@ def health():
               well.""",
             [query(rate("fletch_requests_total", "route, status", FAILED), "{{status}} {{route}}")],
             PER_S,
-            width=8,
+            width=6,
         ),
         lines(
             "Memory in use",
@@ -176,8 +176,22 @@ def health():
                 )
             ],
             PART,
-            width=8,
+            width=6,
             most=1,
+        ),
+        lines(
+            "Jobs that wait for a lost server",
+            """Training jobs whose server of the cluster is down, or has lost their
+              ledgers. Every server reports the same jobs.""",
+            [
+                query(
+                    "max by (member) (fletch_cluster_jobs_waiting) or vector(0)",
+                    "{{member}}",
+                )
+            ],
+            COUNT,
+            width=6,
+            thresholds=steps(GREEN, (1, RED)),
         ),
         lines(
             "Requests refused by a limit",
@@ -188,7 +202,7 @@ def health():
                 query(rate("fletch_connections_refused_total", "limit"), "connections: {{limit}}"),
             ],
             PER_S,
-            width=8,
+            width=6,
         ),
     ]
 

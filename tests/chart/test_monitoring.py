@@ -31,6 +31,7 @@ ALERTS = {
     "FletchScrapeDown",
     "FletchVersionSkew",
     "FletchNoCoordinator",
+    "FletchJobWaitsForServer",
     "FletchCertificateExpires",
     "FletchStateDiskFull",
     "FletchMemoryNearLimit",

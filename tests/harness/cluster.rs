@@ -10,6 +10,7 @@
 use crate::bins::{Running, bin, command, run, without_variables};
 use crate::prometheus::free_port;
 use crate::watch::until;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fletch_testkit::tls;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
@@ -35,6 +36,7 @@ pub struct Edge {
 #[derive(Debug, Default)]
 struct EdgeState {
     is_cut: AtomicBool,
+    is_held: AtomicBool,
     ends: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -71,8 +73,9 @@ impl Edge {
                 let streams = || Ok::<_, std::io::Error>((client.try_clone()?, server.try_clone()?));
                 let (Ok((a, b)), Ok((c, d))) = (streams(), streams()) else { continue };
                 shared.open.lock().extend([a, b]);
-                thread::spawn(move || copy(client, server));
-                thread::spawn(move || copy(d, c));
+                let (there, back) = (Arc::clone(&shared), Arc::clone(&shared));
+                thread::spawn(move || copy(client, server, &there));
+                thread::spawn(move || copy(d, c, &back));
             }
         });
         Edge { port, state }
@@ -99,6 +102,12 @@ impl Edge {
     /// Lets connections through again.
     pub fn heal(&self) {
         self.state.is_cut.store(false, SeqCst);
+        self.state.is_held.store(false, SeqCst);
+    }
+
+    /// Accepts connections, keeps them open, and passes no byte on.
+    pub fn hold(&self) {
+        self.state.is_held.store(true, SeqCst);
     }
 }
 
@@ -111,9 +120,12 @@ impl Drop for Edge {
     }
 }
 
-fn copy(mut from: TcpStream, mut to: TcpStream) {
+fn copy(mut from: TcpStream, mut to: TcpStream, state: &EdgeState) {
     let mut buffer = vec![0; 16 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
+        while state.is_held.load(SeqCst) && !state.ends.load(SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
         if to.write_all(&buffer[..n]).is_err() {
             break;
         }
@@ -257,6 +269,35 @@ impl EtcdCluster {
         copy_all(&self.data(i, "backup"), &self.data(i, "data"));
         self.revive(i);
         until("etcd has a leader", Duration::from_secs(20), || self.leader().is_some());
+    }
+
+    /// Replaces a process by one without data, as after the loss of its disk.
+    ///
+    /// # Panics
+    /// If it does not get ready.
+    pub fn lose(&mut self, i: usize) {
+        self.kill(i);
+        fs::remove_dir_all(self.data(i, "data")).expect("the data");
+        self.revive(i);
+        until("etcd has a leader", Duration::from_secs(20), || self.leader().is_some());
+    }
+
+    /// Writes keys, many at once.
+    ///
+    /// # Panics
+    /// If etcd does not do it.
+    pub fn put_all(&self, keys: &[(String, String)]) {
+        let file = self.dir.path().join("body");
+        for some in keys.chunks(60) {
+            let put = |(key, value): &(String, String)| {
+                let (key, value) = (STANDARD.encode(key), STANDARD.encode(value));
+                serde_json::json!({"request_put": {"key": key, "value": value}})
+            };
+            let puts: Vec<Value> = some.iter().map(put).collect();
+            fs::write(&file, serde_json::json!({"success": puts}).to_string()).expect("scratch");
+            let done = self.post(0, "/v3/kv/txn", &format!("@{}", file.display()));
+            assert!(done.is_some_and(|d| d["succeeded"] == true), "etcd did not write the keys");
+        }
     }
 
     /// Returns the number of the leader, if there is one that answers.

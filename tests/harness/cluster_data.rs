@@ -21,6 +21,8 @@ const FILE_BYTES: u64 = 3_000;
 pub struct ClusterData {
     /// The files.
     pub data: Data,
+    /// The root of its version.
+    pub root: String,
     /// The directory of the tables.
     pub tables: PathBuf,
     /// A directory for more.
@@ -41,8 +43,8 @@ impl ClusterData {
         let mut c = command("fletch");
         c.arg("index").arg(&data.dir).arg("--to").arg(&tables);
         c.arg("--state-dir").arg(scratch.path().join("state"));
-        drop(stdout(&run(&mut c)));
-        ClusterData { data, tables, scratch }
+        let root = stdout(&run(&mut c));
+        ClusterData { data, root, tables, scratch }
     }
 
     /// Registers the dataset at a server.

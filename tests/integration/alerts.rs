@@ -238,7 +238,7 @@ fn every_diagnostic_command_runs() {
     stage.variables.push(("CACHE_DIR", cache));
     assert!(stage.get("f000"));
     let alerts = stage.prometheus.alerts();
-    assert_eq!(alerts.len(), 19, "{:?}", alerts.keys());
+    assert_eq!(alerts.len(), 20, "{:?}", alerts.keys());
     for alert in alerts.keys() {
         let found = ask(&stage.prometheus, alert, WINDOW);
         assert!(found.is_empty(), "{alert} on a healthy machine: {found:?}");

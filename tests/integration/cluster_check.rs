@@ -37,7 +37,7 @@ fn servers_are_compared_by_what_they_say() {
     });
     agreed(&servers.each_ref(), "a:up b:up c:up", NEWS);
     let (code, text) = check(&servers[0], None);
-    assert!(code == Some(0) && text.contains("7 checks: healthy"), "{text}");
+    assert!(code == Some(0) && text.contains("8 checks: healthy"), "{text}");
     assert_eq!(text.matches("2 of 2").count(), 3, "each server hears the two others: {text}");
 
     // One has another limit.
@@ -87,8 +87,32 @@ fn a_wrong_peer_token_is_named() {
     });
     until("the wrong token is named", Duration::from_secs(20), || {
         let (code, text) = check(&servers[0], Some(&admin));
-        code == Some(1) && text.contains("b gets no answer of a: it answered 401") && text.contains("1 of 1")
+        let is_refused = text.contains("b says: a (token): it answered 401") && text.contains("1 of 1");
+        code == Some(1) && text.contains("b gets no answer of a: it answered 401") && is_refused
     });
+    let warnings = |s: &ClusterServer, reason: &str| {
+        let log = s.log();
+        log.lines().filter(|l| l.contains("two servers refuse each other") && l.contains(reason)).count()
+    };
+    check(&servers[0], Some(&admin));
+    assert_eq!(warnings(&servers[1], "token"), 1, "once, however often it happens: {}", servers[1].log());
+    assert_eq!(warnings(&servers[0], "token"), 0, "{}", servers[0].log());
+    // The peer token is mended.
+    fs::copy(&peer, &wrong).expect("token");
+    until("the refusal has ended", Duration::from_secs(20), || {
+        let (_, text) = check(&servers[0], Some(&admin));
+        !text.contains("b says: ") && servers[1].log().contains("the refusal between two servers has ended")
+    });
+    // A server without tokens joins.
+    let mut open = ClusterServer::new("c", &etcd, &[]);
+    open.start();
+    until("all three say so", Duration::from_secs(10), || {
+        let of = |s: &ClusterServer| warnings(s, "tokens_differ");
+        of(&servers[0]) == 1 && of(&servers[1]) == 1 && of(&open) == 2
+    });
+    assert_eq!(open.sum("fletch_peer_refusals_total"), 2.0, "{}", open.text("/metrics"));
+    let (code, text) = check(&servers[0], Some(&admin));
+    assert!(code == Some(1) && text.contains("a says: c (tokens_differ): it serves everybody"), "{text}");
     let mut c = command("fletch");
     c.args(["cluster", "check", "--server", &servers[0].url]);
     let refused = c.output().expect("fletch runs");

@@ -304,6 +304,26 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
             ],
         )?;
     }
+    let followers = [server.catalog.follower(), server.groups.follower()];
+    let rows: Vec<_> = followers.into_iter().flatten().collect();
+    if !rows.is_empty() {
+        let rows: Vec<_> = rows.iter().map(|f| (vec![f.of()], u64::from(f.problem().is_some()))).collect();
+        page.gauge(
+            "fletch_cluster_follower_failing",
+            "Whether this server has not followed these changes of its cluster for a minute",
+            &["of"],
+            &rows,
+        )?;
+    }
+    if let Some(waiting) = server.groups.waiting_for() {
+        let rows: Vec<_> = waiting.iter().map(|(id, n)| (vec![id.as_str()], *n)).collect();
+        page.gauge(
+            "fletch_cluster_jobs_waiting",
+            "Jobs of the cluster that wait for a server that is down, or has lost their ledgers",
+            &["member"],
+            &rows,
+        )?;
+    }
     let states = view.states();
     let rows: Vec<_> = states.iter().map(|(state, n)| (vec![*state], *n)).collect();
     page.gauge("fletch_cluster_members", "Members of the cluster, by their state", &["state"], &rows)
@@ -326,6 +346,14 @@ fn peers(page: &Page, server: &Server) -> Result<(), MetricsError> {
         "fletch_peer_wrong_bytes_total",
         "Answers of other servers whose bytes did not hash to their name. Nobody got these bytes",
         &["peer"],
+        &rows,
+    )?;
+    let refusals = peers.refusals().counts();
+    let rows: Vec<_> = refusals.iter().map(|(id, why, n)| (vec![id.as_str(), *why], *n)).collect();
+    page.counter(
+        "fletch_peer_refusals_total",
+        "Calls between this server and another one that ended with a refusal, by the reason",
+        &["peer", "reason"],
         &rows,
     )?;
     let [received, sent, foreign_fills, _, passed_on] = peers.sums();

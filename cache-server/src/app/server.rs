@@ -1,9 +1,11 @@
 //! The parts of a running server, which every request can use.
 
 mod publish_place;
+mod recover;
 mod start_error;
 
 pub use publish_place::{NoPlace, PublishPlace};
+pub use recover::RecoverPlan;
 pub use start_error::StartError;
 
 use crate::{

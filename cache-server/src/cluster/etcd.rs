@@ -24,8 +24,13 @@ use url::Url;
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest answer.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
-/// The most keys of one answer.
+/// The longest item that etcd takes: the longest request of a server with its default settings.
+const ITEM_BYTES_MAX: usize = 3 << 19;
+/// The most keys of one answer. A page that is too long is asked for again with half as many keys.
 const PAGE_KEYS: u32 = 1000;
+
+// A page of one item fits into an answer, in base64 and with its key: halving a page ends.
+const _: () = assert!(ITEM_BYTES_MAX * 3 / 2 < ANSWER_BYTES_MAX);
 /// After this time without news a watch is opened anew: the connection may be dead.
 const WATCH_IDLE: Duration = Duration::from_secs(30);
 /// The numbers by which gRPC says that an endpoint cannot serve now: it stops, is late, full or away.
@@ -49,6 +54,9 @@ pub enum EtcdError {
         /// The text of etcd.
         message: String,
     },
+    /// The answer is too long.
+    #[error("etcd's answer has more than {ANSWER_BYTES_MAX} bytes")]
+    TooLong,
     /// The answer cannot be read.
     #[error("etcd's answer cannot be read: {0}")]
     Protocol(String),
@@ -321,11 +329,17 @@ impl Etcd {
     /// [`EtcdError`].
     pub async fn read_prefix(&self, prefix: &str) -> Result<Page, EtcdError> {
         let mut all = Page::default();
-        let mut from = base64(prefix);
+        let (mut from, mut keys_max) = (base64(prefix), PAGE_KEYS);
         loop {
-            let body = json!({"key": from, "range_end": range_end(prefix), "limit": PAGE_KEYS.to_string(),
+            let body = json!({"key": from, "range_end": range_end(prefix), "limit": keys_max.to_string(),
                 "revision": all.revision.to_string()});
-            let page: Range = self.call("/v3/kv/range", &body, true).await?;
+            let page: Range = match self.call("/v3/kv/range", &body, true).await {
+                Err(EtcdError::TooLong) if keys_max > 1 => {
+                    keys_max /= 2;
+                    continue;
+                }
+                page => page?,
+            };
             if all.revision == 0 {
                 all.revision = page.header.revision;
             }
@@ -514,6 +528,9 @@ impl Etcd {
             Ok(Err(e)) => return Ok(Attempt::Failed { why: text_of(&e), was_sent: !e.is_connect() }),
             Ok(Ok(answer)) => answer,
         };
+        if text.len() > ANSWER_BYTES_MAX {
+            return Err(EtcdError::TooLong);
+        }
         if status == StatusCode::OK {
             let read = serde_json::from_slice(&text).map_err(|e| EtcdError::Protocol(e.to_string()))?;
             return Ok(Attempt::Answer(read));

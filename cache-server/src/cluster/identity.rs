@@ -1,8 +1,8 @@
 //! The identity of a server, and the view that it had last: two files of the state directory.
 //!
 //! I1. A state directory belongs to one member of one cluster. Two states of one name are two incarnations.
-//! I2. A server that has joined a cluster refuses another one, and one whose keys are gone. Otherwise jobs
-//!     could begin anew over their ledgers.
+//! I2. A server that has joined a cluster refuses another one, and writes nothing where its keys are gone,
+//!     unless an operator recovers them. Otherwise jobs could begin anew over their ledgers.
 
 use super::{ClusterError, view::ClusterView};
 use fletch_core::{Hash, MemberId};

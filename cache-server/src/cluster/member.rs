@@ -161,6 +161,7 @@ impl EtcdMember {
             phase: MemberPhase::Up,
             process: identity::random_hex(),
             place: identity::place(dir),
+            needs_token: Some(config.needs_token),
         };
         let last = identity.uid.as_ref().and_then(|_| identity::last_view(dir));
         let joined = last.is_some();
@@ -252,6 +253,8 @@ impl EtcdMember {
         self.own.lock().weight = self.weight.map_or(weight, Weight::Exact);
         let mut session = self.session.lock().await;
         match self.round(&mut session).await {
+            // etcd lost the keys. The server goes on as it does without etcd, so that it can write them back.
+            Err(RoundError::Refused(Refusal::Emptied(_))) => Ok(()),
             Err(RoundError::Refused(refusal)) => Err(refusal),
             // The failure is logged, and `run` goes on.
             Ok(()) | Err(_) => Ok(()),
@@ -362,7 +365,8 @@ impl EtcdMember {
             Step::Settled => {}
             Step::Create => {
                 let (key, record) = (self.keys.cluster(), ClusterRecord { uid: identity::random_hex() });
-                self.etcd.transact(&[(key.clone(), 0)], &put(key, to_text(&record), 0)).await?;
+                let compare = [(key.clone(), 0), (self.keys.recovering(), 0)];
+                self.etcd.transact(&compare, &put(key, to_text(&record), 0)).await?;
             }
             Step::Grant => {
                 let sent = BootTime::now();

@@ -9,7 +9,9 @@
 //! I3. The number of the view changes with the ring only. A restart within `cluster.forget_after` keeps it.
 //! I4. `peers.rs` asks other members for chunks, by the view. It decides nothing: `chunk_reads` does.
 //! I5. `tenure.rs` says until when this server may act as a primary. It never asks etcd for that.
-//! I6. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
+//! I6. `refusals.rs` and `follower.rs` say aloud what does not pass by itself.
+//! I7. `recovery.rs` writes the keys of the cluster into an etcd that has none of them, and into no other.
+//! I8. Without `cluster.coordinator = "etcd"` the server is the only member, and this room does nothing.
 //!
 //! Its folder has two rooms of their own: `catalog` changes registered datasets for all servers of the
 //! cluster, and `groups` decides which server has which job.
@@ -17,6 +19,7 @@
 pub mod catalog;
 mod embedded;
 mod etcd;
+mod follower;
 pub mod groups;
 mod history;
 mod identity;
@@ -24,16 +27,20 @@ mod member;
 mod orders;
 mod peers;
 mod records;
+mod recovery;
+mod refusals;
 mod settings;
 mod steps;
 mod tenure;
 mod view;
 
 pub use etcd::{EtcdError, Event, KeyValue, Op};
+pub use follower::Follower;
 pub use member::{DrainError, SharedKeys};
 pub use orders::PeerOrder;
 pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
 pub use records::{Keyed, Keys, PEER_PROTOCOL, from_text, to_text};
+pub use recovery::{RecoverError, RecoveryMark};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};
 pub use tenure::Tenure;
 pub use view::ClusterView;
@@ -272,7 +279,18 @@ impl ClusterState {
     pub async fn run(&self, stop: CancellationToken) {
         match &self.coordinator {
             Coordinator::Embedded { .. } => stop.cancelled().await,
-            Coordinator::Etcd(member) => member.run(stop).await,
+            Coordinator::Etcd(member) => {
+                let compare = async {
+                    match &self.peers {
+                        Some(peers) => peers.compare_tokens(&self.own_id).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = member.run(stop) => {}
+                    () = compare => {}
+                }
+            }
         }
     }
 

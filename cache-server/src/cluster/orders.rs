@@ -3,6 +3,7 @@
 use super::{
     ClusterState,
     peers::{CallError, PeerAddress, Peers},
+    refusals::RefusalReason,
 };
 use bytes::Bytes;
 use fletch_api::{headers, routes};
@@ -49,7 +50,7 @@ impl ClusterState {
             let to = view.address(id);
             async move {
                 let answer = match &to {
-                    Some(to) => peers.order(to, order, until).await.inspect_err(|error| {
+                    Some(to) => peers.order(to, order, ANSWER_BYTES_MAX, until).await.inspect_err(|error| {
                         tracing::warn!(peer = %id, %error, path = order.path, "a peer did not take an order");
                     }),
                     None => Err(CallError::Left),
@@ -107,7 +108,10 @@ impl ClusterState {
             let (to, order) = (view.address(id), &order);
             async move {
                 let problem = match &to {
-                    Some(to) => peers.order(to, order, until).await.err().map(|error| error.to_string()),
+                    Some(to) => {
+                        let answer = peers.order(to, order, ANSWER_BYTES_MAX, until).await;
+                        answer.err().map(|error| error.to_string())
+                    }
                     None => Some("it is down, or of another release".to_owned()),
                 };
                 (id.clone(), problem)
@@ -118,7 +122,14 @@ impl ClusterState {
 }
 
 impl Peers {
-    async fn order(&self, to: &PeerAddress, order: &PeerOrder, until: Instant) -> Result<Bytes, CallError> {
+    /// Gives an order to one member. The answer has at most `most` bytes.
+    pub(super) async fn order(
+        &self,
+        to: &PeerAddress,
+        order: &PeerOrder,
+        most: u32,
+        until: Instant,
+    ) -> Result<Bytes, CallError> {
         let answered = async {
             let call = || async {
                 let call = self.start(to, order.method.clone(), &order.path, &order.domain).await?;
@@ -132,12 +143,15 @@ impl Peers {
                 response = self.finish(to, call().await?).await?;
             }
             match response.status() {
-                StatusCode::OK | StatusCode::NO_CONTENT => {
-                    super::peers::body(response, ANSWER_BYTES_MAX).await
-                }
+                StatusCode::OK | StatusCode::NO_CONTENT => super::peers::body(response, most).await,
                 status => Err(CallError::Status(status)),
             }
         };
-        timeout_at(until, answered).await.unwrap_or(Err(CallError::Late))
+        let answer = timeout_at(until, answered).await.unwrap_or(Err(CallError::Late));
+        match &answer {
+            Ok(_) => self.refusals().end(&to.id, RefusalReason::Token),
+            Err(error) => self.note_refusal(&to.id, error),
+        }
+        answer
     }
 }

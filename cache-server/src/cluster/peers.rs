@@ -4,9 +4,17 @@
 //!     meanwhile. An answer, whatever its status, ends that.
 //! I2. A token goes over TLS, or to a loopback address, or nowhere, unless `cluster.insecure_peers` is set.
 //! I3. An answer has at most as many bytes as the chunk. The bytes are not verified here: the store does it.
-//! I4. A call ends by its deadline, and when the member leaves the view.
+//! I4. A call ends by its deadline, when the member leaves the view, and when the member takes long and gives
+//!     no sign of life (`alive.rs`).
 
-use super::{ClusterError, settings::PeerConfig, view::ClusterView};
+mod alive;
+
+use super::{
+    ClusterError,
+    refusals::{RefusalReason, Refusals},
+    settings::PeerConfig,
+    view::ClusterView,
+};
 use bytes::Bytes;
 use fletch_api::{Code, Problem, headers};
 use fletch_bounds::Waits;
@@ -129,6 +137,8 @@ pub(super) enum CallError {
     Tls(TlsFault),
     #[error("it did not answer in time")]
     Late,
+    #[error("it gives no sign of life")]
+    Silent,
     #[error("it left the view of the cluster")]
     Left,
     #[error("its answer has more than {0} bytes")]
@@ -149,6 +159,18 @@ impl CallError {
     fn is_silence(&self) -> bool {
         !matches!(self, CallError::TooLong(_) | CallError::NoResult | CallError::Status(_) | CallError::Left)
     }
+
+    /// Returns the refusal that it shows. `None`: it may pass by itself.
+    fn refusal(&self) -> Option<RefusalReason> {
+        match self {
+            CallError::Status(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Some(RefusalReason::Token),
+            CallError::TooLong(_) | CallError::NoResult => Some(RefusalReason::Unreadable),
+            CallError::Status(status) if status.is_success() || status.is_redirection() => {
+                Some(RefusalReason::Unreadable)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// When a member may be asked again.
@@ -156,6 +178,9 @@ impl CallError {
 struct Rest {
     last: Duration,
     until: Option<Instant>,
+    /// Whether it accepted a connection and did not answer. Then one call asks it for a sign of life before
+    /// others wait for it again.
+    was_silent: bool,
 }
 
 /// What this server knows of a member.
@@ -198,6 +223,7 @@ pub struct Peers {
     foreign_fills: AtomicU64,
     passed_on: AtomicU64,
     fetched: AtomicU64,
+    refusals: Refusals,
 }
 
 /// Returns the settings of the client for all members. It keeps connections by their address.
@@ -256,6 +282,7 @@ impl Peers {
             foreign_fills: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
+            refusals: Refusals::default(),
         })
     }
 
@@ -273,12 +300,20 @@ impl Peers {
     /// Asks a member. The call ends by `until`.
     pub async fn ask(&self, to: &PeerAddress, request: &PeerRequest, until: Deadline) -> PeerAnswer {
         let state = self.state(&to.id);
+        if !self.answers_again(to, &state).await {
+            return PeerAnswer::Failed;
+        }
         let answer = match self.call(to, request, until).await {
             Ok(answer) => {
                 *state.rest.lock() = Rest::default();
+                self.refusals.end(&to.id, RefusalReason::Token);
+                if let PeerAnswer::Bytes(..) = answer {
+                    self.refusals.end(&to.id, RefusalReason::Unreadable);
+                }
                 answer
             }
             Err(error) => {
+                self.note_refusal(&to.id, &error);
                 let chunk = &*request.path;
                 tracing::debug!(peer = %to.id, %error, chunk, job = &*request.job, "a peer did not serve");
                 // A member that does not take what is offered may close the connection at once.
@@ -297,6 +332,45 @@ impl Peers {
         answer
     }
 
+    /// Notes what a failed call says about the two servers.
+    pub(super) fn note_refusal(&self, id: &MemberId, error: &CallError) {
+        if let Some(reason) = error.refusal() {
+            self.refusals.note(id, reason, &error.to_string());
+        }
+    }
+
+    /// Returns what servers refuse each other.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Compares, at each change of the view, whether the members ask for tokens as this one does.
+    pub(super) async fn compare_tokens(&self, own: &MemberId) {
+        let mut views = self.views.clone();
+        loop {
+            let view = Arc::clone(&views.borrow_and_update());
+            let wants = view.needs_token(own);
+            self.refusals.retain(|id| view.members().any(|member| member == id));
+            for id in view.members().filter(|id| *id != own) {
+                match (wants, view.needs_token(id)) {
+                    (Some(true), Some(false)) => {
+                        let detail = "it serves everybody, and this server asks for tokens";
+                        self.refusals.note(id, RefusalReason::TokensDiffer, detail);
+                    }
+                    (Some(false), Some(true)) => {
+                        let detail = "it asks for tokens, and this server serves everybody";
+                        self.refusals.note(id, RefusalReason::TokensDiffer, detail);
+                    }
+                    _ => self.refusals.end(id, RefusalReason::TokensDiffer),
+                }
+            }
+            if views.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
     fn rest(&self, id: &MemberId, state: &PeerState, error: &CallError) {
         let mut rest = state.rest.lock();
         if rest.until.is_some_and(|until| until > Instant::now()) {
@@ -304,6 +378,7 @@ impl Peers {
         }
         rest.last = (rest.last * 2).clamp(REST.0, REST.1);
         rest.until = Some(Instant::now() + rest.last);
+        rest.was_silent = matches!(error, CallError::Late | CallError::Silent);
         tracing::warn!(peer = %id, %error, rests = ?rest.last, "a peer does not answer; others are asked");
     }
 
@@ -321,6 +396,7 @@ impl Peers {
             Ok(response)
         };
         let answered = async { self.read(sent.await?, request).await };
+        let answered = self.watched(to, answered, until);
         let mut views = self.views.clone();
         let left = async {
             // A member outside of the view was named by another one, which knows better.
@@ -486,9 +562,12 @@ impl Peers {
     }
 }
 
+/// The room for a body before its first byte, at most. Chunks have at most so many bytes.
+const BODY_BYTES_FIRST: usize = 16 << 20;
+
 /// Reads a body of at most `len` bytes.
 pub(super) async fn body(mut response: Response, len: u32) -> Result<Bytes, CallError> {
-    let mut bytes = Vec::with_capacity(len as usize);
+    let mut bytes = Vec::with_capacity((len as usize).min(BODY_BYTES_FIRST));
     while let Some(piece) = response.chunk().await? {
         if bytes.len() + piece.len() > len as usize {
             return Err(CallError::TooLong(len));
@@ -518,124 +597,4 @@ fn address(text: &str) -> Option<PeerAddress> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use fletch_testkit::scripted::{self, ScriptedServer};
-
-    fn peers(config: &PeerConfig) -> Peers {
-        let id = MemberId::new("a").expect("a name");
-        let view = Arc::new(ClusterView::single(id, "http://127.0.0.1:1".into()));
-        Peers::new(config, watch::Sender::new(view).subscribe()).expect("a client")
-    }
-
-    fn open() -> PeerConfig {
-        PeerConfig::default()
-    }
-
-    fn to(url: &str) -> PeerAddress {
-        PeerAddress { id: MemberId::new("b").expect("a name"), url: url.to_owned() }
-    }
-
-    fn request(len: u32) -> PeerRequest {
-        PeerRequest {
-            path: "/v1/peers/versions/r/chunks/h".into(),
-            domain: Domain::default_domain(),
-            dataset: "d".into(),
-            job: "j".into(),
-            len,
-            call: PeerCall::Get,
-            only_if_cached: true,
-        }
-    }
-
-    fn soon() -> Deadline {
-        Deadline::now() + Duration::from_secs(5)
-    }
-
-    #[test]
-    fn i2_a_token_goes_over_tls_or_to_this_machine() {
-        for safe in ["https://srv-1:7380", "http://127.0.0.1:7380", "http://[::1]:7380", "http://localhost:1"]
-        {
-            assert!(is_safe(safe), "{safe}");
-        }
-        for unsafe_url in ["http://10.0.0.1:7380", "http://localhost.example:1", "http://[::2]:1", "nonsense"]
-        {
-            assert!(!is_safe(unsafe_url), "{unsafe_url}");
-        }
-    }
-
-    #[tokio::test]
-    async fn answers_are_told_apart_and_bounded() {
-        let view = ("Fletch-View", "9");
-        let wrong = serde_json::to_vec(&Problem::new(Code::WrongServer, "d", "h")).expect("JSON");
-        let cases: Vec<(Vec<u8>, &str)> = vec![
-            (scripted::answer("200 OK", &[("Fletch-Result", "miss")], b"bytes"), "miss"),
-            (scripted::answer("200 OK", &[("Fletch-Result", "hit")], b"more bytes"), "failed"),
-            (scripted::answer("200 OK", &[], b"bytes"), "failed"),
-            (scripted::answer("404 Not Found", &[], b""), "absent"),
-            (scripted::answer("429 Too Many", &[("Retry-After", "3")], b""), "overloaded"),
-            (scripted::answer("503 Unavailable", &[], b""), "failed"),
-            (scripted::answer("421 Misdirected", &[view], b"{}"), "failed"),
-            (
-                scripted::answer("421 Misdirected", &[view, ("Fletch-Owner", "c http://10.0.0.3:1")], &wrong),
-                "wrong_server",
-            ),
-        ];
-        for (answer, word) in cases {
-            let server = ScriptedServer::start(move |_| answer.clone());
-            let peers = peers(&open());
-            let got = peers.ask(&to(&server.endpoint()), &request(5), soon()).await;
-            assert_eq!(got.word(), word, "{got:?}");
-            assert!(peers.may_ask(&to("").id), "whoever answers need not rest");
-            match got {
-                PeerAnswer::WrongServer(view, owner) => {
-                    let owner = owner.expect("named");
-                    assert_eq!((view, owner.id.as_str(), &*owner.url), (9, "c", "http://10.0.0.3:1"));
-                }
-                PeerAnswer::Overloaded(wait) => assert_eq!(wait, Duration::from_secs(3)),
-                _ => {}
-            }
-            let head = server.heads().concat().to_lowercase();
-            assert!(head.contains("fletch-domain: default") && head.contains("only-if-cached"), "{head}");
-            assert_eq!(peers.stats()[0].answers, [(word, 1)]);
-        }
-    }
-
-    #[tokio::test]
-    async fn i1_a_silent_member_rests_and_longer_each_time() {
-        let peers = peers(&open());
-        // Nobody listens on this port of the loopback interface.
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let url = format!("http://{}", free.local_addr().expect("an address"));
-        drop(free);
-        let state = peers.state(&to(&url).id);
-        for seconds in [2, 4, 8, 10, 10] {
-            assert!(matches!(peers.ask(&to(&url), &request(5), soon()).await, PeerAnswer::Failed));
-            assert!(!peers.may_ask(&to(&url).id));
-            let mut rest = state.rest.lock();
-            assert_eq!(rest.last, Duration::from_secs(seconds));
-            rest.until = Some(Instant::now());
-        }
-        let server = ScriptedServer::start(|_| scripted::answer("404 Not Found", &[], b""));
-        peers.ask(&to(&server.endpoint()), &request(5), soon()).await;
-        assert_eq!(state.rest.lock().last, Duration::ZERO);
-    }
-
-    #[tokio::test]
-    async fn i2_no_token_goes_to_an_unsafe_url_and_a_new_one_is_read() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let file = dir.path().join("token");
-        std::fs::write(&file, "old\n").expect("write");
-        let peers = peers(&PeerConfig { token_file: Some(file.clone()), ..PeerConfig::default() });
-        let unsafe_url = to("http://192.0.2.1:7380");
-        assert!(matches!(peers.ask(&unsafe_url, &request(5), soon()).await, PeerAnswer::Failed));
-        peers.token.lock().as_mut().expect("a token").read = Instant::now() - 2 * TOKEN_READ_AGAIN;
-        std::fs::write(&file, "new\n").expect("write");
-        let server = ScriptedServer::start(|head| match scripted::header(head, "authorization") {
-            Some("Bearer new") => scripted::answer("404 Not Found", &[], b""),
-            _ => scripted::answer("401 Unauthorized", &[], b""),
-        });
-        assert!(matches!(peers.ask(&to(&server.endpoint()), &request(5), soon()).await, PeerAnswer::Absent));
-        assert!(!format!("{peers:?}").contains("new"), "nothing shows a token");
-    }
-}
+mod tests;

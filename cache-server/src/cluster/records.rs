@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! /fletch/NAME/cluster      {format, uid}                  written once, by the first server
+//! /fletch/NAME/recovering   {format, uid}                  while servers write keys back that etcd lost
 //! /fletch/NAME/ring         {format, members, before, drained}   its revision is the number of the view
 //! /fletch/NAME/members/ID   {format, incarnation, url, …}  under the lease of the member
 //! /fletch/NAME/data/datasets/DOMAIN/DATASET   {format, tenant, uri, …, bytes}
@@ -36,6 +37,11 @@ impl Keys {
 
     pub fn cluster(&self) -> String {
         format!("{}cluster", self.prefix)
+    }
+
+    /// Returns the key that marks an etcd into which servers write lost keys back.
+    pub fn recovering(&self) -> String {
+        format!("{}recovering", self.prefix)
     }
 
     pub fn ring(&self) -> String {
@@ -114,6 +120,9 @@ pub struct MemberRecord {
     /// A hash of the machine and the directory where its state lies. Empty if that is not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub place: String,
+    /// Whether it asks for tokens. Absent in records of older builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub needs_token: Option<bool>,
 }
 
 impl MemberRecord {
@@ -202,6 +211,7 @@ mod tests {
             phase: MemberPhase::Restarting,
             process: String::new(),
             place: String::new(),
+            needs_token: None,
         };
         let text = String::from_utf8(to_text(&record)).expect("UTF-8");
         assert_eq!(
@@ -212,9 +222,13 @@ mod tests {
             )
         );
         assert_eq!(from_text::<MemberRecord>(text.as_bytes()), Ok(record.clone()));
-        let named = MemberRecord { process: "7".into(), place: "9".into(), ..record };
+        let named =
+            MemberRecord { process: "7".into(), place: "9".into(), needs_token: Some(true), ..record };
         let text = String::from_utf8(to_text(&named)).expect("UTF-8");
-        assert!(text.ends_with(r#""peer_protocol":1,"process":"7","place":"9"}"#), "{text}");
+        assert!(
+            text.ends_with(r#""peer_protocol":1,"process":"7","place":"9","needs_token":true}"#),
+            "{text}"
+        );
         let ring =
             r#"{"format":1,"members":[{"id":"b","url":"u","weight":7},{"id":"a","url":"v","weight":1}]}"#;
         assert_eq!(from_text::<Ring>(ring.as_bytes()).expect("a ring").members()[0].id.as_str(), "a");

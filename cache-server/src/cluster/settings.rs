@@ -43,6 +43,8 @@ pub struct EtcdConfig {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// How this server asks other members for chunks.
     pub peers: PeerConfig,
+    /// Whether this server asks for tokens.
+    pub needs_token: bool,
 }
 
 /// The settings by which a server asks other members for chunks.

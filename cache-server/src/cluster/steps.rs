@@ -59,8 +59,9 @@ pub enum Step {
 pub enum Refusal {
     /// The keys of the cluster are gone.
     #[error(
-        "this server has joined the cluster with the uid {0}, and etcd has no such cluster now; restore etcd \
-         from a backup, check cluster.endpoints and cluster.name, or start with an empty --state-dir"
+        "this server has joined the cluster with the uid {0}, and etcd has no such cluster now; check \
+         cluster.endpoints and cluster.name, restore etcd from a backup, or write back what the servers \
+         know: `fletch cluster recover`"
     )]
     Emptied(String),
     /// The cluster of this name is another one.
@@ -175,6 +176,7 @@ mod tests {
                 phase: MemberPhase::Up,
                 process: format!("process-{i}"),
                 place: format!("place-{i}"),
+                needs_token: None,
             },
             weight: Weight::About(100),
             starts: true,

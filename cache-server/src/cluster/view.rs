@@ -92,6 +92,21 @@ impl ClusterView {
         Some(PeerAddress { id: id.clone(), url })
     }
 
+    /// Returns whether a member that is up asks for tokens, if that is known.
+    #[must_use]
+    pub fn needs_token(&self, id: &MemberId) -> Option<bool> {
+        self.records.get(id).filter(|_| self.core.is_up(id))?.needs_token
+    }
+
+    /// Returns the URL by which other servers reached a member last, whether it is up or not.
+    #[must_use]
+    pub fn last_address(&self, id: &MemberId) -> Option<PeerAddress> {
+        let record = self.records.get(id);
+        let of_record = record.map(|r| r.peer_url.as_ref().unwrap_or(&r.url).clone());
+        let url = of_record.or_else(|| Some(self.core.ring().get(id)?.url.clone()))?;
+        Some(PeerAddress { id: id.clone(), url })
+    }
+
     /// Returns the URL by which clients reach a member, if it is up with this state directory.
     #[must_use]
     pub fn url_of(&self, id: &MemberId, incarnation: &str) -> Option<&str> {
@@ -199,6 +214,7 @@ mod tests {
             phase,
             process: String::new(),
             place: String::new(),
+            needs_token: None,
         }
     }
 

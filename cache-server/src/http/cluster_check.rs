@@ -41,6 +41,13 @@ pub async fn check(State(server): State<Arc<Server>>, principal: Principal) -> A
     let tokens = server.auth.fingerprint();
     settings.insert("tokens".to_owned(), tokens.map_or_else(|| "none".to_owned(), |hash| short_hash(&hash)));
     let peers = cluster.check_peers(PEERS_WITHIN.min(server.limits.io_timeout)).await;
+    let mut problems = cluster.peers().map(|peers| peers.refusals().lasting()).unwrap_or_default();
+    for follower in [server.catalog.follower(), server.groups.follower()].into_iter().flatten() {
+        if let Some((lasts, why)) = follower.problem() {
+            let (of, seconds) = (follower.of(), lasts.as_secs());
+            problems.push(format!("it has not followed the cluster's {of} for {seconds} s: {why}"));
+        }
+    }
     // After the wait for the others: the caller compares it with the time at which the answer comes.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Json(MemberCheck {
@@ -55,5 +62,6 @@ pub async fn check(State(server): State<Arc<Server>>, principal: Principal) -> A
         disk: disk_info(&server, &principal).map(|disk| disk.state.to_string()),
         settings,
         peers: peers.into_iter().map(|(id, problem)| PeerCheck { id: id.to_string(), problem }).collect(),
+        problems,
     }))
 }

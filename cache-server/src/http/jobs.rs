@@ -214,7 +214,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
 pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<JobList> {
     let (domain, tenant) = (&principal.domain, &principal.tenant);
     let jobs = server.registry.list(domain, tenant);
-    let mut waiting = server.groups.waiting(domain, tenant);
+    let mut waiting = server.groups.waiting(|d, t| d == domain && t == tenant);
     for job in &mut waiting {
         job.waits_for = server.reclaims.waits_for(&job.id);
     }

@@ -31,6 +31,7 @@ mod page;
 mod peers;
 pub mod range;
 mod reclaim;
+mod recovery;
 mod reply_guard;
 mod request;
 mod response_body;
@@ -119,6 +120,8 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::drain))
         .routes(documented!(cluster_check::check))
+        .routes(documented!(recovery::recover))
+        .routes(documented!(recovery::held, recovery::write_back))
         .routes(documented!(peers::chunk, peers::offer))
         .routes(documented!(peers::file))
         .routes(documented!(peers::evict))

@@ -42,8 +42,13 @@ const OF_JOBS: [&str; 9] = [
 const OF_OWN_SERVERS: [&str; 1] = ["fletch_credentials_expire_timestamp_seconds"];
 
 /// What the metrics of servers of a cluster begin with. `tests/integration/cluster_reads.rs` asks for them.
-const OF_CLUSTERS: [&str; 4] =
-    ["fletch_peer_", "fletch_cluster_registrations_", "fletch_cluster_jobs", "fletch_cluster_group"];
+const OF_CLUSTERS: [&str; 5] = [
+    "fletch_peer_",
+    "fletch_cluster_registrations_",
+    "fletch_cluster_follower_",
+    "fletch_cluster_jobs",
+    "fletch_cluster_group",
+];
 
 #[tokio::test]
 async fn every_metric_is_documented_and_every_documented_metric_exists() {

@@ -1,6 +1,6 @@
 //! The members of the cluster, and what a server supports.
 
-use fletch_core::Domain;
+use fletch_core::{Domain, cluster::Ring};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -50,6 +50,10 @@ pub struct MemberCheck {
     pub settings: BTreeMap<String, String>,
     /// The other servers, and whether they answer this one.
     pub peers: Vec<PeerCheck>,
+    /// What the server noticed of other servers and of itself, and what does not pass by itself: a refused
+    /// token, an answer that it cannot read, changes that it cannot follow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
 }
 
 /// Whether another server answers a server of the cluster.
@@ -60,6 +64,50 @@ pub struct PeerCheck {
     /// Why it does not answer. Absent if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+/// What one server holds of its cluster, for another server that recovers an etcd without keys.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HeldKeys {
+    /// The name of the server.
+    pub id: String,
+    /// The uid of the cluster that it has joined. Absent before it joined one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// The number of its view.
+    pub view: u64,
+    /// The ring of its view.
+    #[schema(value_type = Object)]
+    pub ring: Ring,
+    /// The revision of the latest change of datasets that it has executed. 0: it has not read etcd since it
+    /// started.
+    pub registrations: u64,
+    /// A hash of its datasets.
+    pub datasets_hash: String,
+    /// Its datasets, as `DOMAIN/NAME`.
+    pub datasets: Vec<String>,
+    /// The names of the jobs that it has or knows, by their ids.
+    pub jobs: BTreeMap<String, String>,
+}
+
+/// What `fletch cluster recover` wrote to etcd, or would write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Recovery {
+    /// The uid of the cluster.
+    pub uid: String,
+    /// Whether it is written. `false`: the caller asked for the plan only.
+    pub is_done: bool,
+    /// The server whose datasets count.
+    pub datasets_from: String,
+    /// The datasets, as `DOMAIN/NAME`.
+    pub datasets: Vec<String>,
+    /// The jobs, as `NAME (ID)`.
+    pub jobs: Vec<String>,
+    /// The members of the ring.
+    pub members: Vec<String>,
+    /// Members that did not answer, each with the reason. What only they know is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent: Vec<String>,
 }
 
 /// One server of the cluster.

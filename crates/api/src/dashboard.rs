@@ -133,11 +133,13 @@ pub enum Alert {
     FletchCertificateExpires,
     /// The last listing or seal of a dataset failed.
     FletchRefreshFailed,
+    /// Jobs wait for a server of the cluster that is lost.
+    FletchJobWaitsForServer,
 }
 
 impl Alert {
     /// All alerts.
-    pub const ALL: [Alert; 15] = [
+    pub const ALL: [Alert; 16] = [
         Alert::FletchErrorBudgetBurn,
         Alert::FletchWrongBytes,
         Alert::FletchJobStalled,
@@ -153,6 +155,7 @@ impl Alert {
         Alert::FletchCredentialsExpire,
         Alert::FletchCertificateExpires,
         Alert::FletchRefreshFailed,
+        Alert::FletchJobWaitsForServer,
     ];
 
     /// Returns the name, which is also that of its runbook.
@@ -174,6 +177,7 @@ impl Alert {
             Alert::FletchCredentialsExpire => "FletchCredentialsExpire",
             Alert::FletchCertificateExpires => "FletchCertificateExpires",
             Alert::FletchRefreshFailed => "FletchRefreshFailed",
+            Alert::FletchJobWaitsForServer => "FletchJobWaitsForServer",
         }
     }
 }

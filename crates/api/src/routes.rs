@@ -92,6 +92,10 @@ pub const MOUNT: &str = "/v1/mounts/{id}";
 pub const CLUSTER: &str = "/v1/cluster";
 /// What one server of the cluster says of itself, for `fletch cluster check`.
 pub const CLUSTER_CHECK: &str = "/v1/cluster/check";
+/// POST: writes the keys of the cluster back to an etcd that lost them.
+pub const CLUSTER_RECOVER: &str = "/v1/cluster/recover";
+/// GET: what a server holds of its cluster, for another one. PUT: writes it to etcd.
+pub const PEER_KEYS: &str = "/v1/peers/cluster/keys";
 /// POST: takes a member out of the ring of the cluster.
 pub const MEMBER_DRAIN: &str = "/v1/cluster/members/{id}/drain";
 /// GET: a chunk, for another server of the cluster.

@@ -4,7 +4,7 @@ use crate::body::BodyLength;
 use crate::call::Call;
 use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
-use fletch_api::cluster::MemberCheck;
+use fletch_api::cluster::{MemberCheck, Recovery};
 use fletch_api::dashboard::{Dashboard, ROWS_MAX};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Draft, Evicted, GiveCredentials,
@@ -18,6 +18,8 @@ use std::time::{Duration, SystemTime};
 
 /// The longest wait for one server of a cluster that is checked. It waits for the others meanwhile.
 const CHECK_WITHIN: Duration = Duration::from_secs(5);
+/// The longest wait for servers that write the keys of their cluster back, one after the other.
+const RECOVER_WITHIN: Duration = Duration::from_secs(600);
 
 /// A server of a cluster, and what it says of itself.
 #[derive(Debug)]
@@ -152,6 +154,24 @@ impl Client {
     pub async fn drain_member(&self, id: &MemberId) -> Result<Cluster, ClientError> {
         let path = routes::member_drain(id);
         self.send_json(Method::POST, &path, &serde_json::json!({}), &[StatusCode::OK]).await
+    }
+
+    /// Writes the keys of the cluster back to an etcd that lost them. `is_dry`: says what that would write.
+    /// `datasets_from`: the member whose datasets count, if the members differ.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `conflict` while etcd has a cluster of this name, or members do not answer.
+    pub async fn recover_cluster(
+        &self,
+        is_dry: bool,
+        without_silent: bool,
+        datasets_from: Option<&MemberId>,
+    ) -> Result<Recovery, ClientError> {
+        let from = datasets_from.map(|id| format!("&datasets_from={id}")).unwrap_or_default();
+        let path = routes::CLUSTER_RECOVER;
+        let path = format!("{path}?dry_run={is_dry}&without_silent={without_silent}{from}");
+        let one = self.fail_fast().within(self.io_timeout().max(RECOVER_WITHIN));
+        one.send_json(Method::POST, &path, &serde_json::json!({}), &[StatusCode::OK]).await
     }
 
     /// Returns the origins of registered datasets, whether they work, and their last errors. For admins.

@@ -20,6 +20,26 @@ A row a server: build, view, revision, etcd, disk, clock, peers that answer it. 
 finding: a silent server, a refused token, settings that differ (by hash). It needs an admin.
 Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {servers: [...], checks, findings}.")]
     Check,
+    /// Write the keys of the cluster back to an etcd that lost them, from what the servers hold.
+    #[command(after_help = "Examples:
+  fletch cluster recover --dry-run
+  fletch cluster recover --without-silent
+
+Each server writes its jobs, one writes the datasets, and then all join again. It needs an admin.
+It refuses while etcd has a cluster of this name. Start all servers first: what only one of them
+knows is written back only if it answers. Exit code 3: servers were left out.
+--json prints {uid, is_done, datasets_from, datasets, jobs, members, silent}.")]
+    Recover {
+        /// Print what would be written, and write nothing.
+        #[arg(long)]
+        dry_run: bool,
+        /// Go on without servers that do not answer.
+        #[arg(long)]
+        without_silent: bool,
+        /// The server whose datasets count, if the servers remember different ones.
+        #[arg(long, value_name = "ID")]
+        datasets_from: Option<String>,
+    },
     /// Take a server out of the ring: it stays up and owns no chunks until it restarts.
     #[command(after_help = "Example:
   fletch cluster drain srv-2

@@ -19,6 +19,7 @@ const ROWS_MAX: usize = 1000;
 const ANSWER: &str = "answer";
 const ETCD: &str = "etcd";
 const PEERS: &str = "peers";
+const REFUSALS: &str = "refusals";
 const DISK: &str = "disk";
 const CLOCK: &str = "clock";
 const BUILD: &str = "build";
@@ -87,6 +88,7 @@ fn compare(members: &[CheckedMember]) -> Report {
     report.add(&[ANSWER], members.iter().filter_map(silence).collect());
     report.add(&[ETCD], checks.iter().filter_map(|check| away(check)).collect());
     report.add(&[PEERS], checks.iter().flat_map(|check| deaf(check)).collect());
+    report.add(&[REFUSALS], checks.iter().flat_map(|check| refusals(check)).collect());
     report.add(&[DISK], checks.iter().filter_map(|check| bad_disk(check)).collect());
     report.add(&[CLOCK], clocks(members).into_iter().collect());
     report.add(&[BUILD], builds(&checks));
@@ -131,6 +133,14 @@ fn deaf(check: &MemberCheck) -> Vec<Finding> {
         Finding::error(PEERS, what, fix)
     };
     problems.map(finding).collect()
+}
+
+fn refusals(check: &MemberCheck) -> Vec<Finding> {
+    let finding = |problem: &String| {
+        let fix = "the server's log has the first warning; fletch_peer_refusals_total counts refusals";
+        Finding::error(REFUSALS, format!("{} says: {problem}", check.id), fix)
+    };
+    check.problems.iter().map(finding).collect()
 }
 
 fn bad_disk(check: &MemberCheck) -> Option<Finding> {
@@ -222,6 +232,7 @@ mod tests {
             disk: Some("on".to_owned()),
             settings: BTreeMap::from([("limits.jobs".to_owned(), "aa".to_owned())]),
             peers: vec![PeerCheck { id: "z".to_owned(), problem: None }],
+            problems: Vec::new(),
         };
         change(&mut check);
         let answered = UNIX_EPOCH + Duration::from_secs(1000);
@@ -238,7 +249,7 @@ mod tests {
     #[test]
     fn equal_servers_are_healthy() {
         let (exit, text) = text(&[member("a", |_| {}), member("b", |_| {})]);
-        assert_eq!((exit, text.as_str()), (Exit::Ok, "7 checks: healthy\n"));
+        assert_eq!((exit, text.as_str()), (Exit::Ok, "8 checks: healthy\n"));
     }
 
     #[test]
@@ -256,7 +267,10 @@ mod tests {
         }
         let (exit, said) = text(&[member("a", |_| {}), member("b", setting), member("c", |_| {})]);
         assert!(exit == Exit::Partial && said.contains("limits.jobs differs: a, c (aa); b (bb)"), "{said}");
-        let fail: [Case; 4] = [
+        let fail: [Case; 5] = [
+            ("b says: z (token): it answered 401", |c| {
+                c.problems = vec!["z (token): it answered 401".to_owned()];
+            }),
             ("b does not reach etcd", |c| c.etcd_up = false),
             ("b is not ready: no view", |c| c.not_ready = Some("no view".to_owned())),
             ("b gets no answer of z: it answered 401", |c| {

@@ -130,6 +130,10 @@ mod tests {
             ),
             (Alert::FletchCertificateExpires, &[certificate]),
             (Alert::FletchRefreshFailed, &["fletch_refresh_failed == 1".to_owned()]),
+            (
+                Alert::FletchJobWaitsForServer,
+                &["max by (member) (fletch_cluster_jobs_waiting) > 0".to_owned()],
+            ),
         ];
         assert_eq!(all.iter().map(|(alert, _)| *alert).collect::<Vec<_>>(), Alert::ALL, "each alert once");
         for (alert, parts) in all {

@@ -8,14 +8,16 @@ use super::{
     history::{Counts, Totals},
 };
 use fletch_api::{
-    GivenCredentials, Mount, OriginView, Problem,
+    GivenCredentials, Mount, OriginView, Problem, WaitingJob,
     dashboard::{Alert, DashboardJob, DashboardProblem, JobState, Severity, WaitsFor},
     origins::OriginState,
 };
 use fletch_core::DatasetName;
 use fletch_host::usage::HostUsage;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+/// The most jobs that a problem names.
+const NAMED_MAX: usize = 5;
 /// The most problems of one alert that are listed.
 const LISTED_MAX: usize = 20;
 /// The fewest requests that tell a part of errors.
@@ -41,6 +43,8 @@ pub struct Findings<'a> {
     pub credentials: &'a [GivenCredentials],
     /// The datasets whose last listing or seal failed, and why.
     pub refreshes: &'a [(DatasetName, Problem)],
+    /// The jobs of the cluster whose server is away.
+    pub waiting: &'a [WaitingJob],
     /// When the certificate of the listener expires, in seconds since 1970.
     pub certificate_expires_s: Option<u64>,
 }
@@ -92,6 +96,7 @@ pub fn problems(f: &Findings<'_>) -> Vec<DashboardProblem> {
     all.extend(host(&f.host));
     all.extend(credentials(f.credentials, f.at_ns).take(LISTED_MAX));
     all.extend(refreshes(f.refreshes).take(LISTED_MAX));
+    all.extend(lost_servers(f.waiting).take(LISTED_MAX));
     all.extend(certificate(f));
     if let Some(counts) = &f.counted {
         all.extend(counted(counts));
@@ -219,6 +224,28 @@ fn refreshes(failed: &[(DatasetName, Problem)]) -> impl Iterator<Item = Dashboar
         let detail = format!("{dataset} is not brought up to date: {detail}; {hint}");
         problem(Alert::FletchRefreshFailed, Severity::Warning, dataset.as_str(), detail)
     })
+}
+
+/// Returns a problem for each lost server for which jobs wait.
+fn lost_servers(waiting: &[WaitingJob]) -> impl Iterator<Item = DashboardProblem> {
+    let mut servers: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for job in waiting.iter().filter(|job| job.is_gone) {
+        servers.entry(&job.server).or_default().push(job.name.as_str());
+    }
+    let problems = servers.into_iter().map(|(server, jobs)| {
+        let (one, more) = match jobs.len() {
+            1 => ("a job waits", ""),
+            n if n > NAMED_MAX => ("jobs wait", ", …"),
+            _ => ("jobs wait", ""),
+        };
+        let names = jobs[..jobs.len().min(NAMED_MAX)].join(", ");
+        let detail = format!(
+            "{one} for this server, which is down or has lost its state: {names}{more}; start it with its \
+             state directory, or give each job a saved state"
+        );
+        problem(Alert::FletchJobWaitsForServer, Severity::Critical, server, detail)
+    });
+    problems.collect::<Vec<_>>().into_iter()
 }
 
 fn certificate(f: &Findings<'_>) -> Option<DashboardProblem> {
@@ -483,6 +510,27 @@ mod tests {
         };
         assert_eq!(certificate(now_s + 7 * 86_400), []);
         assert_eq!(certificate(now_s + 7 * 86_400 - 1), [Alert::FletchCertificateExpires]);
+    }
+
+    #[test]
+    fn jobs_that_wait_for_a_lost_server_are_one_problem() {
+        let job = |name: &str, server: &str, is_gone| WaitingJob {
+            id: name.to_owned(),
+            name: JobName::new(name).expect("name"),
+            dataset: DatasetName::new("set").expect("name"),
+            root: Root(Hash::of(b"r")),
+            server: server.to_owned(),
+            is_gone,
+            waits_for: Vec::new(),
+        };
+        let mut waiting = vec![job("alone", "srv-2", true), job("restarts", "srv-3", false)];
+        waiting.extend((0..7).map(|i| job(&format!("run{i}"), "srv-1", true)));
+        let all = problems(&Findings { waiting: &waiting, ..Findings::default() });
+        let subjects: Vec<_> = all.iter().map(|p| (p.alert, p.subject.as_str())).collect();
+        let alert = Alert::FletchJobWaitsForServer;
+        assert_eq!(subjects, [(alert, "srv-1"), (alert, "srv-2")]);
+        assert!(all[0].detail.contains("jobs wait") && all[0].detail.contains("run4, …"), "{all:?}");
+        assert!(all[1].detail.contains("a job waits") && all[1].detail.contains("alone;"), "{all:?}");
     }
 
     #[test]

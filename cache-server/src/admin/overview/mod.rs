@@ -143,6 +143,7 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
     let mut refreshes = [server.listings.failed(), server.seals.failed()].concat();
     refreshes.retain(|of| viewer.sees_domain(&of.domain));
     let refreshes: Vec<_> = refreshes.into_iter().map(|of| (of.dataset, of.problem)).collect();
+    let waiting = server.groups.waiting(|domain, tenant| viewer.sees_tenant(domain, tenant));
     let at_ns = unix_ns(SystemTime::now());
     let problems = problems(&Findings {
         at_ns,
@@ -154,6 +155,7 @@ pub fn dashboard(server: &Server, viewer: &Viewer, rows: usize) -> Dashboard {
         host: if viewer.sees_all() { server.dashboard.host() } else { HostUsage::default() },
         credentials: &credentials,
         refreshes: &refreshes,
+        waiting: &waiting,
         certificate_expires_s: server.tls.as_ref().map(|tls| tls.stats().expires_s),
     });
     if !viewer.sees_all() {

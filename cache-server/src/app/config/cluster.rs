@@ -127,6 +127,7 @@ impl ConfigBuilder<'_> {
             ca_file,
             identity,
             peers,
+            needs_token: !self.text("auth.tokens").is_empty(),
         }
     }
 

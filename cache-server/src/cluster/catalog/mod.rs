@@ -14,7 +14,7 @@ mod records;
 mod shared;
 
 use crate::{
-    cluster::{ClusterState, EtcdError},
+    cluster::{ClusterState, EtcdError, Follower, RecoverError, RecoveryMark},
     tenancy::state::{
         Applied, RegisterChange, RegisterError, Registration, RegistrationHandle, Registrations,
     },
@@ -142,10 +142,27 @@ impl Catalog {
         Ok(())
     }
 
+    /// Writes the datasets of this server to an etcd that lost them.
+    ///
+    /// # Errors
+    /// [`RecoverError`].
+    pub async fn write_back(&self, mark: RecoveryMark) -> Result<(), RecoverError> {
+        match &self.shared {
+            Some(shared) => shared.write_back(self, mark).await,
+            None => Err(RecoverError::Embedded),
+        }
+    }
+
     /// Returns etcd's revision whose registrations this server has, or `None` for a server that is alone.
     #[must_use]
     pub fn revision(&self) -> Option<u64> {
         self.shared.as_ref().map(Shared::revision)
+    }
+
+    /// Returns the task that follows the cluster's registrations, or `None` for a server that is alone.
+    #[must_use]
+    pub fn follower(&self) -> Option<&Follower> {
+        self.shared.as_ref().map(|shared| &shared.follower)
     }
 
     /// Reads the registrations of the cluster once. Without an answer of etcd those of the last run stay, and

@@ -13,7 +13,10 @@ use super::{
     },
 };
 use crate::{
-    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    cluster::{
+        ClusterState, Event, Follower, KeyValue, Op, RecoverError, RecoveryMark, SharedKeys, from_text,
+        to_text,
+    },
     tenancy::state::{
         Applied, Change, Planned, RegisterChange, RegisterError, Registration, RegistrationHandle,
     },
@@ -39,8 +42,6 @@ const TRIES: usize = 16;
 const OWN_NEWS_WITHIN: Duration = Duration::from_secs(1);
 /// How often the members' confirmations are looked at.
 const CONFIRM_POLL: Duration = Duration::from_millis(20);
-/// How often a lasting fault is logged.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 
 type DatasetKey = (Domain, DatasetName);
 
@@ -73,13 +74,15 @@ pub struct Shared {
     sizes: Notify,
     /// Held by whoever executes changes.
     executing: tokio::sync::Mutex<()>,
+    pub follower: Follower,
 }
 
 impl Shared {
     pub fn new(of: SharedKeys, cluster: Arc<ClusterState>) -> Self {
         let (executed, sizes) = (watch::Sender::new(0), Notify::new());
         let (known, executing) = (Mutex::default(), tokio::sync::Mutex::default());
-        Shared { of, cluster, known, executed, sizes, executing }
+        let follower = Follower::new("datasets");
+        Shared { of, cluster, known, executed, sizes, executing, follower }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -167,6 +170,33 @@ impl Shared {
         Ok(brought)
     }
 
+    /// Makes the datasets of this server those of an etcd that lost its keys.
+    pub async fn write_back(&self, catalog: &Catalog, mark: RecoveryMark) -> Result<(), RecoverError> {
+        let (keys, mut wanted) = (&self.of.keys, BTreeMap::new());
+        for own in catalog.local.all() {
+            let key = dataset_key(keys, &own.domain, &own.dataset.name);
+            wanted.insert(key, dataset_text(&own, own.bytes()));
+            wanted.insert(tenant_key(keys, &own.tenant), to_text(&TenantRecord {}));
+        }
+        // A recovery that was interrupted may have written the datasets of another server.
+        let page = self.of.etcd.read_prefix(&keys.data()).await?;
+        let mut changes = Vec::new();
+        let mut there: BTreeMap<String, KeyValue> =
+            page.keys.into_iter().map(|kv| (String::from_utf8_lossy(&kv.key).into_owned(), kv)).collect();
+        for (key, value) in wanted {
+            let found = there.remove(&key);
+            let seen = found.as_ref().map_or(0, |kv| kv.mod_revision);
+            if found.is_none_or(|kv| kv.value != value) {
+                changes.push((Op::Put { key, value, lease: 0 }, Some(seen)));
+            }
+        }
+        changes.extend(there.into_iter().map(|(key, kv)| (Op::Delete { key }, Some(kv.mod_revision))));
+        match self.of.write_back(mark, changes).await? {
+            true => Ok(()),
+            false => Err(RecoverError::Overtaken),
+        }
+    }
+
     /// Executes changes that etcd announces.
     async fn execute(&self, catalog: &Catalog, events: Vec<Event>) -> Result<(), CatalogError> {
         let _one = self.executing.lock().await;
@@ -225,18 +255,10 @@ impl Shared {
 
     pub async fn run(&self, catalog: &Catalog) {
         let follow = async {
-            let mut logged: Option<Instant> = None;
             loop {
                 let Err(error) = self.follow(catalog).await else { continue };
-                let is_fault = matches!(error, CatalogError::Record(..) | CatalogError::Register(_));
-                if is_fault && logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-                    logged = Some(Instant::now());
-                    tracing::error!(
-                        error = %detail(&error),
-                        "changes of the cluster's datasets are not executed; the server tries again"
-                    );
-                }
-                tracing::debug!(error = %detail(&error), "the datasets of the cluster are read again");
+                let needs_person = matches!(error, CatalogError::Record(..) | CatalogError::Register(_));
+                self.follower.failed(&detail(&error), needs_person);
                 sleep(RETRY_AFTER).await;
             }
         };
@@ -247,6 +269,7 @@ impl Shared {
         // A watch that ended or was idle may have missed changes, also where etcd has a higher revision than
         // before: it may have been restored from a backup, and have other changes since.
         self.load(catalog).await?;
+        self.follower.reached();
         self.watch(catalog).await
     }
 

@@ -28,7 +28,7 @@ mod table;
 mod terms;
 
 use crate::{
-    cluster::{ClusterState, EtcdError},
+    cluster::{ClusterState, EtcdError, Follower, RecoverError, RecoveryMark},
     training::{
         epochs::JobError,
         jobs::{Record, RecordSummary, Registry},
@@ -38,7 +38,7 @@ use fletch_api::{TermStamp, WaitingJob};
 use fletch_core::{Domain, LayoutId, MemberId, Root, Tenant};
 use records::JobRecord;
 use shared::Shared;
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use table::JobPlace;
 use tokio_util::sync::CancellationToken;
 
@@ -296,11 +296,34 @@ impl Groups {
         }
     }
 
-    /// Returns the jobs of a tenant whose server is away, in the order of their names.
+    /// Returns the jobs of some tenants whose server is away, in the order of their names.
     #[must_use]
-    pub fn waiting(&self, domain: &Domain, tenant: &Tenant) -> Vec<WaitingJob> {
+    pub fn waiting(&self, sees: impl Fn(&Domain, &Tenant) -> bool) -> Vec<WaitingJob> {
         let Some(shared) = &self.shared else { return Vec::new() };
-        shared.waiting(domain, tenant)
+        shared.waiting(sees)
+    }
+
+    /// Returns the number of jobs that wait for each lost server, or `None` on a server that is alone.
+    #[must_use]
+    pub fn waiting_for(&self) -> Option<BTreeMap<MemberId, u64>> {
+        self.shared.as_ref().map(|shared| shared.waiting_for())
+    }
+
+    /// Returns the ids and names of the jobs that this server knows or has.
+    #[must_use]
+    pub fn held_jobs(&self, registry: &Registry) -> BTreeMap<String, String> {
+        self.shared.as_ref().map(|shared| shared.held_jobs(registry)).unwrap_or_default()
+    }
+
+    /// Writes the jobs and groups that this server knows or has to an etcd that lost them.
+    ///
+    /// # Errors
+    /// [`RecoverError`].
+    pub async fn write_back(&self, registry: &Registry, mark: RecoveryMark) -> Result<(), RecoverError> {
+        match &self.shared {
+            Some(shared) => shared.write_back(registry, mark).await,
+            None => Err(RecoverError::Embedded),
+        }
     }
 
     /// Says that the record of a job changed.
@@ -314,6 +337,12 @@ impl Groups {
     #[must_use]
     pub fn stats(&self) -> Option<GroupStats> {
         self.shared.as_ref().map(|shared| shared.stats())
+    }
+
+    /// Returns the task that follows the cluster's jobs, or `None` for a server that is alone.
+    #[must_use]
+    pub fn follower(&self) -> Option<&Follower> {
+        self.shared.as_ref().map(|shared| &shared.follower)
     }
 
     /// Reads the jobs of the cluster once. Without an answer of etcd, [`Self::run`] goes on, and no job is

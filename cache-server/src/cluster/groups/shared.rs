@@ -6,6 +6,7 @@
 
 mod correction;
 mod moving;
+mod recovery;
 
 use super::{
     GroupError, GroupStats, NewJob, detail,
@@ -17,7 +18,7 @@ use super::{
     terms::Terms,
 };
 use crate::{
-    cluster::{ClusterState, Event, KeyValue, Op, SharedKeys, from_text, to_text},
+    cluster::{ClusterState, Event, Follower, KeyValue, Op, SharedKeys, from_text, to_text},
     training::{
         epochs::JobError,
         jobs::{Record, RecordSummary, Registry},
@@ -35,7 +36,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -49,8 +50,6 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 const TRIES: usize = 8;
 /// For how long a job waits for a server that stopped in good order. A restart takes less.
 const RESTART_MAX: Duration = Duration::from_secs(10);
-/// How often a lasting fault is logged.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 /// After this time without news of etcd, the watch is silently dead. It exceeds the time after which an idle
 /// watch is opened anew.
 const SILENT_AFTER: Duration = Duration::from_secs(40);
@@ -77,11 +76,16 @@ pub struct Shared {
     /// The servers that restart, and since when jobs wait for them.
     restarting: Mutex<BTreeMap<MemberId, Instant>>,
     counts: Counts,
+    pub follower: Follower,
     pub changed: Notify,
     /// Held by whoever compares the jobs of this server's disk with the table.
     comparing: tokio::sync::Mutex<()>,
     /// Held by whoever writes jobs of groups that this server has: no group ends while it gets a job.
     writing: tokio::sync::Mutex<()>,
+}
+
+fn bad_record(kv: &KeyValue, why: String) -> GroupError {
+    GroupError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why)
 }
 
 fn put(key: String, value: Vec<u8>) -> Op {
@@ -100,6 +104,7 @@ impl Shared {
             terms: Arc::new(Terms::open(state)),
             restarting: Mutex::default(),
             counts: Counts::default(),
+            follower: Follower::new("jobs"),
             changed: Notify::new(),
             comparing: tokio::sync::Mutex::default(),
             writing: tokio::sync::Mutex::default(),
@@ -150,20 +155,30 @@ impl Shared {
         }
     }
 
-    /// Returns the jobs of a tenant whose server is away, in the order of their names.
-    pub fn waiting(&self, domain: &Domain, tenant: &Tenant) -> Vec<WaitingJob> {
+    /// Returns the number of jobs that wait for each lost server.
+    pub fn waiting_for(&self) -> BTreeMap<MemberId, u64> {
+        let view = self.cluster.view();
+        self.table().waiting_for(&self.me, &view)
+    }
+
+    /// Returns the jobs of some tenants whose server is away, in the order of their names.
+    pub fn waiting(&self, sees: impl Fn(&Domain, &Tenant) -> bool) -> Vec<WaitingJob> {
         let (view, table) = (self.cluster.view(), self.table());
         let mut waiting: Vec<WaitingJob> = table
             .jobs
             .iter()
             .filter_map(|(id, job)| {
-                let place = table.place_of(&self.me, &view, (domain, tenant), id);
+                let record = &job.value.record;
+                let of = (&record.domain, &record.tenant);
+                if !sees(of.0, of.1) {
+                    return None;
+                }
+                let place = table.place_of(&self.me, &view, of, id);
                 let (server, is_gone) = match self.with_patience(place) {
                     JobPlace::Waits { owner, is_gone, .. } => (owner.id, is_gone),
                     JobPlace::Lost => (self.me.id.clone(), true),
                     JobPlace::Unknown | JobPlace::Here | JobPlace::At(_) => return None,
                 };
-                let record = &job.value.record;
                 Some(WaitingJob {
                     id: id.clone(),
                     name: record.ask.name.clone(),
@@ -239,17 +254,28 @@ impl Shared {
         self.of.check_cluster(&joined).await?.ok_or(GroupError::NoCluster)
     }
 
-    /// Notes what a key has.
+    /// Notes what a key has. Where this server remembers a higher term of a group, that is in force.
     fn note(&self, table: &mut Table, kv: &KeyValue) -> Result<(), GroupError> {
-        let bad = |why| GroupError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why);
+        match parse_key(&self.of.keys, &kv.key) {
+            JobKey::Group(group) => {
+                let record = from_text(&kv.value).map_err(|why| bad_record(kv, why))?;
+                self.note_group(table, group, kv.mod_revision, record);
+                Ok(())
+            }
+            JobKey::Job(_) | JobKey::Unknown => self.read_key(table, kv),
+        }
+    }
+
+    /// Notes what a key has, by no other record than this one.
+    fn read_key(&self, table: &mut Table, kv: &KeyValue) -> Result<(), GroupError> {
+        let bad = |why| bad_record(kv, why);
         match parse_key(&self.of.keys, &kv.key) {
             JobKey::Job(id) => {
                 let job = read_job(kv, &id).map_err(bad)?;
                 table.put_job(id, kv.mod_revision, job);
             }
             JobKey::Group(group) => {
-                let record = from_text(&kv.value).map_err(bad)?;
-                self.note_group(table, group, kv.mod_revision, record);
+                table.put_group(group, kv.mod_revision, from_text(&kv.value).map_err(bad)?);
             }
             JobKey::Unknown => {}
         }
@@ -614,18 +640,10 @@ impl Shared {
 
     pub async fn run(&self, registry: &Registry) {
         let follow = async {
-            let mut logged: Option<Instant> = None;
             loop {
                 let Err(error) = self.follow(registry).await else { continue };
-                let is_fault = matches!(error, GroupError::Record(..) | GroupError::Job(_));
-                if is_fault && logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-                    logged = Some(Instant::now());
-                    tracing::error!(
-                        error = %detail(&error),
-                        "changes of the cluster's jobs are not noted; the server tries again"
-                    );
-                }
-                tracing::debug!(error = %detail(&error), "the jobs of the cluster are read again");
+                let needs_person = matches!(error, GroupError::Record(..) | GroupError::Job(_));
+                self.follower.failed(&detail(&error), needs_person);
                 sleep(RETRY_AFTER).await;
             }
         };
@@ -647,6 +665,7 @@ impl Shared {
         // The watch may have missed changes, also where etcd has the same revision as before.
         self.table().cursor = 0;
         self.load(registry).await?;
+        self.follower.reached();
         self.watch(registry, &mut tenures).await
     }
 

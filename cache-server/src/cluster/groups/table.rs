@@ -186,6 +186,24 @@ impl Table {
         }
     }
 
+    /// Returns the number of jobs that wait for each server that is neither up nor restarting, and for this
+    /// one, where it has none of their ledgers.
+    pub fn waiting_for(&self, me: &Me, view: &ClusterView) -> BTreeMap<MemberId, u64> {
+        let mut waiting = BTreeMap::new();
+        for job in self.jobs.values() {
+            let Some(group) = self.groups.get(&job.value.group) else { continue };
+            let GroupRecord { term, primary, incarnation } = &group.value;
+            let waits = match me.has(&group.value) {
+                true => *term > job.value.term,
+                false => view.is_gone(primary, incarnation),
+            };
+            if waits {
+                *waiting.entry(primary.clone()).or_default() += 1;
+            }
+        }
+        waiting
+    }
+
     /// Returns the number of jobs and of groups that this server has.
     pub fn owned(&self, me: &Me) -> (u64, u64) {
         let is_mine = |group: &str| self.groups.get(group).is_some_and(|g| me.has(&g.value));

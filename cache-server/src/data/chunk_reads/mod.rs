@@ -227,10 +227,15 @@ impl ChunkReads {
         before_own.filter_map(|m| view.address(&m.id)).collect()
     }
 
-    /// Returns the former owner of a chunk of this server, for some time after the ring changed.
-    fn former_owner(&self, peers: &Peers, view: &ClusterView, key: &StoreKey) -> Option<PeerAddress> {
-        let former = view.core.former_owner(key).filter(|id| id != self.cluster.own_id())?;
-        view.address(&former).filter(|_| self.is_ring_news(view) && peers.may_ask(&former))
+    /// Returns the former owners of a chunk of this server, for some time after the ring changed, the latest
+    /// first. After several changes at once, the latest may not have got the chunk yet.
+    fn former_owners(&self, peers: &Peers, view: &ClusterView, key: &StoreKey) -> Vec<PeerAddress> {
+        if !self.is_ring_news(view) {
+            return Vec::new();
+        }
+        let mut former = view.core.former_owners(key);
+        former.retain(|id| id != self.cluster.own_id() && peers.may_ask(id));
+        former.iter().filter_map(|id| view.address(id)).collect()
     }
 
     fn is_ring_news(&self, view: &ClusterView) -> bool {
@@ -264,10 +269,10 @@ impl ChunkReads {
             return self.owners(peers, &view, &read.placed());
         }
         let mut holders = self.takers(peers, &view, read);
-        if let Some(former) = self.former_owner(peers, &view, &read.placed())
-            && !holders.contains(&former)
-        {
-            holders.push(former);
+        for former in self.former_owners(peers, &view, &read.placed()) {
+            if !holders.contains(&former) {
+                holders.push(former);
+            }
         }
         holders
     }

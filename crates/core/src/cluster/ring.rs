@@ -2,7 +2,8 @@
 //!
 //! I1. The members are sorted by id, and each id occurs once.
 //! I2. A change that changes nothing is `None`. Nobody writes it, so a restart keeps the number of the view.
-//! I3. `before` is the list before the last change of ownership. A new URL is no such change.
+//! I3. `before` is the list before the last change of ownership, and `earlier` has the lists before that, the
+//!     latest first. A new URL is no such change.
 //! I4. A drained member stays out of the ring until it starts again.
 
 use super::{Member, Placement};
@@ -24,6 +25,18 @@ pub struct RingMember {
     /// Where it runs, such as a rack or a zone of a cloud.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
+}
+
+/// The most lists of `earlier`: after so many changes at once, chunks are still found at their former owners.
+pub const EARLIER_MAX: usize = 6;
+
+/// A member of an earlier list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierMember {
+    /// Its name.
+    pub id: MemberId,
+    /// Its share of the chunks.
+    pub weight: u32,
 }
 
 /// The weight with which a member joins.
@@ -55,6 +68,8 @@ impl Weight {
 pub struct Ring {
     members: Vec<RingMember>,
     before: Vec<RingMember>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<Vec<EarlierMember>>,
     drained: Vec<MemberId>,
 }
 
@@ -65,6 +80,7 @@ pub struct Ring {
 struct Parts {
     members: Vec<RingMember>,
     before: Vec<RingMember>,
+    earlier: Vec<Vec<EarlierMember>>,
     drained: Vec<MemberId>,
 }
 
@@ -76,7 +92,9 @@ impl From<Parts> for Ring {
         }
         parts.drained.sort();
         parts.drained.dedup();
-        Ring { members: parts.members, before: parts.before, drained: parts.drained }
+        parts.earlier.truncate(EARLIER_MAX);
+        let Parts { members, before, earlier, drained } = parts;
+        Ring { members, before, earlier, drained }
     }
 }
 
@@ -118,10 +136,12 @@ impl Ring {
         placement_of(&self.members)
     }
 
-    /// Returns the placement of chunks before the last change of ownership.
+    /// Returns the placements of chunks before the last changes of ownership, the latest first.
     #[must_use]
-    pub fn placement_before(&self) -> Placement {
-        placement_of(&self.before)
+    pub fn placements_before(&self) -> Vec<Placement> {
+        let of = |m: &EarlierMember| Member { id: m.id.to_string(), weight: f64::from(m.weight) };
+        let earlier = self.earlier.iter().map(|list| Placement::new(list.iter().map(of)));
+        [placement_of(&self.before)].into_iter().chain(earlier).collect()
     }
 
     /// Returns the ring with a member in it. `starts`: the member has just started, which ends its drain.
@@ -164,6 +184,10 @@ impl Ring {
     fn changed_to(&self, mut next: Self) -> Option<Self> {
         let owners = |ring: &Ring| ring.members.iter().map(|m| (m.id.clone(), m.weight)).collect::<Vec<_>>();
         if owners(self) != owners(&next) {
+            let list = self.before.iter().map(|m| EarlierMember { id: m.id.clone(), weight: m.weight });
+            next.earlier.insert(0, list.collect());
+            next.earlier.retain(|list| !list.is_empty());
+            next.earlier.truncate(EARLIER_MAX);
             next.before = self.members.clone();
         }
         (next != *self).then_some(next)
@@ -243,6 +267,17 @@ mod tests {
         assert_eq!((again.members().len(), again.drained().len()), (2, 0));
         assert_eq!(drained.with_drained(&id(1)), None, "it is drained already");
         assert_eq!(drained.without(&[id(1)]).expect("a change").drained().len(), 0);
+    }
+
+    #[test]
+    fn the_lists_before_the_last_changes_stay_known() {
+        let all = ring(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let lengths: Vec<usize> = all.earlier.iter().map(Vec::len).collect();
+        assert_eq!((all.before.len(), lengths), (8, vec![7, 6, 5, 4, 3, 2]));
+        assert_eq!(all.placements_before().len(), 1 + EARLIER_MAX);
+        let first = ring(&[1]);
+        let text = serde_json::to_string(&first).expect("JSON");
+        assert!(!text.contains("earlier"), "older builds have none: {text}");
     }
 
     #[test]

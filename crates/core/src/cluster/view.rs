@@ -14,15 +14,15 @@ pub struct View {
     ring: Ring,
     up: BTreeSet<MemberId>,
     placement: Placement,
-    placement_before: Placement,
+    placements_before: Vec<Placement>,
 }
 
 impl View {
     /// Returns a view. `number` grows with every change of the ring.
     #[must_use]
     pub fn new(number: u64, ring: Ring, up: BTreeSet<MemberId>) -> Self {
-        let (placement, placement_before) = (ring.placement(), ring.placement_before());
-        View { number, ring, up, placement, placement_before }
+        let (placement, placements_before) = (ring.placement(), ring.placements_before());
+        View { number, ring, up, placement, placements_before }
     }
 
     /// Returns the number of the ring's revision.
@@ -69,12 +69,16 @@ impl View {
         self.serving(key).next()
     }
 
-    /// Returns the member that owned a chunk before the last change of the ring, if it is up. It may be the
-    /// owner of now, and may be outside of the ring.
+    /// Returns the members that are up and owned a chunk before the last changes of the ring, the latest
+    /// first. The owner of now may be among them, and members outside of the ring.
     #[must_use]
-    pub fn former_owner(&self, key: &StoreKey) -> Option<MemberId> {
-        let former = self.placement_before.owner(key)?;
-        MemberId::new(&former.id).ok().filter(|id| self.is_up(id))
+    pub fn former_owners(&self, key: &StoreKey) -> Vec<MemberId> {
+        let mut former = Vec::new();
+        for placement in &self.placements_before {
+            let owner = placement.owner(key).and_then(|m| MemberId::new(&m.id).ok());
+            former.extend(owner.filter(|id| self.is_up(id) && !former.contains(id)));
+        }
+        former
     }
 }
 
@@ -136,11 +140,29 @@ mod tests {
             let previous = View::new(8, ring(&weights[..weights.len() - 1]), all);
             for k in keys {
                 let owner = after.owner(&key(k)).map(|m| m.id.clone());
-                let former = after.former_owner(&key(k));
+                let former = after.former_owners(&key(k)).into_iter().next();
                 prop_assert_eq!(&former, &previous.owner(&key(k)).map(|m| m.id.clone()));
                 prop_assert!(former == owner || owner == Some(last.clone()));
             }
             prop_assert_eq!(before.serving(&key(0)).count(), weights.len() - 1);
+        }
+
+        /// After several members joined at once, the owner before all of them is among the former owners.
+        #[test]
+        fn the_owner_before_several_joins_is_a_former_owner(
+            weights in proptest::collection::vec(1u32..5, 5..8),
+            keys in proptest::collection::vec(any::<u64>(), 1..40),
+        ) {
+            let all: BTreeSet<MemberId> = (0..weights.len()).map(id).collect();
+            let (first, after) = (ring(&weights[..2]), ring(&weights));
+            let (first, after) = (View::new(7, first, all.clone()), View::new(8, after, all));
+            for k in keys {
+                let owner = first.owner(&key(k)).map(|m| m.id.clone());
+                let former = after.former_owners(&key(k));
+                prop_assert!(former.contains(&owner.clone().expect("an owner")), "{:?} {:?}", owner, former);
+                let unique: BTreeSet<_> = former.iter().collect();
+                prop_assert_eq!(unique.len(), former.len());
+            }
         }
     }
 }

@@ -19,13 +19,14 @@ export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel dist image page chart dashboards install ready-and-linted demo check \
     test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
-    accept-allocator accept-attacks accept-buckets accept-check-time accept-clusters accept-code-size \
-    accept-comments accept-contributing accept-dashboards accept-data-plane accept-datasets-mount \
-    accept-dist accept-domains accept-drafts accept-estimator accept-formats accept-frameworks accept-fuzz \
-    accept-help accept-hung-objects accept-images accept-lines accept-lost-tests accept-mistakes \
-    accept-lost-servers accept-mount accept-neighbour accept-old-names accept-outside accept-page accept-paragraphs \
-    accept-paused-primary accept-pool accept-queries accept-questions accept-readme accept-sentences \
-    accept-servers accept-structure accept-test-time
+    accept-allocator accept-attacks accept-buckets accept-check-time accept-cluster-trouble \
+    accept-clusters accept-code-size accept-comments accept-contributing accept-dashboards \
+    accept-data-plane accept-datasets-mount accept-dist accept-domains accept-drafts accept-estimator \
+    accept-formats accept-frameworks accept-fuzz accept-help accept-hung-objects accept-images \
+    accept-lines accept-lost-servers accept-lost-tests accept-mistakes accept-mount accept-neighbour \
+    accept-old-names accept-outside accept-page accept-paragraphs accept-paused-primary accept-pool \
+    accept-queries accept-questions accept-readme accept-sentences accept-servers accept-structure \
+    accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -208,6 +209,11 @@ accept-paused-primary: ## a primary that was paused for 20 s confirms no ack
 LOSSES ?= 5
 accept-lost-servers: programs ## servers that are lost in mid-epoch, with their disks, stop no job (LOSSES=5)
 	FLETCH_TEST_LOSSES=$(LOSSES) $(TREE) --test cluster_reclaim a_lost_server_stops_no_job
+
+# TROUBLE_SECONDS= says how long; FLETCH_TEST_SEED repeats a run.
+TROUBLE_SECONDS ?= 480
+accept-cluster-trouble: programs ## random trouble of servers and etcd under mounts and jobs, 8 minutes
+	FLETCH_TEST_TROUBLE_SECONDS=$(TROUBLE_SECONDS) $(TREE) --no-capture --test cluster_reclaim random_trouble
 
 accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
 accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters

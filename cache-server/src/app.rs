@@ -256,7 +256,7 @@ async fn run(
             }
             _ = leases.tick() => {
                 app.server.registry.tick(app.server.now_ns());
-                app.server.reclaims.tick();
+                app.server.reclaims.tick(|id| app.server.groups.lacks_ledgers(id));
             }
             _ = moves.tick() => {
                 let server = Arc::clone(&app.server);

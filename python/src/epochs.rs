@@ -201,6 +201,7 @@ impl Job {
         let batch =
             BatchTimes { entries, waited_ns, received_ns, prepared_ns, stepped_ns, device_ns, in_loop };
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
+        let handle = job.clone();
         let live_id = job.info().id.clone();
         let client = self.0.client.get().live(py)?;
         let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));
@@ -218,6 +219,7 @@ impl Job {
         );
         let Some(acked) = acked? else { return Ok(None) };
         self.0.forget_lease(py, (epoch, rank, lease));
+        self.0.note_server(&handle);
         parsed(py, serde_json::to_string(&acked)).map(Some)
     }
 

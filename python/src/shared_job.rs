@@ -126,6 +126,15 @@ impl SharedJob {
         own.ranks.insert(key.1, key.0);
     }
 
+    /// Notes the server that has the job now, for workers that start later: the job may have moved.
+    pub fn note_server(&self, job: &JobHandle) {
+        let mut own = self.process();
+        let server = job.server();
+        if own.server.as_deref() != Some(server.as_str()) {
+            own.server = Some(server);
+        }
+    }
+
     /// Stops renewing a lease that was acknowledged or is gone.
     pub fn forget_lease(&self, py: Python<'_>, key: (u64, u32, u64)) {
         self.process().held.remove(&key);

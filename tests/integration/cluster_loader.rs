@@ -255,7 +255,8 @@ fn a_loop_whose_server_is_lost_says_so_and_ends_after_server_wait() {
     assert!(log(&stage.place).contains("waits for the server (at most 12 s)"), "{}", log(&stage.place));
 }
 
-/// Two ranks, one of them with workers, lose their server and its disks in mid-epoch. Each sample is consumed once, and nobody does anything.
+/// Two ranks, one of them with workers, lose their server and its disks in mid-epoch. Each sample is consumed
+/// once, and nobody does anything.
 #[test]
 fn two_ranks_that_nobody_watches_go_on_at_another_server() {
     if !have(&[Need::Etcd, Need::Torch]) {

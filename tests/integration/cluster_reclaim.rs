@@ -9,17 +9,19 @@ use fletch_client::{
     Client, ClientConfig, ClientError, Endpoint,
     epochs::{JobHandle, Next, ReceivedSum},
 };
-use fletch_core::plan::Tail;
+use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::command;
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::fixture::Mounted;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -34,22 +36,29 @@ const SILENCE: Duration = Duration::from_secs(5);
 const JOB_MAX: Duration = Duration::from_secs(60);
 /// How many times a server is lost, in the long form of the test.
 const LOSSES: &str = "FLETCH_TEST_LOSSES";
+/// For how many seconds there is trouble, in the long form of the test.
+const TROUBLE_SECONDS: &str = "FLETCH_TEST_TROUBLE_SECONDS";
 
 /// Servers of a cluster that know a dataset. The servers can be lost, and come back empty.
 struct Stage {
     servers: Vec<ClusterServer>,
     /// The servers that are lost, and since when.
     lost: Vec<(usize, Instant)>,
-    _etcd: EtcdCluster,
-    _set: ClusterData,
+    etcd: EtcdCluster,
+    set: ClusterData,
 }
 
 impl Stage {
     fn new() -> Self {
+        Stage::new_with(1)
+    }
+
+    /// As [`Stage::new`], with so many processes of etcd.
+    fn new_with(etcds: usize) -> Self {
         let set = ClusterData::new(9, SAMPLES.into());
-        let etcd = EtcdCluster::start(1);
+        let etcd = EtcdCluster::start(etcds);
         let servers = Vec::from(set.servers::<3>(&etcd, &[], None));
-        Stage { servers, lost: Vec::new(), _etcd: etcd, _set: set }
+        Stage { servers, lost: Vec::new(), etcd, set }
     }
 
     /// Returns a client that knows one server that is up, as a loader is started.
@@ -68,7 +77,14 @@ impl Stage {
 
     fn place_of(&self, job: &JobHandle) -> usize {
         let path = format!("/v1/jobs/{}", job.info().id);
-        self.servers.iter().position(|server| server.status(&path) == 200).expect("a server has the job")
+        let mut place = None;
+        until("a server has the job", WAIT_MAX, || {
+            let is_lost = |at: &usize| self.lost.iter().any(|(lost, _)| lost == at);
+            let up = (0..self.servers.len()).filter(|at| !is_lost(at));
+            place = up.into_iter().find(|&at| self.servers[at].status(&path) == 200);
+            place.is_some()
+        });
+        place.expect("it was waited for")
     }
 
     /// Kills the server of a job, and deletes all that it had.
@@ -143,12 +159,14 @@ impl Consumed {
     }
 }
 
+/// Renews leases of a handle, and reclaims its job, until the set is dropped.
+fn keep(job: &JobHandle, keepers: &mut JoinSet<ClientError>) {
+    let job = job.clone();
+    keepers.spawn(async move { job.keep_alive().await });
+}
+
 /// Trains as a rank until its epoch is done: consumes each batch, then acknowledges it.
 async fn train(job: JobHandle, epoch: u64, rank: u32, pause: Duration, consumed: Arc<Consumed>) {
-    let renewed = job.clone();
-    // Ended when it is dropped.
-    let mut renewals = JoinSet::new();
-    renewals.spawn(async move { renewed.keep_alive().await });
     job.join(epoch, rank).await.expect("joined");
     let mut sum = ReceivedSum::new(job.info().root);
     let mut reader = job.reader(epoch, rank, 0).patience(JOB_MAX).prefetch(2);
@@ -179,7 +197,6 @@ async fn train(job: JobHandle, epoch: u64, rank: u32, pause: Duration, consumed:
         }
     }
     consumed.sums.lock().push(sum);
-    drop(renewals);
 }
 
 /// Waits until the ranks consumed so much.
@@ -191,8 +208,15 @@ async fn consumed_at_least(consumed: &Consumed, samples: usize) {
     }
 }
 
-/// Checks that an epoch was consumed once, and that its receipt says so.
+/// Checks that an epoch was consumed once, that its receipt says so, and that no rank waited for long.
 async fn check(job: &JobHandle, epoch: u64, consumed: &Consumed, what: &str) {
+    check_once(job, epoch, consumed, what).await;
+    let waited = *consumed.waited.lock();
+    assert!(waited < WAIT_MAX, "{what}: a rank waited {waited:?}");
+}
+
+/// Checks that an epoch was consumed once, and that its receipt says so.
+async fn check_once(job: &JobHandle, epoch: u64, consumed: &Consumed, what: &str) {
     let mut entries = consumed.entries.lock().clone();
     entries.sort_unstable();
     let planned: Vec<u32> = entries.iter().copied().filter(|&e| e < SAMPLES).collect();
@@ -203,8 +227,6 @@ async fn check(job: &JobHandle, epoch: u64, consumed: &Consumed, what: &str) {
     let mut all = ReceivedSum::new(job.info().root);
     consumed.sums.lock().iter().for_each(|sum| all.merge(sum));
     assert!(all.agrees(&receipt), "{what}: the receipt agrees");
-    let waited = *consumed.waited.lock();
-    assert!(waited < WAIT_MAX, "{what}: a rank waited {waited:?}");
 }
 
 /// Declares a job and trains with all its ranks. Loses its server at these numbers of consumed samples.
@@ -226,8 +248,9 @@ async fn train_and(
         // Each rank has a client of its own, as a process has.
         handles.push(stage.client().declare(spec).await.expect("declared"));
     }
-    let mut tasks = JoinSet::new();
+    let (mut tasks, mut keepers) = (JoinSet::new(), JoinSet::new());
     for (rank, job) in (0..ranks).zip(&handles) {
+        keep(job, &mut keepers);
         tasks.spawn(train(job.clone(), 0, rank, pause, Arc::clone(&consumed)));
     }
     for &at in at {
@@ -302,12 +325,15 @@ async fn a_rank_that_died_too_is_given_up_by_an_operator() {
     let (living, dying) = (living.declare(&spec).await.expect("a"), dying.declare(&spec).await.expect("b"));
     let pause = Duration::from_millis(15);
     let (mut tasks, mut other) = (JoinSet::new(), JoinSet::new());
+    let (mut keepers, mut keeper_of_other) = (JoinSet::new(), JoinSet::new());
+    keep(&living, &mut keepers);
+    keep(&dying, &mut keeper_of_other);
     tasks.spawn(train(living.clone(), 0, 0, pause, Arc::clone(&consumed)));
     let lost = Consumed::new();
     other.spawn(train(dying, 0, 1, pause, Arc::clone(&lost)));
     consumed_at_least(&consumed, 12).await;
     consumed_at_least(&lost, 8).await;
-    other.abort_all();
+    drop((other, keeper_of_other));
     stage.lose_server_of(&living);
     until("the job is listed with the rank that is missing", WAIT_MAX, || {
         let (code, text) = jobs(&stage, &["list"]);
@@ -321,6 +347,7 @@ async fn a_rank_that_died_too_is_given_up_by_an_operator() {
     assert!(code == Some(1) && text.contains("waits for no rank"), "{text}");
     // A new process reads as the rank: what only the dead one knew comes again, and nothing else.
     let again = stage.client().declare(&spec).await.expect("declared");
+    keep(&again, &mut keepers);
     tasks.spawn(train(again, 0, 1, pause, Arc::clone(&consumed)));
     while let Some(ended) = tokio::time::timeout(JOB_MAX, tasks.join_next()).await.expect("it ends") {
         ended.expect("it does not fail");
@@ -448,8 +475,8 @@ async fn records_that_are_none_are_refused() {
     assert_eq!(error.code(), Some(Code::Conflict));
 }
 
-/// A job moves while its ranks run, by a command or because its server is drained: each sample is consumed once.
-/// A job without ranks moves with its progress.
+/// A job moves while its ranks run, by a command or because its server is drained: each sample is consumed
+/// once. A job without ranks moves with its progress.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_planned_move_loses_nothing() {
     if !have(&[Need::Etcd]) {
@@ -489,4 +516,170 @@ async fn a_planned_move_loses_nothing() {
     });
     drop(drained.await);
     assert_eq!(idle.state(0).await.expect("a state"), state, "the job without ranks has its progress");
+}
+
+/// Random numbers by xorshift, so that a seed repeats a run.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+
+    fn pause(&mut self, from_ms: u64, to_ms: u64) {
+        thread::sleep(Duration::from_millis(from_ms + self.below(to_ms - from_ms)));
+    }
+}
+
+/// Does one thing to a server or to etcd, and undoes it. Returns what it was.
+fn trouble(stage: &mut Stage, chance: &mut Chance) -> &'static str {
+    let at = usize::try_from(chance.below(3)).expect("small");
+    let server = &mut stage.servers[at];
+    let what = match chance.below(6) {
+        0 => {
+            server.kill();
+            chance.pause(100, 3_000);
+            server.start();
+            "kill"
+        }
+        1 => {
+            server.kill();
+            for dir in ["state", "cache"] {
+                fs::remove_dir_all(server.place(dir)).expect("deleted");
+            }
+            thread::sleep(SILENCE);
+            server.start();
+            "kill and delete"
+        }
+        2 => {
+            server.end();
+            chance.pause(100, 3_000);
+            server.start();
+            "stop"
+        }
+        3 => {
+            server.cut_all(true);
+            chance.pause(500, 6_000);
+            server.cut_all(false);
+            "cut"
+        }
+        4 => {
+            server.signal(Signal::SIGSTOP);
+            chance.pause(500, 6_000);
+            server.signal(Signal::SIGCONT);
+            "pause"
+        }
+        _ => {
+            stage.etcd.kill(at);
+            chance.pause(500, 3_000);
+            stage.etcd.revive(at);
+            "kill of an etcd"
+        }
+    };
+    agreed(&stage.servers.iter().collect::<Vec<_>>(), "a:up b:up c:up", Duration::from_secs(30));
+    what
+}
+
+/// Reads random files of a mount and compares their bytes, until `stop`. Returns how many were read, and
+/// those that failed or were wrong.
+fn read_on(mount: &Path, files: &[(String, Hash)], seed: u64, stop: &AtomicBool) -> (u64, Vec<String>) {
+    let (mut chance, mut reads, mut failed) = (Chance(seed), 0, Vec::new());
+    while !stop.load(SeqCst) {
+        let (path, hash) = &files[usize::try_from(chance.below(files.len() as u64)).expect("small")];
+        match fs::read(mount.join(path)) {
+            Ok(bytes) if Hash::of(&bytes) == *hash => {}
+            Ok(_) => failed.push(format!("{path} has wrong bytes")),
+            Err(error) => failed.push(format!("{path}: {error}")),
+        }
+        reads += 1;
+        thread::sleep(Duration::from_millis(2));
+    }
+    (reads, failed)
+}
+
+/// Trains a job with two ranks, epoch after epoch, until `stop`. Returns how many epochs it made.
+async fn train_on(handles: Vec<JobHandle>, stop: Arc<AtomicBool>) -> u64 {
+    let mut keepers = JoinSet::new();
+    handles.iter().for_each(|job| keep(job, &mut keepers));
+    for epoch in 0.. {
+        if stop.load(SeqCst) {
+            return epoch;
+        }
+        let (consumed, mut tasks) = (Consumed::new(), JoinSet::new());
+        for (rank, job) in (0..).zip(&handles) {
+            tasks.spawn(train(job.clone(), epoch, rank, Duration::from_millis(40), Arc::clone(&consumed)));
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.expect("a rank does not fail");
+        }
+        check_once(&handles[0], epoch, &consumed, &format!("{}, epoch {epoch}", handles[0].info().name))
+            .await;
+    }
+    0
+}
+
+/// Servers and etcd are killed, stopped, cut off and paused at random, some with their disks deleted, while
+/// two mounts read and three jobs train: no read fails, and each sample of each epoch is consumed once.
+#[tokio::test(flavor = "multi_thread")]
+async fn random_trouble_fails_no_read_and_doubles_no_sample() {
+    if !have(&[Need::Etcd, Need::Fuse]) {
+        return;
+    }
+    let seconds = std::env::var(TROUBLE_SECONDS).ok().and_then(|n| n.parse().ok()).unwrap_or(15);
+    let seed = std::env::var("FLETCH_TEST_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x9e37);
+    let mut stage = Stage::new_with(3);
+    let list = stage.servers.iter().map(|s| s.url.as_str()).collect::<Vec<_>>().join(",");
+    let mounts: Vec<Mounted> = (0..2)
+        .map(|i| {
+            let (dir, log) = (stage.set.scratch.path().join(format!("mnt-{i}")), format!("mount-{i}.log"));
+            fs::create_dir(&dir).expect("a directory");
+            let log = stage.set.scratch.path().join(log);
+            Mounted::start(&list, dir, &log, &["set"])
+        })
+        .collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut jobs = JoinSet::new();
+    for (name, order) in
+        [("a", OrderKind::Strict), ("b", OrderKind::Substitute), ("c", OrderKind::Substitute)]
+    {
+        let mut handles = Vec::new();
+        for _ in 0..2 {
+            handles.push(stage.client().declare(&ask(name, order, 2)).await.expect("declared"));
+        }
+        jobs.spawn(train_on(handles, Arc::clone(&stop)));
+    }
+    let files = stage.set.data.files.clone();
+    let (mut chance, mut done) = (Chance(seed), Vec::new());
+    let read: Vec<(u64, Vec<String>)> = thread::scope(|scope| {
+        let readers: Vec<_> = (1u64..)
+            .zip(&mounts)
+            .map(|(i, mount)| {
+                let (files, stop) = (&files, &stop);
+                scope.spawn(move || read_on(&mount.dir, files, seed + i, stop))
+            })
+            .collect();
+        let began = Instant::now();
+        tokio::task::block_in_place(|| {
+            while began.elapsed() < Duration::from_secs(seconds) {
+                done.push(trouble(&mut stage, &mut chance));
+            }
+        });
+        stop.store(true, SeqCst);
+        readers.into_iter().map(|reader| reader.join().expect("read")).collect()
+    });
+    let mut epochs = Vec::new();
+    while let Some(ended) = tokio::time::timeout(JOB_MAX * 2, jobs.join_next()).await.expect("the jobs end") {
+        epochs.push(ended.expect("a job does not fail"));
+    }
+    eprintln!(
+        "seed {seed}: {done:?}; epochs {epochs:?}; reads {:?}",
+        read.iter().map(|r| r.0).collect::<Vec<_>>()
+    );
+    for (reads, failed) in &read {
+        assert!(failed.is_empty() && *reads > 0, "{reads} reads, failed: {failed:?}\n{}", stage.logs());
+    }
+    drop(mounts);
 }

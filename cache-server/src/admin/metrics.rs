@@ -294,13 +294,14 @@ fn cluster(page: &Page, server: &Server) -> Result<(), MetricsError> {
         )?;
         page.counter(
             "fletch_cluster_group_changes_total",
-            "Groups that this server claimed, took over or wrote back, and jobs that it set aside",
+            "Groups that this server claimed, took over or wrote back, and jobs set aside or restored",
             &["change"],
             &[
                 (vec!["claimed"], stats.claimed),
                 (vec!["taken_over"], stats.taken_over),
                 (vec!["set_aside"], stats.set_aside),
                 (vec!["corrected"], stats.corrected),
+                (vec!["reclaimed"], server.reclaims.restored()),
             ],
         )?;
     }

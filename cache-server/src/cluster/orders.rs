@@ -84,7 +84,8 @@ impl ClusterState {
         let (Some(peers), Some(to)) = (self.peers(), view.address(to)) else {
             return Err(CallError::Left.to_string());
         };
-        peers.order(&to, order, Instant::now() + within).await.map_err(|error| error.to_string())
+        let until = Instant::now() + within;
+        peers.order(&to, order, ANSWER_BYTES_MAX, until).await.map_err(|error| error.to_string())
     }
 }
 

@@ -229,9 +229,9 @@ impl From<GroupError> for ApiError {
                 ApiError::new(Code::JobWaits, told, hint).owned_by(owner)
             }
             GroupError::Lost { .. } => {
-                let hint = "loaders of this version reclaim by themselves, and `fletch jobs list` names the ranks \
-                    that are missing; if a process is gone: `fletch jobs lost JOB --rank R`, a saved state \
-                    (`fletch jobs restore`), or delete the job and declare it again";
+                let hint = "loaders of this version reclaim by themselves, and `fletch jobs list` names \
+                    the missing ranks; if a process is gone: `fletch jobs lost JOB --rank R`, a saved \
+                    state (`fletch jobs restore`), or delete the job and declare it again";
                 ApiError::new(Code::JobWaits, told, hint)
             }
             GroupError::Long { .. } => {

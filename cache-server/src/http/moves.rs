@@ -86,6 +86,8 @@ async fn give(server: &Arc<Server>, id: String, to: MemberId) -> ApiResult<u64> 
 async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
     // One move at a time, and none while a job is restored here.
     let _one = server.reclaims.restoring.lock().await;
+    // The ledgers stay where they are until the other server has them.
+    let _still = server.groups.hold_still().await;
     let ids = server.groups.jobs_with(id);
     let mut taken = Vec::new();
     let mut failed = None;

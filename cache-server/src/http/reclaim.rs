@@ -52,6 +52,8 @@ pub struct RecordQuery {
             content_type = "application/problem+json"),
         (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
             content_type = "application/problem+json"),
+        (status = 409, description = "The server is in no cluster, so nobody needs a record", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn record(
@@ -61,6 +63,10 @@ pub async fn record(
     query: Result<Query<RecordQuery>, QueryRejection>,
 ) -> ApiResult {
     let Query(query) = query?;
+    if server.groups.stats().is_none() {
+        let told = "this server is in no cluster: its ledger is all there is of an epoch";
+        return Err(ApiError::new(Code::Conflict, told, "no rank needs to keep a record"));
+    }
     // It is in memory until the client has read it.
     let permit = acquire_read_permit(&server, &principal.tenant)?;
     let (job, number, right) = job_to_change(&server, &principal, path).await?;
@@ -72,14 +78,14 @@ pub async fn record(
 
 /// Says what a rank's process consumed, for a job whose server is lost.
 ///
-/// The job comes to this server, or to the one that the answer 307 names. It goes on when the processes of all
-/// its ranks have said so: until then the answer names the missing ones. While the job's server may come back,
-/// the answer is 503 (`job_waits`). If the job is served, nothing changes.
+/// The job comes to this server, or to the one that the answer 307 names. It goes on when the processes of
+/// all its ranks have said so: until then the answer names the missing ones. While the job's server may come
+/// back, the answer is 503 (`job_waits`). If the job is served, nothing changes.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/reclaim", tag = "jobs", request_body = Reclaim,
     params(("id" = String, Path, description = "Id of the job")),
     responses(
-        (status = 200, description = "What the process says is noted, or the job is served", body = Reclaimed),
+        (status = 200, description = "The server noted it, or the job is served", body = Reclaimed),
         (status = 400, description = "A record cannot be read, or contradicts that of another rank",
             body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "The tenant has no such job", body = Problem,

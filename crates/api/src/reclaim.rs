@@ -1,4 +1,5 @@
-//! Reclaim: the ranks of a job whose server is lost say what they consumed (`docs/EPOCHS.md`, "A lost server").
+//! Reclaim: the ranks of a job whose server is lost say what they consumed (`docs/EPOCHS.md`, "A lost
+//! server").
 
 use crate::{Loader, StartJob};
 use serde::{Deserialize, Serialize};
@@ -31,8 +32,9 @@ pub struct Reclaim {
 pub struct ReclaimedEpoch {
     /// The number of the epoch.
     pub epoch: u64,
-    /// The record as `GET …/epochs/{n}/record` gives it, with what the process acknowledged since then and the
-    /// leases that it holds: base64 (RFC 4648, with padding) of a ledger. Empty if the epoch had not begun.
+    /// The record as `GET …/epochs/{n}/record` gives it, with what the process acknowledged since then and
+    /// the leases that it holds: base64 (RFC 4648, with padding) of a ledger. Empty if the epoch had not
+    /// begun.
     #[serde(default)]
     pub record: String,
 }

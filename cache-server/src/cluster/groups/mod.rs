@@ -246,6 +246,20 @@ impl Groups {
         self.shared.as_ref().map(|shared| shared.to_give()).unwrap_or_default()
     }
 
+    /// Returns whether a job came to this server without its ledgers.
+    #[must_use]
+    pub fn lacks_ledgers(&self, id: &str) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.lacks_ledgers(id))
+    }
+
+    /// Lets no ledger be set aside while the value lives.
+    pub async fn hold_still(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        match &self.shared {
+            Some(shared) => Some(shared.hold_still().await),
+            None => None,
+        }
+    }
+
     /// Makes another member the primary of a job's group. This server must be its primary.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     sync::{Notify, watch},
@@ -73,8 +73,8 @@ pub struct Shared {
     brought: PathBuf,
     table: Mutex<Table>,
     terms: Arc<Terms>,
-    /// The servers that restart, and since when jobs wait for them.
-    restarting: Mutex<BTreeMap<MemberId, Instant>>,
+    /// The servers that restart: since when jobs wait for them, and when one was asked for last.
+    restarting: Mutex<BTreeMap<MemberId, (Instant, Instant)>>,
     counts: Counts,
     pub follower: Follower,
     pub changed: Notify,
@@ -143,13 +143,12 @@ impl Shared {
     fn with_patience(&self, place: JobPlace) -> JobPlace {
         match place {
             JobPlace::Waits { owner, is_gone: false, successor } => {
-                let mut restarting = self.restarting.lock();
-                let since = *restarting.entry(owner.id.clone()).or_insert_with(Instant::now);
-                JobPlace::Waits { owner, is_gone: since.elapsed() > RESTART_MAX, successor }
-            }
-            JobPlace::At(owner) => {
-                self.restarting.lock().remove(&owner.id);
-                JobPlace::At(owner)
+                let (mut restarting, now) = (self.restarting.lock(), Instant::now());
+                let wait = restarting.entry(owner.id.clone()).or_insert((now, now));
+                // Whoever waits asks about once a second. Else this is another restart.
+                let begun = if now - wait.1 > RESTART_MAX / 2 { now } else { wait.0 };
+                *wait = (begun, now);
+                JobPlace::Waits { owner, is_gone: now - begun > RESTART_MAX, successor }
             }
             place => place,
         }

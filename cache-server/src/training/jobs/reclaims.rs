@@ -206,9 +206,12 @@ impl Reclaims {
         self.restored.load(Relaxed)
     }
 
-    /// Logs the jobs whose ranks are missing for long.
-    pub fn tick(&self) {
-        for job in self.jobs.lock().values_mut() {
+    /// Forgets the jobs that do not wait here any more, and logs those whose ranks are missing for long.
+    pub fn tick(&self, waits_here: impl Fn(&str) -> bool) {
+        let mut jobs = self.jobs.lock();
+        // It was deleted, or another server took it over.
+        jobs.retain(|id, _| waits_here(id));
+        for job in jobs.values_mut() {
             let since = job.logged.unwrap_or(job.since);
             if since.elapsed() >= LOUD_AFTER {
                 job.logged = Some(Instant::now());

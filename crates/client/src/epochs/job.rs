@@ -59,7 +59,9 @@ impl Client {
     pub async fn declare(&self, job: &StartJob) -> Result<JobHandle, ClientError> {
         let call = Call::new(Method::POST, routes::JOBS).json(to_json(job)?);
         let declared = job.clone();
-        let (server, job) = self.json(&call, &[StatusCode::OK, StatusCode::CREATED]).await?;
+        // Also if the server that had the job is gone: then another one of its cluster has it.
+        let client = self.for_calls_of_job();
+        let (server, job) = client.json(&call, &[StatusCode::OK, StatusCode::CREATED]).await?;
         let handle = self.pinned(server).job_handle(job);
         Ok(handle.with_declaration(declared))
     }
@@ -135,8 +137,8 @@ impl Client {
         client.send_json(Method::POST, &path, &LostRank { rank }, &[StatusCode::OK]).await
     }
 
-    /// Moves a job to another server of the cluster, with its ledgers, while its ranks run. The jobs that share
-    /// its sweep move with it.
+    /// Moves a job to another server of the cluster, with its ledgers, while its ranks run. The jobs that
+    /// share its sweep move with it.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -8,8 +8,8 @@
 //! Holds entries and numbers, and sends no request. A process that did not join keeps nothing: then another
 //! one acknowledges for the rank, or the server is alone and its ledger is all there is.
 //!
-//! I1. A record has all that was acknowledged, whether or not the server answered, and every lease whose batch
-//!     was handed out.
+//! I1. A record has all that was acknowledged, whether or not the server answered, and every lease whose
+//!     batch was handed out.
 //! I2. After a report, a batch of an earlier term is void, unless the report has its lease: it is not handed
 //!     out, because the server delivers its samples again.
 

@@ -32,7 +32,8 @@ enum Ended {
 }
 
 impl JobHandle {
-    /// Begins to keep a record of a rank: this process acknowledges for it from now on, and no other one does.
+    /// Begins to keep a record of a rank: this process acknowledges for it from now on, and no other one
+    /// does.
     ///
     /// If the job's server is lost with its disks, [`JobHandle::keep_alive`] gives the record to the next
     /// server, and the epoch goes on. Does nothing for a server that is alone. Call it before the first lease
@@ -46,8 +47,8 @@ impl JobHandle {
         let record = self.client.call(&call, &[StatusCode::OK], BodyLength::AtMost(RECORD_BYTES_MAX)).await;
         let entries = self.job.entries;
         match record {
-            // A server that is alone names no term. Its ledger is all there is.
-            Ok(_) if self.client.job_term().is_none() => Ok(()),
+            // A server that is alone: its ledger is all there is.
+            Err(error) if error.code() == Some(Code::Conflict) => Ok(()),
             Ok(bytes) => self.records.joined((epoch, rank), Some(&bytes), entries),
             // The epoch begins with its first lease.
             Err(error) if error.code() == Some(Code::NotFound) => {

@@ -53,7 +53,7 @@ pub struct RankRecord {
     /// What the ledger had when the present world began: `resume` records, and a world that is not the
     /// header's.
     pub began: Vec<Event>,
-    /// The entries that the rank acknowledged since then, pads included. In a record that was read, ascending.
+    /// The entries that the rank acknowledged since then, pads included. Ascending in a record that was read.
     pub acked: Vec<u32>,
     /// The leases that the process holds.
     pub held: Vec<HeldGrant>,

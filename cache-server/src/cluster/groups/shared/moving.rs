@@ -43,6 +43,19 @@ impl Shared {
         jobs
     }
 
+    /// Returns whether a job, of any tenant, came to this server without its ledgers.
+    pub fn lacks_ledgers(&self, id: &str) -> bool {
+        let (view, table) = (self.cluster.view(), self.table());
+        let Some(job) = table.jobs.get(id) else { return false };
+        let of = (&job.value.record.domain, &job.value.record.tenant);
+        table.place_of(&self.me, &view, of, id) == JobPlace::Lost
+    }
+
+    /// Lets no ledger be set aside while the value lives.
+    pub async fn hold_still(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.comparing.lock().await
+    }
+
     /// Makes another member that is up the primary of a job's group.
     pub async fn give(&self, id: &str, to: &MemberId) -> Result<(), GroupError> {
         for _ in 0..TRIES {

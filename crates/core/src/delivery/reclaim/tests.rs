@@ -147,8 +147,8 @@ impl Epoch {
         self.ack(rank, lease, part, is_answered);
     }
 
-    /// Acknowledges a part of a held lease. An ack whose answer gets lost is of the whole lease, as loaders send
-    /// it.
+    /// Acknowledges a part of a held lease. An ack whose answer gets lost is of the whole lease, as loaders
+    /// send it.
     fn ack(&mut self, rank: u32, lease: u64, part: u32, is_answered: bool) {
         let process = self.ranks.get_mut(&rank).expect("a rank");
         let Some(at) = process.record.held.iter().position(|held| held.lease == lease) else { return };

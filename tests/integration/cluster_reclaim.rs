@@ -250,6 +250,10 @@ async fn train_and(
     }
     let (mut tasks, mut keepers) = (JoinSet::new(), JoinSet::new());
     for (rank, job) in (0..ranks).zip(&handles) {
+        // A rank that has not joined cannot say that it had nothing.
+        job.join(0, rank).await.expect("joined");
+    }
+    for (rank, job) in (0..ranks).zip(&handles) {
         keep(job, &mut keepers);
         tasks.spawn(train(job.clone(), 0, rank, pause, Arc::clone(&consumed)));
     }
@@ -648,6 +652,9 @@ async fn random_trouble_fails_no_read_and_doubles_no_sample() {
         let mut handles = Vec::new();
         for _ in 0..2 {
             handles.push(stage.client().declare(&ask(name, order, 2)).await.expect("declared"));
+        }
+        for (rank, job) in (0..).zip(&handles) {
+            job.join(0, rank).await.expect("joined");
         }
         jobs.spawn(train_on(handles, Arc::clone(&stop)));
     }

@@ -141,7 +141,8 @@ impl Table {
         self.jobs.iter().any(|(other, job)| other != id && job.value.group == group)
     }
 
-    /// Returns the group of a new job: that of its sweep, or its own if the server of that one has left.
+    /// Returns the group of a new job: that of its sweep, or its own if the server of that one has left, or
+    /// came back without its state directory.
     pub fn group_of_new(
         &self,
         me: &Me,
@@ -149,7 +150,9 @@ impl Table {
         domain: &Domain,
         (group, id): (&str, &str),
     ) -> String {
-        let has_left = |owner: &Owner| view.core.ring().get(&owner.id).is_none();
+        // A server of that name that is there has another state directory: the one of the group is lost.
+        let has_left =
+            |owner: &Owner| view.core.ring().get(&owner.id).is_none() || !view.is_absent(&owner.id);
         match self.place_of_group(me, view, domain, group) {
             Some(JobPlace::Waits { is_gone: true, owner, .. })
                 if has_left(&owner) && self.has_others(group, id) =>

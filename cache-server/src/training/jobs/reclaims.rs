@@ -13,7 +13,7 @@
 use super::Record;
 use crate::training::epochs::JobError;
 use fletch_api::{Loader, Reclaim, reclaim::RECLAIMED_EPOCHS_MAX};
-use fletch_core::delivery::reclaim::RankRecord;
+use fletch_core::delivery::{lease::LeaseError, reclaim::RankRecord};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -114,7 +114,12 @@ impl Reclaims {
         if let Some(loader) = &ask.loader {
             loader.check().map_err(JobError::BadLoader)?;
         }
-        let bytes = ask.epochs.iter().map(|of| of.record.len()).sum();
+        // In memory an entry takes four bytes, and in the request often one.
+        let entries = |record: &RankRecord| {
+            record.acked.len() + record.held.iter().map(|held| held.entries.len()).sum::<usize>()
+        };
+        let parsed: usize = epochs.values().flatten().map(entries).sum();
+        let bytes = 4 * parsed + ask.epochs.iter().map(|of| of.record.len()).sum::<usize>();
         let loader = ask.loader.clone().map(Arc::new);
         self.note(id, record, ask.rank, Report { loader, epochs, bytes })
     }
@@ -148,6 +153,12 @@ impl Reclaims {
             reports: BTreeMap::new(),
         };
         let job = jobs.entry(id.to_owned()).or_insert_with(new);
+        // The declaration may be older than the world of the records.
+        let own = report.epochs.values().flatten().map(|record| record.world().ranks).max();
+        let ranks = own.unwrap_or(0).max(job.ranks()).max(job.declared_ranks);
+        if rank >= ranks {
+            return Err(LeaseError::Rank { rank, ranks }.into());
+        }
         if let (Some(new), Some(Some(there))) = (&report.loader, job.reports.get(&rank).map(|r| &r.loader))
             && new.id != there.id
         {

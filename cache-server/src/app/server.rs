@@ -344,7 +344,7 @@ impl Server {
             mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
             publish,
             registry,
-            reclaims: Reclaims::default(),
+            reclaims: Reclaims::new(limits.lease_ttl),
             groups: Arc::new(Groups::new(&cluster, state.path())),
             catalog: Catalog::new(Arc::clone(&registrations), &cluster, effects),
             access_changes,

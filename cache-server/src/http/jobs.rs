@@ -11,7 +11,7 @@ use super::{
 use crate::{
     admin::overview,
     app::server::Server,
-    cluster::groups::NewJob,
+    cluster::groups::{KnownJob, NewJob},
     data::versions::{Source, Sources},
     tenancy::{accounting::CostsOf, auth::Principal},
     training::jobs::{OpenJob, Record},
@@ -19,13 +19,14 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, Query, State, rejection::QueryRejection},
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{GateWait, Job, JobList, Problem, StartJob, WorldSpec, routes};
+use fletch_api::{Code, GateWait, Job, JobList, Problem, StartJob, WorldSpec, routes};
 use fletch_bounds::Gate;
 use fletch_core::{DatasetName, LayoutId, Root};
+use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
 
 /// Returns the sources of a version, and the one of a layout.
@@ -117,15 +118,26 @@ pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
     Ok(shown)
 }
 
+/// Query of [`start`].
+#[derive(Debug, Deserialize)]
+pub struct StartQuery {
+    #[serde(default)]
+    describe: bool,
+}
+
 /// Declares a job.
 ///
 /// Declaring the same name with the same settings again returns that job. A tag is resolved once, when the
 /// job is declared.
 #[utoipa::path(
     post, path = "/v1/jobs", tag = "jobs", request_body = StartJob,
+    params(("describe" = Option<bool>, Query,
+        description = "Answer 202 in place of 503 if the server that has the job is away")),
     responses(
         (status = 201, description = "The job is declared. `Location` has its URL", body = Job),
         (status = 200, description = "The same job was declared before", body = Job),
+        (status = 202, description = "The server that has the job is away, and `describe` is true: the job \
+            as it was declared, without its epochs", body = Job),
         (status = 307, description = "Another server of the cluster has the job, or is to have it. \
             `Location` is the request there. All routes of a job answer so", body = Problem,
             content_type = "application/problem+json"),
@@ -151,7 +163,13 @@ pub async fn view(server: &Server, job: &Arc<OpenJob>) -> ApiResult<Job> {
             content_type = "application/problem+json"),
     )
 )]
-pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body: Body) -> ApiResult {
+pub async fn start(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    query: Result<Query<StartQuery>, QueryRejection>,
+    body: Body,
+) -> ApiResult {
+    let Query(query) = query?;
     let hint = "send a shorter plan, or raise limits.job_bytes";
     let most = usize::try_from(server.limits.job_bytes).unwrap_or(usize::MAX);
     let received = read_body(&server, &principal.tenant, body, most, hint).await?;
@@ -164,7 +182,16 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     }
     let (domain, tenant) = (&principal.domain, &principal.tenant);
     let known = Record::id_of(domain, tenant, request.name.as_str());
-    server.groups.check(domain, tenant, &known)?;
+    if let Err(error) = server.groups.check(domain, tenant, &known) {
+        let error = ApiError::from(error);
+        return match server.groups.known(domain, tenant, &known) {
+            Some(known) if query.describe && error.code() == Code::JobWaits => {
+                let job = describe(&server, &principal, known, request).await?;
+                Ok((StatusCode::ACCEPTED, Json(job)).into_response())
+            }
+            _ => Err(error),
+        };
+    }
     let (sources, source) =
         match server.registry.declared(&principal.domain, &principal.tenant, request.name.as_str()) {
             // The job keeps the version that its tag named when it was declared.
@@ -203,6 +230,19 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     let at = [(header::LOCATION, routes::job(&job.id))];
     Ok((status, at, Json(job)).into_response())
+}
+
+/// Returns a job whose server is away, as it was declared.
+async fn describe(
+    server: &Server,
+    principal: &Principal,
+    known: KnownJob,
+    request: StartJob,
+) -> ApiResult<Job> {
+    let (root, layout) = (known.record.root, Some(known.record.layout));
+    let (sources, source) = sources_of(server, principal, root, layout, Some(&known.record.dataset)).await?;
+    let KnownJob { record, is_long, .. } = known;
+    Ok(server.registry.describe((record, is_long), request, &sources, &source).await?)
 }
 
 /// Lists the declared jobs of the caller's tenant. In a cluster, those of the server that is asked, and those

@@ -91,7 +91,8 @@ pub async fn record(
         (status = 404, description = "The tenant has no such job", body = Problem,
             content_type = "application/problem+json"),
         (status = 409, description = "Another process has the rank; or the job was declared with lists, and \
-            the request has no declaration; or its visitation is `at-most-once`", body = Problem,
+            the request has no declaration; or its visitation is `at-most-once`, and the process has no \
+            record", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
@@ -115,9 +116,11 @@ pub async fn post(
     let Some(known) = known? else {
         return served(&server, &principal, &id, ask.rank).await;
     };
+    check_visitation(&known, ask.unserved)?;
+    let term = known.term;
     let record = record_of(known, &ask)?;
     let missing = server.reclaims.report(&id, &record, &ask)?;
-    go_on(&server, &principal, &id, record, (ask.rank, missing)).await
+    go_on(&server, &principal, &id, (record, term), (ask.rank, missing)).await
 }
 
 /// Says that the process of a rank is lost, too, so that its job need not wait for it.
@@ -132,7 +135,8 @@ pub async fn post(
             content_type = "application/problem+json"),
         (status = 404, description = "The tenant has no such job", body = Problem,
             content_type = "application/problem+json"),
-        (status = 409, description = "The job waits for no rank: it is served, or was declared with lists",
+        (status = 409, description = "The job waits for no rank: it is served, or was declared with lists. \
+            Or its visitation is `at-most-once`",
             body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -155,19 +159,26 @@ pub async fn lost(
         let told = format!("the job does not wait for rank {}: {waits_for:?} are missing", ask.rank);
         return Err(ApiError::new(Code::BadRank, told, "`fletch jobs list` names the missing ranks"));
     }
+    check_visitation(&known, true)?;
+    let term = known.term;
     let record = known.whole()?;
     let missing = server.reclaims.lost(&id, &record, ask.rank)?;
-    go_on(&server, &principal, &id, record, (ask.rank, missing)).await
+    go_on(&server, &principal, &id, (record, term), (ask.rank, missing)).await
+}
+
+/// Checks that a job may go on. Under `at-most-once` nothing comes again, so what each rank consumed must be
+/// known.
+fn check_visitation(known: &KnownJob, is_unknown: bool) -> ApiResult<()> {
+    if !is_unknown || known.record.ask.visitation != Visitation::AtMostOnce {
+        return Ok(());
+    }
+    let told = "the visitation is at-most-once, and nobody knows which samples the rank consumed";
+    let hint = "load a saved state of the job (`fletch jobs restore`), or delete the job";
+    Err(ApiError::new(Code::Conflict, told, hint))
 }
 
 /// Returns the record of a job, with the lists that the request has.
 fn record_of(known: KnownJob, ask: &Reclaim) -> ApiResult<Record> {
-    let at_most_once = known.record.ask.visitation == Visitation::AtMostOnce;
-    if at_most_once {
-        let told = "the visitation is at-most-once: nobody knows which of the granted samples were consumed";
-        let hint = "load a saved state of the job (`fletch jobs restore`), or delete the job";
-        return Err(ApiError::new(Code::Conflict, told, hint));
-    }
     let Some(declaration) = ask.declaration.as_ref().filter(|_| known.is_long) else {
         return Ok(known.whole()?);
     };
@@ -185,11 +196,11 @@ async fn go_on(
     server: &Arc<Server>,
     principal: &Principal,
     id: &str,
-    mut record: Record,
+    (mut record, term): (Record, u64),
     (rank, missing): (u32, Vec<u32>),
 ) -> ApiResult {
     if !missing.is_empty() {
-        return Ok(Json(Reclaimed { waits_for: missing, leases: Vec::new() }).into_response());
+        return Ok(Json(Reclaimed { waits_for: missing, ..Reclaimed::default() }).into_response());
     }
     let reclaims: &Reclaims = &server.reclaims;
     let _one = reclaims.restoring.lock().await;
@@ -199,14 +210,14 @@ async fn go_on(
     }
     let Some(all) = reclaims.complete(id) else {
         let waits_for = reclaims.waits_for(id);
-        return Ok(Json(Reclaimed { waits_for, leases: Vec::new() }).into_response());
+        return Ok(Json(Reclaimed { waits_for, ..Reclaimed::default() }).into_response());
     };
     if let Some(world) = all.world {
         record.ask.world = world_spec(world);
     }
     let job = open_known(server, principal, record).await?;
     // One of the ranks may have known of a change that the others did not.
-    job.restore_epochs(all.epochs).await.inspect_err(|_| reclaims.clear(id))?;
+    job.restore_epochs(all, term).await.inspect_err(|_| reclaims.clear(id))?;
     server.groups.revived(&server.registry, id).await?;
     reclaims.forget(id, true);
     served(server, principal, id, rank).await
@@ -215,5 +226,6 @@ async fn go_on(
 async fn served(server: &Arc<Server>, principal: &Principal, id: &str, rank: u32) -> ApiResult {
     let job = open_job(server, principal, id).await?;
     let right = JobRight::begin(server, principal, id)?;
-    right.answer(Json(Reclaimed { waits_for: Vec::new(), leases: job.leases_of(rank) }))
+    let (leases, unknown) = (job.leases_of(rank), job.unknown_ranks());
+    right.answer(Json(Reclaimed { waits_for: Vec::new(), leases, unknown }))
 }

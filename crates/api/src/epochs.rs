@@ -12,6 +12,7 @@
 
 use crate::{
     loaders::{AckedBy, Loader},
+    reclaim::UnknownRanks,
     world::WorldSpec,
 };
 use fletch_core::{
@@ -334,6 +335,11 @@ pub struct EpochReceipt {
     /// What is missing here was acknowledged before that, or is part of a state that was loaded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub acked_by: Vec<AckedBy>,
+    /// The losses of a server after which nobody knew what some ranks had consumed. If this is empty, no
+    /// process that lived on consumed a sample twice. Otherwise the delivery was at least once: what those
+    /// ranks had consumed before may have been delivered again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<UnknownRanks>,
 }
 
 #[cfg(test)]

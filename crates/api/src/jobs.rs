@@ -302,6 +302,9 @@ pub struct Job {
     /// at once count each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<GateWait>,
+    /// Whether the server that has the job is away. Then only what was declared is known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_away: bool,
 }
 
 /// How long the reads of a job waited at one gate.

@@ -55,7 +55,7 @@ pub use loaders::{AckedBy, JobLoaders, Loader, RankLoader};
 pub use mounts::{AnnounceMount, Mount, MountBenefit, MountReads, MountState, Mounts};
 pub use origins::{OriginFailure, OriginList, OriginState, OriginView};
 pub use problem::{Code, Problem};
-pub use reclaim::{LostRank, MoveJob, MovedJobs, Reclaim, Reclaimed, ReclaimedEpoch};
+pub use reclaim::{LostRank, MoveJob, MovedJobs, Reclaim, Reclaimed, ReclaimedEpoch, UnknownRanks};
 pub use term::TermStamp;
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 pub use world::WorldSpec;

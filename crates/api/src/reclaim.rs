@@ -7,6 +7,8 @@ use utoipa::ToSchema;
 
 /// The most epochs of a rank in one request: the latest one, and those before it that are not over.
 pub const RECLAIMED_EPOCHS_MAX: usize = 8;
+/// The most losses of a server that a rank tells of in one request.
+pub const UNKNOWN_MAX: usize = 64;
 
 /// Body of `POST /v1/jobs/{id}/reclaim`: all that a rank's process knows of the job's epochs.
 ///
@@ -24,6 +26,26 @@ pub struct Reclaim {
     /// The declaration, for a job that was declared with lists: the cluster does not know them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declaration: Option<Box<StartJob>>,
+    /// Whether no server has served this process as this rank, so that it has no record: it does not know
+    /// what an earlier process of the rank consumed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unserved: bool,
+    /// What the answers to earlier reclaims of the job told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<UnknownRanks>,
+}
+
+/// The ranks for which nobody knew what they had consumed, when an epoch was restored after the loss of its
+/// server. What only their earlier processes knew to be consumed is delivered again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UnknownRanks {
+    /// The number of the epoch.
+    pub epoch: u64,
+    /// The term of the server that restored it.
+    pub term: u64,
+    /// The ranks, ascending.
+    pub ranks: Vec<u32>,
 }
 
 /// What a rank's process knows of one epoch.
@@ -47,6 +69,9 @@ pub struct Reclaimed {
     /// The leases of the rank that live. Samples of its other leases are delivered again.
     #[serde(default)]
     pub leases: Vec<u64>,
+    /// The ranks for which nobody knew what they had consumed. Repeat it in later reclaims.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<UnknownRanks>,
 }
 
 /// Body of `POST /v1/jobs/{id}/move`.

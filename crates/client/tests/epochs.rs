@@ -97,6 +97,7 @@ fn job() -> Job {
         share: None,
         loaders: None,
         waits: Vec::new(),
+        is_away: false,
     }
 }
 

@@ -61,6 +61,7 @@ async fn job() -> Json<Job> {
         share: None,
         loaders: None,
         waits: Vec::new(),
+        is_away: false,
     })
 }
 

@@ -4,7 +4,7 @@
 use fletch_core::{
     Hash, LayoutId, Root,
     delivery::{
-        Event, Ledger, Request,
+        Event, Ledger, Loss, Request,
         certificate::{Shuffle, chance},
         consumption_log::{self, ConsumptionLog, ConsumptionRecord},
         ledger::{self, Header},
@@ -211,6 +211,7 @@ fn ledger_bytes() {
         Event::Rollback { commit: 1 },
         Event::World { world: World { batch: 8, ranks: 4, tail: Tail::Pad } },
         Event::End { delivered: 16, redelivered: 2 },
+        Event::Reclaim(Loss { term: 3, last_lease: 1 << 51, unknown: vec![0, 2] }),
     ];
     let mut file = ledger::begin(&header);
     let begin = hex::encode(&file);

@@ -8,7 +8,7 @@ use crate::{
     cli::{Proof, ReceiptCommand},
     failure::{Exit, Failure},
 };
-use fletch_api::{AckedBy, EpochReceipt, loaders::LOADERS_LISTED_MAX};
+use fletch_api::{AckedBy, EpochReceipt, UnknownRanks, loaders::LOADERS_LISTED_MAX};
 use fletch_core::{
     Hash,
     delivery::{
@@ -48,7 +48,12 @@ fn show(ctx: &Context, job: &str, epoch: u64) -> Result<(), Failure> {
         writeln!(w, "dropped\t{}\npadded\t{}", r.dropped.len(), r.padded)?;
         writeln!(w, "value\t{}", r.value.digest())?;
         writeln!(w, "near\t{:.3}\nnear10\t{:.3}", c.near, c.near10)?;
-        writeln!(w, "shuffle\t{}", if c.poor { "poor" } else { "well" })
+        writeln!(w, "shuffle\t{}", if c.poor { "poor" } else { "well" })?;
+        for UnknownRanks { term, ranks, .. } in &said.unknown {
+            let ranks = ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            writeln!(w, "unknown\tterm {term}, ranks {ranks}")?;
+        }
+        Ok(())
     })
 }
 

@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
-from .. import FletchError, _native
+from .. import FletchError, Unavailable, _native
 from .device_clock import DeviceClock, cuda_event
 from .lease_stream import Batch
 from .server_wait import SERVER_WAIT_SECONDS, Report, Stalls, wait_for_server
@@ -217,7 +217,7 @@ class AckTracker:
                 all_count = False
                 continue
             if self._counted_lease != lease:
-                self._count_stalls(tracked.batch.stalls)
+                self.count_stalls(tracked.batch.stalls)
                 counted = self._counts_with(tracked, stepped, entries)
                 # Signal handlers run where a call begins or ends. There is no call between these two
                 # assignments.
@@ -233,7 +233,7 @@ class AckTracker:
         more |= {"waited_ns": tracked.waited_ns, "stepped_ns": stepped_ns + tracked.prepared_ns}
         return {key: count + more.get(key, 0) for key, count in self.counts.items()}
 
-    def _count_stalls(self, stalls: Stalls) -> None:
+    def count_stalls(self, stalls: Stalls) -> None:
         """Counts the time of these stalls.
 
         Time in which a worker and this process both waited counts once.
@@ -278,7 +278,7 @@ class AckTracker:
                 raise
             why = str(error)
         self._tried_at = time.monotonic()
-        self._count_stalls([(int(begun * 1e9), int(self._tried_at * 1e9))])
+        self.count_stalls([(int(begun * 1e9), int(self._tried_at * 1e9))])
         if self._gone_since is None:
             self._gone_since = begun
             _log.warning("%s goes on without the server, with received batches: %s", self._label, why)
@@ -293,8 +293,13 @@ class AckTracker:
 
     def wait_for_server(self, call: Callable[[Report], Any]) -> Any:
         """Makes a call, waits for the server if it is gone, logs the wait and counts its time."""
-        result, stalls = wait_for_server(self._label, call, self._server_wait)
-        self._count_stalls(stalls)
+        begun = time.monotonic_ns()
+        try:
+            result, stalls = wait_for_server(self._label, call, self._server_wait)
+        except Unavailable:
+            self.count_stalls([(begun, time.monotonic_ns())])
+            raise
+        self.count_stalls(stalls)
         return result
 
 

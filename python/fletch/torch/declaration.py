@@ -15,7 +15,7 @@ from .. import Client, Invalid, Unavailable, _native
 from .drafts import is_draft_error, seal
 from .other_settings import hint_of_other_settings
 from .rank_loader import RankLoader
-from .server_wait import ServerWait
+from .server_wait import ServerWait, Stalls
 
 _log = logging.getLogger("fletch")
 
@@ -66,9 +66,14 @@ class Declaration:
         server_wait: for how many seconds a declaration waits while the job's server is gone; ``None``: for
             ever.
         move: moves the job to another server if its server is gone. Returns whether it did.
+        describes: whether a job whose server is away need not be waited for: what its declaration says is
+            enough.
 
     Attributes:
         job: the job, whose requests name the loader.
+        described: the description of a job whose server is away, without epochs.
+        stalls: the time for which the declaration waited for a server.
+        client: the client.
         loader: the name of this process as the rank. Its workers inherit it.
         world_differs: whether the server's job has another number of ranks, which `declare_world` changes.
 
@@ -84,24 +89,40 @@ class Declaration:
         loader: RankLoader,
         server_wait: float | None,
         move: Callable[[], bool] | None = None,
+        describes: bool = False,
     ) -> None:
-        self._client: Any = client
+        self.client: Any = client
         self._spec: Any = spec
         self.loader = loader
         self.world_differs = False
+        self.described: dict[str, Any] | None = None
+        self.stalls: Stalls = []
         wait = ServerWait(f"job {spec['name']}", server_wait)
         while True:
             began = time.monotonic()
             try:
                 self._declare_sealed()
-                wait.end()
+                self.stalls = wait.end()
                 return
             except Unavailable as error:
                 # Another error says that no server answers at all. The client has tried long enough.
                 if error.code != "job_waits":
                     raise
+                if describes and self._describe():
+                    _log.warning("job %s: %s", spec["name"], error)
+                    self.stalls = [(wait.begun, time.monotonic_ns())]
+                    return
                 if move is None or not move():
                     wait.report(time.monotonic() - began, str(error))
+
+    def _describe(self) -> bool:
+        """Takes the description of a job whose server is away. Returns whether there is one."""
+        found = self.loader.describe(self.client, self._spec)
+        if found is None:
+            return False
+        self.job, self.described = found
+        self.world_differs = self.described["world"]["ranks"] != self.world["ranks"]
+        return True
 
     def _declare_sealed(self) -> None:
         """Declares the job. A draft is sealed first."""
@@ -110,13 +131,13 @@ class Declaration:
         except Invalid as error:
             if not is_draft_error(error):
                 raise
-            seal(self._client, self._spec["dataset"])
+            seal(self.client, self._spec["dataset"])
             self._declare()
 
     def _declare(self) -> None:
         """Declares the job. One with another number of ranks keeps its world."""
         try:
-            self.job = self.loader.declare(self._client, self._spec)
+            self.job = self.loader.declare(self.client, self._spec)
         except Invalid as error:
             self._take_other_world(error)
 
@@ -127,7 +148,7 @@ class Declaration:
         self.job = self._declared(self._spec_with_servers_world())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None, "_spec": None}
+        return {**self.__dict__, "client": None, "_spec": None}
 
     @property
     def world(self) -> dict[str, Any]:
@@ -155,7 +176,7 @@ class Declaration:
         return EpochLength(steps, min(whole, entries) if tail == "keep" else whole)
 
     def _spec_with_servers_world(self) -> dict[str, Any]:
-        text = _native._world(self._client, self._spec["name"])
+        text = _native._world(self.client, self._spec["name"])
         world = self.world if text is None else json.loads(text)
         # Only a job with another number of ranks may get a new world.
         return self._spec if world["ranks"] == self.world["ranks"] else {**self._spec, "world": world}
@@ -163,7 +184,7 @@ class Declaration:
     def _declared(self, spec: dict[str, Any]) -> _native.Job:
         """Declares the job. An error of other settings names the argument that would make them the same."""
         try:
-            return self.loader.declare(self._client, spec)
+            return self.loader.declare(self.client, spec)
         except Invalid as error:
             if error.code != "job_differs":
                 raise

@@ -120,8 +120,7 @@ class EpochDataset(EpochConsumption):
         server_wait: for how many seconds a call waits for a server that is gone, 540 by default. A warning
             says so at once and then every minute; after that time the error `Unavailable` ends the loop.
             ``None``: for ever.
-        state: a state of `state_dict`, which is loaded at once. If the server of the job is gone, the state
-            moves the job to another server of the cluster.
+        state: a state of `state_dict`, which is loaded at once, as by `load_state_dict`.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -184,8 +183,10 @@ class EpochDataset(EpochConsumption):
         self._loader = RankLoader(take_over)
         self._server_wait = checked_server_wait(server_wait)
         mover = None if state is None else states.mover(client, job, self.rank, state)
-        self._declaration = Declaration(client, spec, self._loader, self._server_wait, mover)
-        info = self._job.info()
+        # Which epoch is next, only the job's server knows.
+        describes = state is None and epoch != "next"
+        self._declaration = Declaration(client, spec, self._loader, self._server_wait, mover, describes)
+        info = self._declaration.described or self._job.info()
         self.job: str = info["name"]
         self._id: str = info["id"]
         self.root: str = info["root"]
@@ -213,6 +214,7 @@ class EpochDataset(EpochConsumption):
         #: Whether an iteration of a loop began in this process.
         self._has_iterated = False
         self._begin_epoch(first)
+        self._acks.count_stalls(self._declaration.stalls)
         #: The number of iterations that began in this process.
         self._iterations = 0
         #: In a worker's copy: whether the process that made the worker has a batch in hand or unacknowledged.
@@ -462,6 +464,8 @@ class EpochDataset(EpochConsumption):
 
         The server delivers later samples again. After a state of the end of an epoch the next epoch follows.
         The receipt sum continues too, if the state is of this rank and of the same number of ranks.
+
+        If the server of the job is gone, the state moves the job to another server of the cluster.
 
         Rank 0 sends the state, and the number of ranks of this dataset, to the server. The other ranks must
         begin after that: under ``torch.distributed`` their calls wait for it, else use a barrier. A strict

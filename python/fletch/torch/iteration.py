@@ -22,7 +22,7 @@ from typing import Any, Callable, Generator, Iterator
 
 import torch.utils.data
 
-from .. import FletchError
+from .. import FletchError, Unavailable
 from .epochs import EpochDataset
 from .lease_journal import LeaseJournal
 from .lease_stream import Batch
@@ -142,8 +142,7 @@ def _acknowledged_batches(
     # A loader with a timeout does not wait for its workers as long as for a server, so the wait must be in
     # the acks.
     more = workers > 0 and not getattr(torch_iterator, "_timeout", 0)
-    if dataset._visitation != "at-most-once":
-        dataset._acks.join(dataset.rank)
+    dataset._acks.join(dataset.rank)
     asked, given = time.monotonic_ns(), True
     try:
         for batch in _all_batches(dataset, torch_iterator, workers, collate):
@@ -176,7 +175,10 @@ def _acknowledged_batches(
         # The loop was left with a batch in hand. `state_dict` or the next iteration decides what happens to
         # it.
         raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Unavailable):
+            # Whichever process waited for the server, the loop waited for it since it asked for a batch.
+            dataset._acks.count_stalls([(asked, time.monotonic_ns())])
         if not given:
             # The error came between the worker and the loop, which never got the batch.
             dataset._acks.drop()

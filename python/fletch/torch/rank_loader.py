@@ -61,6 +61,21 @@ class RankLoader:
         self._job = _native._declare(client, json.dumps(spec), self.text)
         return self._job
 
+    def describe(
+        self, client: _native.Client, spec: dict[str, Any]
+    ) -> tuple[_native.Job, dict[str, Any]] | None:
+        """A job whose server is away, and its description without epochs. ``None`` if a server has it.
+
+        The first request of the job declares it, and waits for its server.
+        """
+        text = _native._describe(client, json.dumps(spec))
+        if text is None:
+            return None
+        info: dict[str, Any] = json.loads(text)
+        declared = json.dumps({**spec, "world": info["world"]})
+        self._job = _native._job(client, declared, self.text)
+        return self._job, info
+
     def leave(self, within: float | None = None) -> None:
         """Gives up every rank as which this process read, with its leases.
 

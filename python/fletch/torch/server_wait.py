@@ -78,14 +78,16 @@ class ServerWait:
     def _until(self) -> str:
         return "" if self._most is None else f" (at most {self._most:.0f} s)"
 
+    def stalls(self) -> Stalls:
+        """The period of the wait so far, or nothing if the server was never gone."""
+        return [(self.begun, time.monotonic_ns())] if self.waited else []
+
     def end(self) -> Stalls:
         """Ends the wait. Returns its period, or nothing if the server was never gone."""
-        if not self.waited:
-            return []
-        now = time.monotonic_ns()
-        seconds = (now - self.begun) / 1e9
-        _log.warning("%s continues after a wait of %.1f s for the server", self.label, seconds)
-        return [(self.begun, now)]
+        for begun, ended in (stalls := self.stalls()):
+            seconds = (ended - begun) / 1e9
+            _log.warning("%s continues after a wait of %.1f s for the server", self.label, seconds)
+        return stalls
 
 
 def wait_for_server(label: str, call: Callable[[Report], Any], most: float | None) -> tuple[Any, Stalls]:

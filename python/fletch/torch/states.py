@@ -13,8 +13,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from .. import Client, FletchError, Invalid, _native
+from .. import Client, FletchError, Invalid, Unavailable, _native
 from .ranks import announce_load, await_load, run_together
+from .server_wait import Report
 
 if TYPE_CHECKING:
     from .epochs import EpochDataset
@@ -57,7 +58,7 @@ def load(data: EpochDataset, state: dict[str, Any]) -> None:
     if state["root"] != data.root:
         raise Invalid(f"the state is of version {state['root']}, the job reads {data.root}")
     if data.rank == 0 and not _roll_back(data, state):
-        data._job.put_state(state["epoch"], state["state"], True)
+        _put(data, state)
     data._end_iteration()
     data._acks.drop(unacked=True)
     data._acks.drop_lost()
@@ -83,6 +84,22 @@ def load(data: EpochDataset, state: dict[str, Any]) -> None:
             announce_load(data.job, data._loads)
         else:
             await_load(data.job, data._loads)
+
+
+def _put(data: EpochDataset, state: dict[str, Any]) -> None:
+    """Continues the epoch from the state. If the job's server is gone, the state moves the job first."""
+    move = mover(data._declaration.client, data.job, data.rank, state)
+
+    def put(_: Report) -> None:
+        try:
+            data._job.put_state(state["epoch"], state["state"], True)
+        except Unavailable as error:
+            if error.code != "job_waits" or move is None or not move():
+                raise
+            # It was deleted and has to be declared first, or it is there.
+            data._job.put_state(state["epoch"], state["state"], True)
+
+    data._acks.wait_for_server(put)
 
 
 def mover(client: Client, job: str, rank: int, state: dict[str, Any]) -> Callable[[], bool] | None:
@@ -148,6 +165,7 @@ def _roll_back(data: EpochDataset, state: dict[str, Any]) -> bool:
         # A server that lost its state may have another commit with the same number.
         return bool(data._job.state(state["epoch"]) == state["state"])
     except FletchError as error:
-        if error.code in ("no_commit", "not_found"):
+        # The state itself moves a job whose server is gone.
+        if error.code in ("no_commit", "not_found", "job_waits"):
             return False
         raise

@@ -126,6 +126,8 @@ pub struct KnownJob {
     pub record: Record,
     /// Whether the declaration had lists, which the cluster does not know.
     pub is_long: bool,
+    /// The present term of its group.
+    pub term: u64,
 }
 
 impl KnownJob {
@@ -225,13 +227,17 @@ impl Groups {
         let Some(shared) = &self.shared else { return Ok(None) };
         shared.take_over(domain, tenant, id).await?;
         match shared.place_of(domain, tenant, id)? {
-            JobPlace::Lost => {
-                let job = shared.job(domain, tenant, id).ok_or(JobError::NotFound)?;
-                let JobRecord { record, is_long, .. } = job;
-                Ok(Some(KnownJob { record, is_long }))
-            }
+            JobPlace::Lost => Ok(Some(self.known(domain, tenant, id).ok_or(JobError::NotFound)?)),
             place => place.check(&shared.name_of(domain, tenant, id)).map(|()| None),
         }
+    }
+
+    /// Returns what the cluster knows of a job, whichever server has it.
+    #[must_use]
+    pub fn known(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Option<KnownJob> {
+        let shared = self.shared.as_ref()?;
+        let JobRecord { record, is_long, group, .. } = shared.job(domain, tenant, id)?;
+        Some(KnownJob { record, is_long, term: shared.term_of(&group) })
     }
 
     /// Returns the ids of the jobs that move with a job.

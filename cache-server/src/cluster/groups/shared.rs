@@ -225,6 +225,11 @@ impl Shared {
         self.table().job(domain, tenant, id).map(|job| job.value.clone())
     }
 
+    /// Returns the present term of a group, or 0 if the group is not known.
+    pub fn term_of(&self, group: &str) -> u64 {
+        self.table().groups.get(group).map_or(0, |held| held.value.term)
+    }
+
     /// Returns the name of a tenant's job with its id, or only that if the job is not known.
     pub fn name_of(&self, domain: &Domain, tenant: &Tenant, id: &str) -> String {
         let table = self.table();

@@ -45,7 +45,7 @@ pub use error::JobError;
 use fletch_api::{AckedBy, EpochState, OrderKind, Times, Visitation};
 use fletch_core::{
     Hash, LayoutId, Root, Tenant,
-    delivery::{Event, Lease, Leases, Request, certificate::Shuffle, ledger::Header},
+    delivery::{Event, Lease, Leases, Loss, Request, certificate::Shuffle, ledger::Header},
     plan::{OrderKey, Plan, World},
 };
 pub use grant::Granted;
@@ -125,6 +125,8 @@ struct Inner {
     classes: BTreeMap<u64, Vec<DeliveryClass>>,
     /// By commit that is remembered.
     commits: BTreeMap<u64, Committed>,
+    /// How often the ledger was lost.
+    losses: Vec<Loss>,
     /// The epoch is about to be opened anew from its ledger.
     reopening: bool,
     /// Fetches ahead of the epoch's readers, where its order is known.

@@ -1,7 +1,8 @@
 //! What a rank acknowledged in an epoch, for a process that begins to read as this rank.
 
 use super::{Epoch, JobError};
-use fletch_core::delivery::{Ledger, lease::LeaseError, reclaim::RankRecord};
+use fletch_api::UnknownRanks;
+use fletch_core::delivery::{Ledger, Loss, lease::LeaseError, reclaim::RankRecord};
 use std::{fs::File, io::Read as _, sync::Arc};
 use tokio::task::spawn_blocking;
 
@@ -31,6 +32,16 @@ impl Epoch {
         drop(bytes);
         let record = RankRecord::begin(&read, self.schedule.planned(), rank).map_err(bad)?;
         Ok(record.to_bytes(rank))
+    }
+
+    /// Returns the ranks for which nobody knew what they had consumed, by loss of the job's server.
+    #[must_use]
+    pub fn unknown_ranks(&self) -> Vec<UnknownRanks> {
+        let inner = self.lock();
+        let losses = inner.losses.iter().filter(|loss| !loss.unknown.is_empty());
+        let of =
+            |loss: &Loss| UnknownRanks { epoch: self.number(), term: loss.term, ranks: loss.unknown.clone() };
+        losses.map(of).collect()
     }
 
     /// Returns the leases of a rank that live.

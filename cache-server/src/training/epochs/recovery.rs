@@ -94,6 +94,7 @@ impl Epoch {
             acked_leases: BTreeMap::new(),
             classes: BTreeMap::new(),
             commits: BTreeMap::new(),
+            losses: Vec::new(),
             reopening: false,
             prefetcher: None,
         };
@@ -234,6 +235,7 @@ impl Inner {
                     }
                 }
                 Event::Commit { commit } => self.record_commit(*commit),
+                Event::Reclaim(loss) => self.losses.push(loss.clone()),
                 Event::World { .. } | Event::Resume { .. } | Event::Rollback { .. } => {
                     if let Event::Rollback { commit } = event {
                         self.apply_rollback(*commit);

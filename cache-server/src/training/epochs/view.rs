@@ -194,7 +194,7 @@ impl Epoch {
             key_id: None,
             signature: None,
         };
-        Ok(EpochReceipt { receipt, certificate, acked_by })
+        Ok(EpochReceipt { receipt, certificate, acked_by, unknown: self.unknown_ranks() })
     }
 
     /// Returns how well the entries granted so far are shuffled.

@@ -481,9 +481,14 @@ impl OpenJob {
                 Err(e) => return Err(e),
             }
         }
+        Ok(self.view_with(epochs))
+    }
+
+    /// Returns the job as the API shows it, with these epochs.
+    pub(super) fn view_with(&self, epochs: Vec<EpochView>) -> View {
         let record = self.known();
         let (setup, world) = (&self.setup, record.ask.world);
-        Ok(View {
+        View {
             id: record.id(),
             name: record.ask.name.clone(),
             dataset: record.dataset.clone(),
@@ -506,7 +511,8 @@ impl OpenJob {
             loaders: Some(self.loaders_view()),
             // Those of the server, which knows them, are added there.
             waits: Vec::new(),
-        })
+            is_away: false,
+        }
     }
 
     /// Returns how much the job's sweep can hold, if the job has a sweep and the disk has a share for it.

@@ -8,20 +8,27 @@
 //! 1. Nothing is restored until the process of every rank has reported, or an operator says that it is gone.
 //!    No clock ends this wait. It is in memory only: after a restart the ranks report again.
 //! 2. A rank belongs to the process that reported first. Its later report replaces the one before.
+//!    A process without a record has its rank only if no other one reports for as long as a lease lives.
 //! 3. (I6) All reports together are bounded.
 
 use super::Record;
 use crate::training::epochs::JobError;
-use fletch_api::{Loader, Reclaim, reclaim::RECLAIMED_EPOCHS_MAX};
-use fletch_core::delivery::{lease::LeaseError, reclaim::RankRecord};
+use fletch_api::{
+    Loader, Reclaim, UnknownRanks,
+    reclaim::{RECLAIMED_EPOCHS_MAX, UNKNOWN_MAX},
+};
+use fletch_core::{
+    delivery::{Loss, lease::LeaseError, reclaim::RankRecord, reclaim::loss},
+    plan::{RANKS_MAX, World},
+};
 use parking_lot::Mutex;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -31,12 +38,26 @@ const WAITING_BYTES_MAX: usize = 256 << 20;
 /// After this time a job whose ranks are missing is logged, and then as often.
 const LOUD_AFTER: Duration = Duration::from_secs(30);
 
+/// What is known of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Knowledge {
+    /// All that its process consumed.
+    Recorded,
+    /// Its process knows nothing of what an earlier one consumed.
+    Unserved,
+    /// An operator said that its process is gone.
+    Gone,
+}
+
 /// What a rank's process said.
 struct Report {
     /// `None`: an operator said that the process is gone.
     loader: Option<Arc<Loader>>,
     /// By epoch: the record, or `None` if the epoch had not begun.
     epochs: BTreeMap<u64, Option<RankRecord>>,
+    knowledge: Knowledge,
+    /// What the process knows of earlier losses.
+    told: Vec<UnknownRanks>,
     bytes: usize,
 }
 
@@ -50,8 +71,9 @@ struct WaitingReports {
 }
 
 /// The reports of all jobs that wait.
-#[derive(Default)]
 pub struct Reclaims {
+    /// For how long a rank's process with a record is waited for while there is one without.
+    lease_ttl: Duration,
     jobs: Mutex<BTreeMap<String, WaitingReports>>,
     /// Held by whoever restores a job.
     pub restoring: tokio::sync::Mutex<()>,
@@ -60,10 +82,27 @@ pub struct Reclaims {
 
 /// The records of all ranks of a job.
 pub struct AllReports {
-    /// By ascending number of the epoch: the records by rank.
+    /// By ascending number of the epoch: the records by rank. None, if no process knew anything of its rank:
+    /// then this epoch begins anew.
     pub epochs: Vec<(u64, BTreeMap<u32, RankRecord>)>,
     /// The ranks, batch and tail in which the latest epoch goes on, if one had begun.
-    pub world: Option<fletch_core::plan::World>,
+    pub world: Option<World>,
+    /// The ranks for which nobody knows what they consumed.
+    unknown: Vec<u32>,
+    /// As [`AllReports::unknown`], of earlier losses of the job's server.
+    told: BTreeSet<UnknownRanks>,
+}
+
+impl AllReports {
+    /// Returns the losses of an epoch, the present one last. `term`: that of this server.
+    #[must_use]
+    pub fn losses(&self, epoch: u64, records: &BTreeMap<u32, RankRecord>, term: u64) -> Vec<Loss> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(now.as_micros()).unwrap_or(0);
+        let earlier = self.told.iter().filter(|of| of.epoch == epoch);
+        let earlier = earlier.map(|of| Loss { term: of.term, last_lease: 0, unknown: of.ranks.clone() });
+        earlier.chain([loss(records.values(), term, now, self.unknown.clone())]).collect()
+    }
 }
 
 impl WaitingReports {
@@ -75,8 +114,13 @@ impl WaitingReports {
         latest.map_or(self.declared_ranks, |(_, record)| record.world().ranks)
     }
 
-    fn missing(&self) -> Vec<u32> {
-        (0..self.ranks()).filter(|rank| !self.reports.contains_key(rank)).collect()
+    fn missing(&self, lease_ttl: Duration) -> Vec<u32> {
+        let is_late = self.since.elapsed() > lease_ttl;
+        let is_there = |rank: &u32| match self.reports.get(rank) {
+            Some(report) => report.knowledge != Knowledge::Unserved || is_late,
+            None => false,
+        };
+        (0..self.ranks()).filter(|rank| !is_there(rank)).collect()
     }
 }
 
@@ -105,6 +149,18 @@ fn parse(ask: &Reclaim) -> Result<BTreeMap<u64, Option<RankRecord>>, JobError> {
 }
 
 impl Reclaims {
+    /// Returns the reports of no job. `lease_ttl`: after this time without a sign of life a process loses its
+    /// rank to another one.
+    #[must_use]
+    pub fn new(lease_ttl: Duration) -> Self {
+        Reclaims {
+            lease_ttl,
+            jobs: Mutex::default(),
+            restoring: tokio::sync::Mutex::default(),
+            restored: AtomicU64::new(0),
+        }
+    }
+
     /// Notes what a rank's process says. Returns the ranks that are missing.
     ///
     /// # Errors
@@ -120,8 +176,14 @@ impl Reclaims {
         };
         let parsed: usize = epochs.values().flatten().map(entries).sum();
         let bytes = 4 * parsed + ask.epochs.iter().map(|of| of.record.len()).sum::<usize>();
-        let loader = ask.loader.clone().map(Arc::new);
-        self.note(id, record, ask.rank, Report { loader, epochs, bytes })
+        if ask.unknown.len() > UNKNOWN_MAX || ask.unknown.iter().any(|of| of.ranks.len() > RANKS_MAX as usize)
+        {
+            return Err(JobError::BadRecord(format!("it tells of more than {UNKNOWN_MAX} losses")));
+        }
+        let (loader, told) = (ask.loader.clone().map(Arc::new), ask.unknown.clone());
+        let knowledge = if ask.unserved { Knowledge::Unserved } else { Knowledge::Recorded };
+        let report = Report { loader, epochs, knowledge, told, bytes };
+        self.note(id, record, ask.rank, report)
     }
 
     /// Notes that the process of a rank is gone. Returns the ranks that are missing.
@@ -133,7 +195,14 @@ impl Reclaims {
             job = %record.ask.name, rank,
             "an operator gave a rank's process up; what only that process knew is delivered again"
         );
-        self.note(id, record, rank, Report { loader: None, epochs: BTreeMap::new(), bytes: 0 })
+        let gone = Report {
+            loader: None,
+            epochs: BTreeMap::new(),
+            knowledge: Knowledge::Gone,
+            told: Vec::new(),
+            bytes: 0,
+        };
+        self.note(id, record, rank, gone)
     }
 
     fn note(&self, id: &str, record: &Record, rank: u32, report: Report) -> Result<Vec<u32>, JobError> {
@@ -159,26 +228,27 @@ impl Reclaims {
         if rank >= ranks {
             return Err(LeaseError::Rank { rank, ranks }.into());
         }
-        if let (Some(new), Some(Some(there))) = (&report.loader, job.reports.get(&rank).map(|r| &r.loader))
-            && new.id != there.id
+        if let (Some(new), Some(there)) = (&report.loader, job.reports.get(&rank))
+            && let Some(by) = there.loader.as_ref().filter(|by| by.id != new.id)
+            && (there.knowledge, report.knowledge) != (Knowledge::Unserved, Knowledge::Recorded)
         {
-            return Err(JobError::RankInUse { job: job.name.clone(), rank, by: Arc::clone(there) });
+            return Err(JobError::RankInUse { job: job.name.clone(), rank, by: Arc::clone(by) });
         }
         job.reports.insert(rank, report);
-        Ok(job.missing())
+        Ok(job.missing(self.lease_ttl))
     }
 
     /// Returns the ranks that are missing. Empty for a job that does not wait.
     #[must_use]
     pub fn waits_for(&self, id: &str) -> Vec<u32> {
-        self.jobs.lock().get(id).map(WaitingReports::missing).unwrap_or_default()
+        self.jobs.lock().get(id).map(|job| job.missing(self.lease_ttl)).unwrap_or_default()
     }
 
     /// Returns the records of all ranks of a job, if none is missing.
     #[must_use]
     pub fn complete(&self, id: &str) -> Option<AllReports> {
         let jobs = self.jobs.lock();
-        let job = jobs.get(id).filter(|job| job.missing().is_empty())?;
+        let job = jobs.get(id).filter(|job| job.missing(self.lease_ttl).is_empty())?;
         let mut by_epoch: BTreeMap<u64, BTreeMap<u32, RankRecord>> = BTreeMap::new();
         for (&rank, report) in &job.reports {
             for (&epoch, record) in &report.epochs {
@@ -187,10 +257,21 @@ impl Reclaims {
                 }
             }
         }
+        if by_epoch.is_empty() {
+            // What an epoch begins with is known: of these ranks nothing.
+            let unserved = job.reports.values().filter(|report| report.knowledge == Knowledge::Unserved);
+            let wanted = unserved.filter_map(|report| report.epochs.last_key_value());
+            if let Some(epoch) = wanted.map(|(epoch, _)| *epoch).max() {
+                by_epoch.insert(epoch, BTreeMap::new());
+            }
+        }
         let epochs: Vec<_> = by_epoch.into_iter().collect();
         let latest = epochs.last().and_then(|(_, records)| records.values().next());
         let world = latest.map(RankRecord::world);
-        Some(AllReports { epochs, world })
+        let unknown = job.reports.iter().filter(|(_, report)| report.knowledge != Knowledge::Recorded);
+        let unknown = unknown.map(|(rank, _)| *rank);
+        let told = job.reports.values().flat_map(|report| report.told.iter().cloned());
+        Some(AllReports { epochs, world, unknown: unknown.collect(), told: told.collect() })
     }
 
     /// Forgets what the ranks of a job said, because it contradicts itself: they report again.
@@ -227,7 +308,7 @@ impl Reclaims {
             if since.elapsed() >= LOUD_AFTER {
                 job.logged = Some(Instant::now());
                 tracing::warn!(
-                    job = %job.name, ranks = ?job.missing(), waited = ?job.since.elapsed(),
+                    job = %job.name, ranks = ?job.missing(self.lease_ttl), waited = ?job.since.elapsed(),
                     "a job whose server is lost waits until these ranks say what they consumed; if their \
                      processes are gone: fletch jobs lost {} --rank R", job.name
                 );
@@ -235,3 +316,6 @@ impl Reclaims {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@
 //! 5. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
 //!    request opens it from its record and its ledgers.
 
+mod describing;
 mod moving;
 
 pub use moving::MovedJob;
@@ -370,6 +371,27 @@ impl Registry {
         close(&self.jobs, id, stale).await;
     }
 
+    /// Returns the samples of a version and layout, which its jobs share, and what else they share.
+    async fn samples(
+        &self,
+        domain: &Domain,
+        source: &Arc<Source>,
+    ) -> Result<(Arc<Shared>, Arc<Samples>), JobError> {
+        let place = (domain.clone(), source.version.root(), source.version.layout());
+        let shared = Arc::clone(self.places.lock().entry(place).or_default());
+        let mut weak = shared.samples.lock().await;
+        let samples = match weak.upgrade() {
+            Some(samples) => samples,
+            None => {
+                let samples = Arc::new(Samples::load(source).await?);
+                *weak = Arc::downgrade(&samples);
+                samples
+            }
+        };
+        drop(weak);
+        Ok((shared, samples))
+    }
+
     /// Returns what a job shares with others of its version and layout.
     async fn shared(
         &self,
@@ -378,19 +400,8 @@ impl Registry {
         sources: &Arc<Sources>,
         source: &Arc<Source>,
     ) -> Result<(Arc<Samples>, Option<Arc<Sweep>>), JobError> {
-        let (root, layout) = (source.version.root(), source.version.layout());
-        let shared = Arc::clone(self.places.lock().entry((domain.clone(), root, layout)).or_default());
-        let samples = {
-            let mut weak = shared.samples.lock().await;
-            match weak.upgrade() {
-                Some(samples) => samples,
-                None => {
-                    let samples = Arc::new(Samples::load(source).await?);
-                    *weak = Arc::downgrade(&samples);
-                    samples
-                }
-            }
-        };
+        let root = source.version.root();
+        let (shared, samples) = self.samples(domain, source).await?;
         let sweep = match order {
             OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
                 // The use is noted before the first read, so that the disk keeps what that read fetches.

@@ -66,6 +66,19 @@ impl Client {
         Ok(handle.with_declaration(declared))
     }
 
+    /// Returns a job whose server is away, as its declaration says, without its epochs. Returns `None` if a
+    /// server has the job.
+    ///
+    /// # Errors
+    /// As [`Client::declare`].
+    pub async fn describe(&self, job: &StartJob) -> Result<Option<Job>, ClientError> {
+        let path = format!("{}?describe=true", routes::JOBS);
+        let call = Call::new(Method::POST, path).json(to_json(job)?);
+        let statuses = [StatusCode::OK, StatusCode::CREATED, StatusCode::ACCEPTED];
+        let (_, job) = self.for_calls_of_job().json::<Job>(&call, &statuses).await?;
+        Ok(job.is_away.then_some(job))
+    }
+
     /// Returns the handle of an existing job.
     ///
     /// # Errors

@@ -16,13 +16,13 @@
 use super::lease::GrantRecord;
 use crate::ClientError;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use fletch_api::{Ack, Reclaim, ReclaimedEpoch};
+use fletch_api::{Ack, Reclaim, Reclaimed, ReclaimedEpoch, UnknownRanks, reclaim::UNKNOWN_MAX};
 use fletch_core::{
     delivery::reclaim::{HeldGrant, RankRecord},
     plan::Bits,
 };
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The epochs of a rank that are kept: the latest one, and the one before it, which other ranks may be in.
 const EPOCHS_KEPT: usize = 2;
@@ -36,6 +36,8 @@ struct EpochRecord {
     began: Option<RankRecord>,
     /// The job returned to a state or changed its world since then, so that this record says nothing.
     is_stale: bool,
+    /// Under `at-most-once` whatever was handed out counts as consumed, also of a lease that ended.
+    acks_ahead: bool,
     /// What the rank acknowledged since then, pads included.
     acked: Bits,
     /// Numbers of entries and pads are below it, whatever a server says.
@@ -69,8 +71,9 @@ impl EpochRecord {
     /// Ends a lease. What the server confirmed of it stays acknowledged.
     fn end(&mut self, lease: u64) {
         if let Some(held) = self.held.remove(&lease) {
-            let confirmed = held.grant.entries.get(..held.confirmed as usize).unwrap_or_default().to_vec();
-            self.set_acked(&confirmed);
+            let entries = &held.grant.entries;
+            let confirmed = if self.acks_ahead { entries.len() } else { held.confirmed as usize };
+            self.set_acked(entries.get(..confirmed).unwrap_or_default());
         }
     }
 
@@ -86,6 +89,26 @@ impl EpochRecord {
     }
 }
 
+/// What a record needs to know of its job.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct JoinedJob {
+    /// The entries of its plan.
+    pub entries: u64,
+    /// Whether its visitation is `at-most-once`.
+    pub acks_ahead: bool,
+    /// The term of the server that answered.
+    pub term: u64,
+}
+
+/// A rank without a record.
+#[derive(Debug)]
+struct Unserved {
+    /// The epoch that it wants.
+    epoch: u64,
+    /// Whether a server was told that it had nothing.
+    is_reported: bool,
+}
+
 #[derive(Debug, Default)]
 struct Records {
     /// By rank, by epoch.
@@ -94,6 +117,10 @@ struct Records {
     term: u64,
     /// Batches of lower terms are void, unless their lease is held.
     void_below: u64,
+    /// The ranks as which this process wants to read, and for which no server has answered yet.
+    unserved: BTreeMap<u32, Unserved>,
+    /// What servers told of ranks for which nobody knew what they had consumed.
+    unknown: BTreeSet<UnknownRanks>,
 }
 
 impl Records {
@@ -107,8 +134,22 @@ impl Records {
 pub struct RankRecords(Mutex<Records>);
 
 impl RankRecords {
+    /// Notes that this process asks for the record of a rank. If the server is lost before it answers, the
+    /// process has had nothing as this rank.
+    pub(super) fn joining(&self, epoch: u64, rank: u32) {
+        let mut records = self.0.lock();
+        if !records.ranks.contains_key(&rank) {
+            records.unserved.insert(rank, Unserved { epoch, is_reported: false });
+        }
+    }
+
+    /// Notes that this process reads as the rank without a record, or not at all.
+    pub(super) fn joins_not(&self, rank: u32) {
+        self.0.lock().unserved.remove(&rank);
+    }
+
     /// Notes where this process begins as a rank. `record`: that of the server; `None` if the epoch has not
-    /// begun. `entries`: those of the plan.
+    /// begun.
     ///
     /// # Errors
     /// [`ClientError::Config`]: the record cannot be read.
@@ -116,17 +157,23 @@ impl RankRecords {
         &self,
         (epoch, rank): (u64, u32),
         record: Option<&[u8]>,
-        entries: u64,
+        JoinedJob { entries, acks_ahead, term }: JoinedJob,
     ) -> Result<(), ClientError> {
         let bad = |e| ClientError::Config(format!("the server's record of rank {rank} cannot be read: {e}"));
         let mut began = record.map(|bytes| RankRecord::read(bytes, rank)).transpose().map_err(bad)?;
         let acked = began.as_mut().map(|record| std::mem::take(&mut record.acked)).unwrap_or_default();
         let mut records = self.0.lock();
-        let of_rank = records.ranks.entry(rank).or_default();
-        let held = of_rank.remove(&epoch).map(|before| before.held).unwrap_or_default();
+        let before = records.ranks.get_mut(&rank).and_then(|of_rank| of_rank.remove(&epoch));
+        let held = before.map(|before| before.held).unwrap_or_default();
         let most = entries.saturating_mul(2).saturating_add(PADS_MORE);
-        let mut new = EpochRecord { began, is_stale: false, acked: Bits::zeros(entries), most, held };
+        let none = Bits::zeros(entries);
+        let mut new = EpochRecord { began, is_stale: false, acks_ahead, acked: none, most, held };
         new.set_acked(&acked);
+        if records.unserved.remove(&rank).is_some_and(|of| of.is_reported) {
+            // A worker may have a batch of the lost server, which the report did not have.
+            records.void_below = records.void_below.max(term);
+        }
+        let of_rank = records.ranks.entry(rank).or_default();
         of_rank.insert(epoch, new);
         while of_rank.len() > EPOCHS_KEPT {
             of_rank.pop_first();
@@ -218,7 +265,9 @@ impl RankRecords {
 
     /// Forgets a rank that this process gave up.
     pub(super) fn left(&self, rank: u32) {
-        self.0.lock().ranks.remove(&rank);
+        let mut records = self.0.lock();
+        records.ranks.remove(&rank);
+        records.unserved.remove(&rank);
     }
 
     /// Returns the ranks as which this process joined, each with its latest epoch.
@@ -226,6 +275,12 @@ impl RankRecords {
         let records = self.0.lock();
         let latest = records.ranks.iter().filter_map(|(rank, of)| Some((*rank, *of.last_key_value()?.0)));
         latest.collect()
+    }
+
+    /// Returns whether this process joined as a rank, or wants to.
+    pub(super) fn is_in_use(&self) -> bool {
+        let records = self.0.lock();
+        !records.ranks.is_empty() || !records.unserved.is_empty()
     }
 
     /// Returns what this process says of its ranks. From now on, batches of the terms so far are void unless
@@ -241,14 +296,25 @@ impl RankRecords {
             ..Reclaim::default()
         };
         let told = records.ranks.iter().filter(|(_, of)| of.values().all(|of| !of.is_stale));
-        told.map(of_rank).collect()
+        let mut reports: Vec<Reclaim> = told.map(of_rank).collect();
+        for (&rank, of) in &mut records.unserved {
+            of.is_reported = true;
+            let epochs = vec![ReclaimedEpoch { epoch: of.epoch, record: String::new() }];
+            reports.push(Reclaim { rank, epochs, unserved: true, ..Reclaim::default() });
+        }
+        for report in &mut reports {
+            report.unknown = records.unknown.iter().rev().take(UNKNOWN_MAX).cloned().collect();
+        }
+        reports
     }
 
-    /// Ends a report: the job is served by this term, and these leases of the rank live.
-    pub(super) fn reclaimed(&self, rank: u32, term: u64, leases: &[u64]) {
+    /// Ends a report: the job is served by this term.
+    pub(super) fn reclaimed(&self, rank: u32, term: u64, answer: Reclaimed) {
+        let Reclaimed { leases, unknown, .. } = answer;
         let mut records = self.0.lock();
         records.void_below = term;
         records.term = records.term.max(term);
+        records.unknown.extend(unknown);
         for of in records.ranks.get_mut(&rank).into_iter().flat_map(BTreeMap::values_mut) {
             let is_void = |lease: &u64, held: &Held| {
                 !leases.contains(lease) && (held.grant.acked as usize) < held.grant.entries.len()
@@ -292,6 +358,11 @@ mod tests {
     }
 
     const BIG: u64 = 1 << 50;
+    const OF_JOB: JoinedJob = JoinedJob { entries: 100, acks_ahead: false, term: 1 };
+
+    fn answer(leases: &[u64]) -> Reclaimed {
+        Reclaimed { leases: leases.to_vec(), ..Reclaimed::default() }
+    }
 
     fn reported(records: &RankRecords) -> RankRecord {
         let reports = records.report();
@@ -310,10 +381,10 @@ mod tests {
     #[test]
     fn a_report_has_what_was_acknowledged_and_what_is_held() {
         let records = RankRecords::default();
-        records.joined((3, 1), None, 100).expect("not begun");
+        records.joined((3, 1), None, OF_JOB).expect("not begun");
         assert!(records.lacks_begin(3, 1), "the first batch asks again");
         assert_eq!(records.report()[0].epochs[0].record, "");
-        records.joined((3, 1), Some(&state()), 100).expect("a record");
+        records.joined((3, 1), Some(&state()), OF_JOB).expect("a record");
         for (lease, entries) in [(BIG, [1, 2]), (BIG + 1, [3, 4]), (BIG + 2, [5, 6]), (BIG + 3, [7, 8])] {
             assert!(records.hold((3, 1, lease), &grant(2, &entries)));
         }
@@ -339,26 +410,63 @@ mod tests {
     #[test]
     fn after_a_report_batches_of_earlier_terms_are_void() {
         let records = RankRecords::default();
-        records.joined((3, 1), Some(&state()), 100).expect("a record");
+        records.joined((3, 1), Some(&state()), OF_JOB).expect("a record");
         assert!(records.hold((3, 1, BIG), &grant(2, &[1, 2])));
         assert_eq!(reported(&records).held.len(), 1);
         assert!(!records.hold((3, 1, BIG + 1), &grant(2, &[3])), "it came after the report");
         assert!(records.hold((3, 1, BIG), &grant(2, &[1, 2])), "it is in the report");
         assert!(records.hold((3, 1, BIG + 9), &grant(3, &[3])), "another server granted it");
-        records.reclaimed(1, 3, &[BIG + 9]);
+        records.reclaimed(1, 3, answer(&[BIG + 9]));
         assert!(!records.hold((3, 1, BIG), &grant(2, &[1, 2])), "the report lost it to another rank");
         // The server came back by itself: what it grants counts.
         drop(records.report());
         assert!(!records.hold((3, 1, BIG + 10), &grant(3, &[4])));
-        records.reclaimed(1, 3, &[]);
+        records.reclaimed(1, 3, answer(&[]));
         assert!(records.hold((3, 1, BIG + 10), &grant(3, &[4])));
+    }
+
+    #[test]
+    fn a_rank_that_no_server_served_says_that_it_had_nothing() {
+        let records = RankRecords::default();
+        records.joining(3, 1);
+        assert!(records.is_in_use() && records.ranks().is_empty());
+        let reports = records.report();
+        let wanted = [ReclaimedEpoch { epoch: 3, record: String::new() }];
+        assert!(reports.len() == 1 && reports[0].unserved && reports[0].epochs == wanted);
+        // Its worker got a batch of the lost server meanwhile.
+        records.joined((3, 1), Some(&state()), JoinedJob { term: 2, ..OF_JOB }).expect("a record");
+        assert!(!records.hold((3, 1, BIG), &grant(1, &[1, 2])));
+        assert!(records.hold((3, 1, BIG + 1), &grant(2, &[1, 2])));
+        let told = UnknownRanks { epoch: 3, term: 2, ranks: vec![1] };
+        records.reclaimed(1, 2, Reclaimed { unknown: vec![told.clone()], ..answer(&[BIG + 1]) });
+        records.joining(3, 1);
+        let reports = records.report();
+        assert!(!reports[0].unserved && reports.len() == 1, "it has a record now");
+        assert_eq!(reports[0].unknown, [told], "and tells the next server of the loss");
+        let alone = RankRecords::default();
+        alone.joining(3, 1);
+        alone.joins_not(1);
+        assert!(!alone.is_in_use() && alone.report().is_empty());
+    }
+
+    #[test]
+    fn under_at_most_once_a_lease_that_ended_was_consumed() {
+        let records = RankRecords::default();
+        let of_job = JoinedJob { acks_ahead: true, ..OF_JOB };
+        records.joined((3, 1), Some(&state()), of_job).expect("a record");
+        for (lease, entries) in [(BIG, [1, 2]), (BIG + 1, [3, 4])] {
+            assert!(records.hold((3, 1, lease), &grant(2, &entries)));
+        }
+        records.ended(3, 1, BIG);
+        let record = reported(&records);
+        assert_eq!((record.acked, record.held.len()), (vec![1, 2], 1));
     }
 
     #[test]
     fn the_latest_epochs_are_kept() {
         let records = RankRecords::default();
         for epoch in 3..6 {
-            records.joined((epoch, 1), None, 100).expect("not begun");
+            records.joined((epoch, 1), None, OF_JOB).expect("not begun");
         }
         assert_eq!(records.ranks(), [(1, 5)]);
         let epochs: Vec<u64> = records.report()[0].epochs.iter().map(|of| of.epoch).collect();

@@ -1,10 +1,10 @@
 //! Reclaims a job whose server is lost, by itself and in the background (`docs/EPOCHS.md`, "A lost server").
 
-use super::JobHandle;
+use super::{JobHandle, rank_records::JoinedJob};
 use crate::call::Call;
 use crate::client::to_json;
 use crate::{ClientError, body::BodyLength};
-use fletch_api::{Acked, Acks, Code, JobList, PlanBase, Reclaim, Reclaimed, StartJob, routes};
+use fletch_api::{Acked, Acks, Code, JobList, PlanBase, Reclaim, Reclaimed, StartJob, Visitation, routes};
 use http::{Method, StatusCode};
 use std::{convert::Infallible, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
@@ -42,20 +42,28 @@ impl JobHandle {
     /// # Errors
     /// [`ClientError`].
     pub async fn join(&self, epoch: u64, rank: u32) -> Result<(), ClientError> {
+        self.records.joining(epoch, rank);
         let path = format!("{}?rank={rank}", routes::epoch(&self.job.id, epoch, "record"));
         let call = Call::get(path).in_time();
         let record = self.client.call(&call, &[StatusCode::OK], BodyLength::AtMost(RECORD_BYTES_MAX)).await;
-        let entries = self.job.entries;
-        match record {
-            // A server that is alone: its ledger is all there is.
-            Err(error) if error.code() == Some(Code::Conflict) => Ok(()),
-            Ok(bytes) => self.records.joined((epoch, rank), Some(&bytes), entries),
+        let record = match record {
+            Ok(bytes) => Some(bytes),
             // The epoch begins with its first lease.
-            Err(error) if error.code() == Some(Code::NotFound) => {
-                self.records.joined((epoch, rank), None, entries)
+            Err(error) if error.code() == Some(Code::NotFound) => None,
+            // The caller asks again. Meanwhile this process can say that it had nothing as this rank.
+            Err(error) if error.retryable() => return Err(error),
+            Err(error) => {
+                self.records.joins_not(rank);
+                // A server that is alone: its ledger is all there is.
+                return if error.code() == Some(Code::Conflict) { Ok(()) } else { Err(error) };
             }
-            Err(error) => Err(error),
-        }
+        };
+        let of_job = JoinedJob {
+            entries: self.job.entries,
+            acks_ahead: self.job.visitation == Visitation::AtMostOnce,
+            term: self.client.job_term().unwrap_or(0),
+        };
+        self.records.joined((epoch, rank), record.as_deref(), of_job)
     }
 
     /// Joins again as every rank of this process, because the job returned to a state or changed its world.
@@ -72,12 +80,14 @@ impl JobHandle {
     pub(super) async fn reclaim_when_lost(&self) -> Infallible {
         loop {
             let is_lost = timeout(SIGN_EVERY, self.client.job_waits()).await.is_ok();
-            match (self.records.ranks(), is_lost) {
-                (ranks, _) if ranks.is_empty() => {}
-                (ranks, false) if self.client.job_term().is_some() => self.show_life(&ranks).await,
-                (_, false) => {}
-                (_, true) if self.is_lost().await => self.reclaim().await,
-                (_, true) => sleep(PAUSE_FIRST).await,
+            if !self.records.is_in_use() {
+                continue;
+            }
+            match is_lost {
+                false if self.client.job_term().is_some() => self.show_life(&self.records.ranks()).await,
+                false => {}
+                true if self.is_lost().await => self.reclaim().await,
+                true => sleep(PAUSE_FIRST).await,
             }
         }
     }
@@ -133,10 +143,13 @@ impl JobHandle {
                 }
                 Ok(Ended::WaitsFor(_)) => {}
                 Err(error) => {
-                    tracing::warn!(
-                        job = %self.job.name, %error, "the job's server is lost, and the job cannot go on"
-                    );
                     pause = PAUSE_MAX;
+                    if logged.is_none_or(|at| at.elapsed() > LOG_EVERY) {
+                        logged = Some(Instant::now());
+                        tracing::warn!(
+                            job = %self.job.name, %error, "the job's server is lost, and the job cannot go on"
+                        );
+                    }
                 }
             }
             sleep(pause).await;
@@ -159,7 +172,7 @@ impl JobHandle {
             match client.json::<Reclaimed>(&call, &[StatusCode::OK]).await {
                 Ok((_, answer)) if answer.waits_for.is_empty() => {
                     let term = self.client.job_term().unwrap_or(0);
-                    self.records.reclaimed(rank, term, &answer.leases);
+                    self.records.reclaimed(rank, term, answer);
                     tracing::info!(job = %self.job.name, rank, term, "the job goes on at another server");
                 }
                 Ok((_, answer)) => waits_for = answer.waits_for,

@@ -15,6 +15,7 @@ const ROLLBACK: u8 = 7;
 const WORLD: u8 = 8;
 const END: u8 = 9;
 pub(super) const RESUME: u8 = 10;
+const RECLAIM: u8 = 11;
 
 /// A worker's request for a lease. The same request again gets the same lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +86,21 @@ pub enum Event {
         /// How many of them were delivered again.
         redelivered: u64,
     },
+    /// The ledger was lost, and what stands before this event was restored from what the ranks knew.
+    Reclaim(Loss),
+}
+
+/// The loss of a ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// The term of the server that restored the epoch.
+    pub term: u64,
+    /// Later leases have higher numbers: it is above those of the lost ledger.
+    pub last_lease: u64,
+    /// The ranks whose processes were gone, too, or did not know what their rank had consumed. Ascending.
+    ///
+    /// What only they knew to be consumed is delivered again.
+    pub unknown: Vec<u32>,
 }
 
 impl Event {
@@ -135,6 +151,12 @@ impl Event {
                 put(&mut p, *redelivered);
                 END
             }
+            Event::Reclaim(Loss { term, last_lease, unknown }) => {
+                put(&mut p, *term);
+                put(&mut p, *last_lease);
+                put_list(&mut p, unknown);
+                RECLAIM
+            }
         };
         record::append(out, kind, &p);
     }
@@ -160,6 +182,10 @@ impl Event {
                 Event::Resume { byte, bits: std::mem::take(at).to_vec() }
             }
             END => Event::End { delivered: get(at)?, redelivered: get(at)? },
+            RECLAIM => {
+                let (term, last_lease) = (get(at)?, get(at)?);
+                Event::Reclaim(Loss { term, last_lease, unknown: get_list(at)? })
+            }
             _ => return Some(None),
         };
         at.is_empty().then_some(Some(event))

@@ -91,6 +91,9 @@ pub struct Leases {
     commits: Vec<(u64, Bits)>,
 }
 
+/// No lease has a higher number. Numbers are times in microseconds, which are far below.
+pub(super) const LEASE_NUMBER_MAX: u64 = 1 << 62;
+
 impl Leases {
     /// Returns the leases of an epoch that delivers the entries of `planned` to the ranks of `world`.
     /// `planned` is a bitmap over the plan's entries, without those that the tail rule drops.

@@ -16,6 +16,6 @@ pub mod ledger;
 pub mod receipt;
 pub mod reclaim;
 
-pub use event::{Event, Request};
+pub use event::{Event, Loss, Request};
 pub use lease::{Lease, Leases, Room};
 pub use ledger::Ledger;

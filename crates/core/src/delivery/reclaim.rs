@@ -15,9 +15,10 @@
 //!     beyond that had expired, and is void.
 //! I3. The records of all ranks begin at the same place, or nothing is restored.
 //! I4. An entry that two records have goes to the lower rank. The other rank's share grows by it.
+//! I5. The new ledger says for which ranks nobody knew what they had consumed.
 
-use super::event::{Event, Request};
-use super::lease::Leases;
+use super::event::{Event, Loss, Request};
+use super::lease::{LEASE_NUMBER_MAX, Leases};
 use super::ledger::{self, BadLedger, Header, Ledger};
 use crate::Kind;
 use crate::plan::{RANKS_MAX, World, bits::Bits};
@@ -31,6 +32,9 @@ pub const RECLAIMED: u32 = u32::MAX;
 /// The numbers below are those of grants that stand for what was acknowledged. Numbers of leases are times in
 /// microseconds since 1970, which are far above.
 const LEASES_FROM: u64 = 1 << 44;
+/// How far the numbers of new leases are from the highest one that is known: 71 minutes. By so much the clock
+/// of the lost server may have been fast.
+const LEASES_APART: u64 = 1 << 32;
 
 /// A lease that a process holds: its samples were handed out, and not all of them are acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +109,19 @@ pub struct Restored {
     pub doubled: u64,
     /// The leases that were reported, and that an earlier rank's record voids.
     pub voided: Vec<u64>,
+}
+
+/// Returns the loss of which a restored epoch tells. `now`: the time in microseconds since 1970.
+#[must_use]
+pub fn loss<'a>(
+    records: impl IntoIterator<Item = &'a RankRecord>,
+    term: u64,
+    now: u64,
+    unknown: Vec<u32>,
+) -> Loss {
+    let reported = records.into_iter().flat_map(|record| &record.held).map(|held| held.lease);
+    let last_lease = reported.max().unwrap_or(0).max(now).saturating_add(LEASES_APART);
+    Loss { term, last_lease: last_lease.min(LEASE_NUMBER_MAX), unknown }
 }
 
 impl RankRecord {
@@ -200,7 +217,7 @@ impl RankRecord {
                     open = Some((lease, entries.len()));
                     record.acked.extend(entries);
                 }
-                Event::Grant { lease, .. } if lease < LEASES_FROM => {
+                Event::Grant { lease, .. } if !(LEASES_FROM..=LEASE_NUMBER_MAX).contains(&lease) => {
                     return foreign("a number that no lease has");
                 }
                 Event::Grant { lease, request, entries } => {
@@ -254,14 +271,18 @@ fn acked_events(rank: u32, entries: &[u32]) -> Vec<Event> {
 }
 
 /// Restores an epoch from the records of its ranks. A rank without a record has had nothing of the epoch.
-/// `planned`: the entries that the epoch delivers.
+/// `planned`: the entries that the epoch delivers. `losses`: all of them so far, the latest one last.
 ///
 /// Returns `None` without a record: then the epoch has not begun. The caller applies the events to the leases
 /// of the epoch before it relies on them: a record may name entries that the epoch does not deliver.
 ///
 /// # Errors
 /// [`BadRecord::Begin`], [`BadRecord::Rank`], and where the epoch cannot have begun so.
-pub fn restore(records: &BTreeMap<u32, RankRecord>, planned: Bits) -> Result<Option<Restored>, BadRecord> {
+pub fn restore(
+    records: &BTreeMap<u32, RankRecord>,
+    planned: Bits,
+    losses: &[Loss],
+) -> Result<Option<Restored>, BadRecord> {
     let Some((&first, begin)) = records.first_key_value() else { return Ok(None) };
     let ranks = begin.world().ranks;
     for (&rank, record) in records {
@@ -331,6 +352,7 @@ pub fn restore(records: &BTreeMap<u32, RankRecord>, planned: Bits) -> Result<Opt
         // share what is left.
         events.push(Event::World { world: begin.world() });
     }
+    events.extend(losses.iter().cloned().map(Event::Reclaim));
     Ok(Some(Restored { header: begin.header.clone(), events, doubled, voided }))
 }
 

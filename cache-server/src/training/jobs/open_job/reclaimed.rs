@@ -2,12 +2,13 @@
 
 use super::{OpenJob, blocking};
 use crate::training::{
-    epochs::{Epoch, JobError, Schedule, header_mismatch},
-    jobs::plan::check_ledger_size,
+    epochs::{Epoch, JobError, Schedule, header_mismatch, world_of},
+    jobs::{plan::check_ledger_size, reclaims::AllReports},
 };
+use fletch_api::UnknownRanks;
 use fletch_core::{
     delivery::{
-        Leases,
+        Event, Leases, Loss,
         ledger::Ledger,
         reclaim::{RankRecord, restore},
     },
@@ -18,17 +19,17 @@ use std::{collections::BTreeMap, sync::Arc};
 
 impl OpenJob {
     /// Replaces all epochs of the job by restored ones. All of them are durable when this returns, or none is
-    /// served: after a crash the ranks reclaim again.
+    /// served: after a crash the ranks reclaim again. `term`: the present one of the job's group.
     ///
     /// # Errors
     /// [`JobError::BadRecord`], [`JobError::StateDiffers`], [`JobError::StateFull`].
-    pub async fn restore_epochs(
-        self: &Arc<Self>,
-        epochs: Vec<(u64, BTreeMap<u32, RankRecord>)>,
-    ) -> Result<(), JobError> {
+    pub async fn restore_epochs(self: &Arc<Self>, all: AllReports, term: u64) -> Result<(), JobError> {
         let this = Arc::clone(self);
         let ledgers: Vec<(u64, Vec<u8>)> = blocking(move || {
-            let ledgers = epochs.into_iter().map(|(n, records)| this.restored(n, &records));
+            let ledgers = all.epochs.iter().map(|(n, records)| {
+                let losses = all.losses(*n, records, term);
+                this.restored(*n, records, &losses)
+            });
             ledgers.filter_map(Result::transpose).collect()
         })
         .await?;
@@ -49,9 +50,15 @@ impl OpenJob {
         &self,
         number: u64,
         records: &BTreeMap<u32, RankRecord>,
+        losses: &[Loss],
     ) -> Result<Option<(u64, Vec<u8>)>, JobError> {
         let bad = |why: String| JobError::BadRecord(why);
-        let Some(first) = records.values().next() else { return Ok(None) };
+        let Some(first) = records.values().next() else {
+            let world = world_of(&self.current_world());
+            let mut anew = Epoch::head(&self.setup, number, world);
+            losses.iter().cloned().map(Event::Reclaim).for_each(|event| event.append(&mut anew));
+            return Ok(Some((number, anew)));
+        };
         let world: World = first.header.world;
         world.check()?;
         let most = self.setup.context.ledger_bytes;
@@ -61,9 +68,8 @@ impl OpenJob {
             return Err(JobError::StateDiffers { what, got, want });
         }
         let schedule = Schedule::new(&self.setup, number, world)?;
-        let Some(restored) = restore(records, schedule.planned()).map_err(|e| bad(e.to_string()))? else {
-            return Ok(None);
-        };
+        let restored = restore(records, schedule.planned(), losses).map_err(|e| bad(e.to_string()))?;
+        let Some(restored) = restored else { return Ok(None) };
         if restored.doubled > 0 {
             tracing::warn!(
                 job = %self.setup.job, epoch = number, samples = restored.doubled,
@@ -103,6 +109,13 @@ impl OpenJob {
             self.epoch_exclusively(number, false).await?;
         }
         Ok(())
+    }
+
+    /// Returns the ranks for which nobody knew what they had consumed, of all epochs in memory.
+    #[must_use]
+    pub fn unknown_ranks(&self) -> Vec<UnknownRanks> {
+        let epochs: Vec<_> = self.epochs.lock().values().cloned().collect();
+        epochs.iter().flat_map(|epoch| epoch.unknown_ranks()).collect()
     }
 
     /// Returns the leases of a rank that live, of all epochs in memory.

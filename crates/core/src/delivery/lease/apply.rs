@@ -1,6 +1,6 @@
 //! Applying events to leases: those that [`Leases`] just made, and those read from a ledger.
 
-use super::{Lease, LeaseError, Leases};
+use super::{LEASE_NUMBER_MAX, Lease, LeaseError, Leases};
 use crate::delivery::event::Event;
 
 impl Leases {
@@ -85,6 +85,7 @@ impl Leases {
                 self.resume(*byte, bits)?;
                 self.divide_resumed();
             }
+            Event::Reclaim(loss) => self.number_after(loss.last_lease.min(LEASE_NUMBER_MAX)),
             Event::Load { .. } | Event::End { .. } => {}
         }
         Ok(Vec::new())

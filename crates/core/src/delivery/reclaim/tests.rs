@@ -183,7 +183,9 @@ impl Epoch {
                 (rank, RankRecord::read(&bytes, rank).expect("a record"))
             })
             .collect();
-        let restored = restore(&reports, self.planned.clone()).expect("they agree").expect("records");
+        let loss = loss(reports.values(), 2, self.primary.now, Vec::new());
+        let restored =
+            restore(&reports, self.planned.clone(), &[loss]).expect("they agree").expect("records");
         let now = self.primary.now + 1;
         self.primary = Primary::opened(restored.to_bytes(), &self.planned, now);
         for process in self.ranks.values_mut() {
@@ -356,11 +358,36 @@ fn what_two_ranks_acknowledged_counts_once() {
         (0, new(&[0, 1], vec![entry(base + 9, 0, &[4, 5])])),
         (1, new(&[1, 2], vec![entry(base + 8, 1, &[5, 6]), entry(base + 7, 1, &[0, 7])])),
     ]);
-    let restored = restore(&records, Bits::ones(8)).expect("they agree").expect("records");
+    let restored = restore(&records, Bits::ones(8), &[]).expect("they agree").expect("records");
     assert_eq!(restored.doubled, 1);
     assert_eq!(restored.voided, [base + 7, base + 9], "0 is acknowledged, and 5 is in an earlier lease");
     let primary = Primary::opened(restored.to_bytes(), &Bits::ones(8), 1);
     assert_eq!(primary.leases.left_by_rank().collect::<Vec<_>>(), [2, 3]);
+}
+
+/// The clock of the lost server was fast. New leases have numbers that none of its leases had.
+#[test]
+fn a_restored_ledger_tells_of_its_losses() {
+    let world = world(2, 1, Tail::Drop);
+    let lease = LEASES_FROM + 5_000_000;
+    let request = Request { rank: 0, worker: 0, sequence: 1 };
+    let held = vec![HeldGrant { lease, request, entries: vec![0], acked: 0 }];
+    let record = RankRecord { header: header(world), began: vec![], acked: vec![1], held };
+    let records = BTreeMap::from([(0, record)]);
+    let first = Loss { term: 2, last_lease: 0, unknown: vec![0] };
+    let second = loss(records.values(), 3, LEASES_FROM + 9, vec![1]);
+    let losses = [first, second.clone()];
+    let restored = restore(&records, Bits::ones(8), &losses).expect("they agree").expect("records");
+    let read = Ledger::read(&restored.to_bytes()).expect("a ledger");
+    let told: Vec<&Event> = read.events.iter().filter(|e| matches!(e, Event::Reclaim(_))).collect();
+    assert_eq!(told, losses.map(Event::Reclaim).iter().collect::<Vec<_>>());
+    let primary = Primary::opened(restored.to_bytes(), &Bits::ones(8), 9);
+    assert_eq!(primary.leases.last_id(), lease + LEASES_APART);
+    // A number at the end of all numbers leaves room for leases.
+    let mut leases = primary.leases;
+    let bad = Loss { last_lease: u64::MAX, ..second };
+    leases.apply(&Event::Reclaim(bad), 0).expect("applied");
+    assert_eq!(leases.last_id(), LEASE_NUMBER_MAX);
 }
 
 #[test]
@@ -368,14 +395,14 @@ fn records_that_contradict_each_other_restore_nothing() {
     let (two, three) = (world(2, 1, Tail::Drop), world(3, 1, Tail::Drop));
     let new = |world| RankRecord { header: header(world), began: vec![], acked: vec![], held: vec![] };
     let records = BTreeMap::from([(0, new(two)), (1, new(three))]);
-    assert_eq!(restore(&records, Bits::ones(8)), Err(BadRecord::Begin(0, 1)));
+    assert_eq!(restore(&records, Bits::ones(8), &[]), Err(BadRecord::Begin(0, 1)));
     let records = BTreeMap::from([(2, new(two))]);
-    assert_eq!(restore(&records, Bits::ones(8)), Err(BadRecord::Rank { rank: 2, ranks: 2 }));
-    assert_eq!(restore(&BTreeMap::new(), Bits::ones(8)), Ok(None));
+    assert_eq!(restore(&records, Bits::ones(8), &[]), Err(BadRecord::Rank { rank: 2, ranks: 2 }));
+    assert_eq!(restore(&BTreeMap::new(), Bits::ones(8), &[]), Ok(None));
     // A rank that consumed more than its share leaves the rest to all.
     let more = RankRecord { acked: vec![0, 1, 2, 3, 4], ..new(two) };
     let over = BTreeMap::from([(0, more), (1, new(two))]);
-    let restored = restore(&over, Bits::ones(8)).expect("they agree").expect("records");
+    let restored = restore(&over, Bits::ones(8), &[]).expect("they agree").expect("records");
     let primary = Primary::opened(restored.to_bytes(), &Bits::ones(8), 1);
     assert_eq!(primary.leases.left_by_rank().sum::<u64>(), primary.leases.free().count() - 1);
     // The world of a record is checked before its ranks are counted.

@@ -12,6 +12,7 @@ pub mod calls;
 pub mod cgroup;
 pub mod cluster;
 pub mod cluster_data;
+pub mod commands;
 pub mod console;
 pub mod fixture;
 pub mod kit;

@@ -13,6 +13,7 @@ pub mod cgroup;
 pub mod cluster;
 pub mod cluster_data;
 pub mod cluster_ranks;
+pub mod commands;
 pub mod console;
 pub mod fixture;
 pub mod kit;

@@ -109,7 +109,7 @@ fn the_example_of_the_documentation_runs_as_it_stands() {
         return;
     }
     let text = include_str!("../../docs/CLUSTER.md");
-    let after = text.split_once("## Three servers on one machine\n\n```text\n").expect("the example").1;
+    let after = text.split_once("## Three servers on one machine\n\n```sh\n").expect("the example").1;
     let example = after.split_once("```").expect("its end").0;
     assert!(example.lines().count() <= 10, "{example}");
     let script = format!(

@@ -4,6 +4,7 @@
 use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
 use fletch_tests::bins::{Running, bin_dir, command, repo, run};
+use fletch_tests::commands::is_a_test;
 use fletch_tests::console;
 use fletch_tests::fixture::{Site, index};
 use fletch_tests::require::{Need, have};
@@ -50,6 +51,9 @@ const EXECUTED: &[&str] = &[
     "docs/howto/warm-up.md",
     "docs/howto/why-does-my-job-wait.md",
 ];
+
+/// The document whose `console` blocks need a cluster: `documents_cluster` executes them.
+const EXECUTED_IN_A_CLUSTER: &str = "docs/CLUSTER.md";
 
 fn read(document: &str) -> String {
     fs::read_to_string(repo().join(document)).unwrap_or_else(|e| panic!("{document}: {e}"))
@@ -129,6 +133,7 @@ fn every_document_with_commands_is_executed() {
             found.push(file.strip_prefix(repo()).expect("below").display().to_string());
         }
     }
+    found.retain(|document| document != EXECUTED_IN_A_CLUSTER);
     found.sort();
     assert_eq!(found, EXECUTED);
 }
@@ -142,6 +147,45 @@ fn every_setting_of_the_server_is_documented() {
     assert!(keys.len() > 20, "{shown}");
     let missing: Vec<&&str> = keys.iter().filter(|k| !text.contains(&format!("| `{k}` |"))).collect();
     assert_eq!(missing, Vec::<&&str>::new(), "settings that docs/OPERATIONS.md does not list");
+}
+
+/// Returns what is wrong with the last column of the table of failures: each row names tests that exist.
+fn untested_failures(text: &str) -> Vec<String> {
+    let rows =
+        text.lines().skip_while(|l| !l.starts_with("| what fails |")).take_while(|l| l.starts_with('|'));
+    let rows: Vec<&str> = rows.skip(2).collect();
+    let mut faults = Vec::new();
+    for row in &rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").collect();
+        let [fails, .., tests] = &cells[..] else { panic!("{row}") };
+        let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        if cells.len() != 6 || cells.iter().any(|cell| cell.trim().is_empty()) || named.is_empty() {
+            faults.push(format!("{fails}: a column is empty"));
+        }
+        let absent = named.into_iter().filter(|test| !is_a_test(test));
+        faults.extend(absent.map(|test| format!("{fails}: there is no test {test}")));
+    }
+    if rows.len() < 15 {
+        faults.push(format!("{} rows", rows.len()));
+    }
+    // The list of refusals below the table names its tests in the text.
+    let below = text.split("A server is refused at the start").nth(1).unwrap_or_default();
+    let named = below.split('`').skip(1).step_by(2).take_while(|span| span.contains("::"));
+    let named: Vec<&str> = named.collect();
+    if named.len() != 2 || named.iter().any(|test| !is_a_test(test)) {
+        faults.push(format!("tests of refusals: {named:?}"));
+    }
+    faults
+}
+
+#[test]
+fn every_failure_in_the_table_of_clusters_has_tests() {
+    let text = read(EXECUTED_IN_A_CLUSTER);
+    assert_eq!(untested_failures(&text), Vec::<String>::new());
+    let test = "`cluster_failures::servers_that_do_not_reach_each_other_fail_no_read`";
+    assert_eq!(untested_failures(&text.replace(test, "`cluster_failures::no_such_test`")).len(), 1);
+    assert_eq!(untested_failures(&text.replace(test, "tested by hand")).len(), 1);
+    assert_eq!(untested_failures(&text.replace("| what fails |", "| what breaks |")).len(), 1);
 }
 
 #[test]

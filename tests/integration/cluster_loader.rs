@@ -81,6 +81,7 @@ from fletch.torch import DataLoader, EpochDataset
 
 servers, place, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 rank, workers = settings.pop("rank"), settings.pop("workers")
+is_plain = settings.pop("is_plain", False)
 at = lambda name: os.path.join(place, f"{name}-{rank}")
 logging.basicConfig(filename=at("log"), level=logging.INFO)
 
@@ -97,11 +98,15 @@ data = EpochDataset(
 )
 for epoch in range(2):
     data.set_epoch(epoch)
-    for step, batch in enumerate(DataLoader(data, num_workers=workers)):
+    # A loop over the dataset itself gets one sample at a time.
+    batches = (item.reshape(1) for item in data) if is_plain else DataLoader(data, num_workers=workers)
+    done = 0
+    for batch in batches:
         note(f"consumed-{epoch}", batch.tolist())
-        if step == 3:
+        done += len(batch)
+        if done == 16:
             note("reached", [epoch])
-        time.sleep(0.15)
+        time.sleep(0.04 * len(batch))
     stats = data.stats()
     note("redelivered", [stats["redelivered"]])
 "#;
@@ -270,8 +275,8 @@ fn a_loop_whose_server_is_lost_says_so_and_ends_after_server_wait() {
     assert!(stage.numbers("stalled")[0] >= 12, "{:?}", stage.numbers("stalled"));
 }
 
-/// Two ranks, one of them with workers, lose their server and its disks in mid-epoch. Each sample is consumed
-/// once, and nobody does anything.
+/// Two ranks lose their server and its disks in mid-epoch. One of them has workers, the other one has also no
+/// loader. Each sample is consumed once, and nobody does anything.
 #[test]
 fn two_ranks_that_nobody_watches_go_on_at_another_server() {
     if !have(&[Need::Etcd, Need::Torch]) {
@@ -279,9 +284,12 @@ fn two_ranks_that_nobody_watches_go_on_at_another_server() {
     }
     for order in ["substitute", "strict"] {
         let mut stage = Stage::new();
-        let settings =
-            |rank, workers| format!("{{'rank': {rank}, 'workers': {workers}, 'order': '{order}'}}");
-        let ranks = [stage.start(RANK_SCRIPT, &settings(0, 2)), stage.start(RANK_SCRIPT, &settings(1, 0))];
+        let settings = |of: &str| format!("{{'order': '{order}', {of}}}");
+        let other = if order == "strict" { "'is_plain': True" } else { "'is_plain': False" };
+        let ranks = [
+            stage.start(RANK_SCRIPT, &settings("'rank': 0, 'workers': 2")),
+            stage.start(RANK_SCRIPT, &settings(&format!("'rank': 1, 'workers': 0, {other}"))),
+        ];
         let reached =
             |epoch: usize| (0..2).all(|rank| stage.numbers(&format!("reached-{rank}")).contains(&epoch));
         until("both ranks are in the middle of the epoch", Duration::from_secs(60), || reached(0));

@@ -31,6 +31,8 @@ def items(data: EpochDataset, info: Any, turn: int) -> Iterator[Any]:
         if data._acks.counts["samples"] > 0 and not data._over and data._is_finished(data.epoch):
             data._end_epoch()
         data._start_iteration()
+        # This process acknowledges all that the rank consumes. Of several workers none does.
+        data._acks.join(data.rank)
     else:
         _join_workers(data, info, turn)
     data._mode = "at-most-once"
@@ -42,7 +44,8 @@ def items(data: EpochDataset, info: Any, turn: int) -> Iterator[Any]:
         for batch in leases:
             if batch.token is not None:
                 content = [] if batch.is_empty else batch.content
-                data._acks.hand_out(batch, 0, is_stepped=False)
+                if not data._acks.hand_out(batch, 0, is_stepped=False):
+                    continue
                 data._acks.mark_consumed()
                 if not data._acks.flush_acks():
                     continue

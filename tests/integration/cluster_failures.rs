@@ -179,27 +179,52 @@ fn servers_that_do_not_reach_each_other_fail_no_read() {
     });
 }
 
-/// Servers do not correct datasets, unlike jobs: those of the backup count.
+/// A restored etcd ends no access, and gives none back: the server that knows the latest change writes its
+/// datasets back, also after a restart, and also if another one read the backup before.
 #[test]
-fn datasets_are_those_of_an_etcd_that_was_restored() {
+fn datasets_outlive_an_etcd_that_was_restored() {
     if !have(&[Need::Etcd]) {
         return;
     }
     let (mut etcd, set) = (EtcdCluster::start(1), ClusterData::new(74, SAMPLES.into()));
-    let servers = set.servers::<2>(&etcd, &[], None);
+    let mut servers = set.servers::<2>(&etcd, &[], None);
     let names = |s: &ClusterServer| {
         let text = s.text("/v1/datasets");
-        ["set", "newer"].map(|name| text.contains(&format!("\"{name}\"")))
+        ["set", "newer", "last"].map(|name| text.contains(&format!("\"{name}\"")))
     };
     let in_touch = |s: &ClusterServer| s.metric("fletch_cluster_coordinator_up ") == Some(1.0);
-    etcd.back_up(0);
-    until("all servers are in touch with etcd", SILENCE, || servers.iter().all(in_touch));
+    let all_in_touch = |servers: &[ClusterServer]| {
+        until("all servers are in touch with etcd", SILENCE, || servers.iter().all(in_touch));
+    };
     let (uri, tables) = (set.data.dir.display().to_string(), set.tables.display().to_string());
+    etcd.back_up(0);
+    all_in_touch(&servers);
     servers[0].register("newer", &uri, &tables, None);
     run(command("fletch").args(["unregister", "set", "--server", &servers[1].url]));
-    until("all know the changes", NEWS, || servers.iter().all(|s| names(s) == [false, true]));
+    until("all know the changes", NEWS, || servers.iter().all(|s| names(s) == [false, true, false]));
     etcd.restore(0);
-    until("the datasets are those of the backup", SILENCE, || {
-        servers.iter().all(|s| in_touch(s) && names(s) == [true, false])
+    all_in_touch(&servers);
+    let corrected = |s: &ClusterServer| s.log().contains("wrote its own back");
+    until("one server writes its datasets back", SILENCE, || servers.iter().any(corrected));
+    until("the datasets are the latest ones", NEWS, || {
+        servers.iter().all(|s| names(s) == [false, true, false])
     });
+    assert_eq!(servers.iter().filter(|s| corrected(s)).count(), 1, "the other one loads them");
+    // One server misses the last change, and is the first one in touch with the restored etcd.
+    etcd.back_up(0);
+    all_in_touch(&servers);
+    servers[1].kill();
+    servers[0].register("last", &uri, &tables, None);
+    until("the change is known", NEWS, || names(&servers[0]) == [false, true, true]);
+    servers[0].kill();
+    etcd.restore(0);
+    servers[1].start();
+    until("it reads the backup", SILENCE, || {
+        in_touch(&servers[1]) && names(&servers[1]) == [false, true, false]
+    });
+    servers[0].start();
+    until("both know the last change", SILENCE, || servers.iter().all(|s| names(s) == [false, true, true]));
+    // Changes go on from there.
+    run(command("fletch").args(["unregister", "newer", "--server", &servers[1].url]));
+    until("all know the change", NEWS, || servers.iter().all(|s| names(s) == [false, false, true]));
 }

@@ -346,7 +346,7 @@ impl Server {
             registry,
             reclaims: Reclaims::new(limits.lease_ttl),
             groups: Arc::new(Groups::new(&cluster, state.path())),
-            catalog: Catalog::new(Arc::clone(&registrations), &cluster, effects),
+            catalog: Catalog::new(Arc::clone(&registrations), &cluster, state.path(), effects),
             access_changes,
             origins,
             credentials,

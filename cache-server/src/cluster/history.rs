@@ -83,8 +83,8 @@ impl History {
             state.kept = None;
             tracing::warn!(
                 "etcd went back in time: {why}. A backup of it was restored, or it was replaced. This server \
-                 goes on by the terms of jobs that it remembers, and writes them back; check the registered \
-                 datasets (fletch datasets), and register again what is missing"
+                 goes on by the terms of jobs that it remembers, and writes them back, and the server that \
+                 knows the latest datasets writes those back"
             );
         }
         state.last = Some(now);

@@ -34,7 +34,7 @@ mod steps;
 mod tenure;
 mod view;
 
-pub use etcd::{EtcdError, Event, KeyValue, Op};
+pub use etcd::{EtcdError, Event, KeyValue, Op, Page};
 pub use follower::Follower;
 pub use member::{DrainError, SharedKeys};
 pub use orders::PeerOrder;

@@ -62,6 +62,11 @@ impl Keys {
         format!("{}data/", self.prefix)
     }
 
+    /// Returns the prefix of the keys in which members claim that they know later datasets than etcd.
+    pub fn claims(&self) -> String {
+        format!("{}claims/", self.prefix)
+    }
+
     /// Returns the prefix of everything about jobs.
     pub fn jobs(&self) -> String {
         format!("{}jobs/", self.prefix)

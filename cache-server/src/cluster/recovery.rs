@@ -129,8 +129,7 @@ impl SharedKeys {
         if done.succeeded { Ok(RecoveryMark(done.revision)) } else { Err(RecoverError::Overtaken) }
     }
 
-    /// Writes changes in transactions that etcd takes. Each key of `seen` must have its revision. Returns
-    /// whether all are written; if not, others changed a key.
+    /// Writes changes back to an etcd that lost them. As [`SharedKeys::write_all`].
     ///
     /// # Errors
     /// [`RecoverError::Etcd`].
@@ -139,9 +138,23 @@ impl SharedKeys {
         mark: RecoveryMark,
         changes: Vec<(Op, Option<u64>)>,
     ) -> Result<bool, RecoverError> {
+        Ok(self.write_all(&self.conditions(mark), changes).await?)
+    }
+
+    /// Writes changes in transactions that etcd takes. In each of them the keys of `conditions` must have
+    /// their revisions, and each changed key the revision beside it. Returns whether all are written; if not,
+    /// others changed a key.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn write_all(
+        &self,
+        conditions: &[(String, u64)],
+        changes: Vec<(Op, Option<u64>)>,
+    ) -> Result<bool, EtcdError> {
         let mut changes = changes.into_iter().peekable();
         while changes.peek().is_some() {
-            let (mut compare, mut ops, mut bytes) = (self.conditions(mark), Vec::new(), 0);
+            let (mut compare, mut ops, mut bytes) = (conditions.to_vec(), Vec::new(), 0);
             while let Some((op, seen)) = changes.next_if(|(op, _)| {
                 ops.is_empty() || (ops.len() < BATCH_OPS_MAX && bytes + len_of(op) <= BATCH_BYTES_MAX)
             }) {

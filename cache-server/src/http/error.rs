@@ -157,7 +157,7 @@ impl From<CatalogError> for ApiError {
                 tracing::warn!(error = %why, "a change of the cluster's datasets failed");
                 ApiError::new(Code::NotReady, e.to_string(), hint)
             }
-            CatalogError::NoCluster | CatalogError::Contended => {
+            CatalogError::NoCluster | CatalogError::WentBack | CatalogError::Contended => {
                 ApiError::new(Code::NotReady, e.to_string(), hint)
             }
             CatalogError::Record(..) => {

@@ -8,8 +8,10 @@
 //! I2. A transaction compares what this server knew of the name and of the tenant. So two servers never give
 //!     one name to two datasets, and together do not pass a tenant's quota.
 //! I3. Without etcd reads go on with what was known, also over a restart. Changes are refused.
-//! I4. A change that ends access is confirmed by every member, or names those that did not confirm it.
+//! I4. etcd may go back to a backup. The server that knows the latest change writes its datasets back.
+//! I5. A change that ends access is confirmed by every member, or names those that did not confirm it.
 
+mod position;
 mod records;
 mod shared;
 
@@ -22,7 +24,7 @@ use crate::{
 use fletch_api::Dataset;
 use fletch_core::{DatasetName, Domain, MemberId};
 use shared::Shared;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 use tokio::task::{JoinError, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
@@ -62,6 +64,11 @@ pub enum CatalogError {
     /// A record of a newer format.
     #[error("the coordinator has a record that this server cannot read: {0}: {1}")]
     Record(String, String),
+    /// etcd was restored from a backup.
+    #[error(
+        "etcd has the datasets of a backup, and servers know later changes: they agree on who writes them back"
+    )]
+    WentBack,
     /// Others changed the same at every try.
     #[error("other servers changed the datasets of this tenant at every try")]
     Contended,
@@ -71,10 +78,15 @@ pub enum CatalogError {
 }
 
 impl Catalog {
-    /// Returns the catalog of a server. `effects` is called after each change.
+    /// Returns the catalog of a server. `effects` is called after each change. Blocking.
     #[must_use]
-    pub fn new(local: Arc<Registrations>, cluster: &Arc<ClusterState>, effects: Effects) -> Self {
-        let shared = cluster.shared_keys().map(|keys| Shared::new(keys, Arc::clone(cluster)));
+    pub fn new(
+        local: Arc<Registrations>,
+        cluster: &Arc<ClusterState>,
+        state: &Path,
+        effects: Effects,
+    ) -> Self {
+        let shared = cluster.shared_keys().map(|keys| Shared::new(keys, Arc::clone(cluster), state));
         Catalog { local, effects, shared }
     }
 

@@ -28,11 +28,31 @@ pub struct SeenRecord {
     pub revision: u64,
 }
 
+/// How the revisions of etcd count, where etcd was restored.
+///
+/// The *position* of the datasets is the revision of their last change in etcd and `offset`. It only grows,
+/// also where etcd goes back to an earlier revision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PositionRecord {
+    pub offset: u64,
+    /// The position of the server that writes its datasets back, while it does so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correcting: Option<u64>,
+}
+
+/// A member that knows later datasets than etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimRecord {
+    /// The position of its datasets.
+    pub position: u64,
+}
+
 /// What a key below `data/` is about.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DataKey {
     Dataset(Domain, DatasetName),
     Tenant(Tenant),
+    Position,
     /// The key of a newer build.
     Unknown,
 }
@@ -45,6 +65,19 @@ pub fn tenant_key(keys: &Keys, tenant: &Tenant) -> String {
     format!("{}tenants/{tenant}", keys.data())
 }
 
+pub fn position_key(keys: &Keys) -> String {
+    format!("{}position", keys.data())
+}
+
+/// Reads the record of the position.
+///
+/// # Errors
+/// [`CatalogError::Record`].
+pub fn read_position(kv: &KeyValue) -> Result<PositionRecord, CatalogError> {
+    let bad = |why: String| CatalogError::Record(String::from_utf8_lossy(&kv.key).into_owned(), why);
+    from_text(&kv.value).map_err(bad)
+}
+
 pub fn parse_key(keys: &Keys, key: &[u8]) -> DataKey {
     let key = String::from_utf8_lossy(key);
     let parts: Vec<&str> = key.strip_prefix(&keys.data()).unwrap_or_default().split('/').collect();
@@ -53,6 +86,7 @@ pub fn parse_key(keys: &Keys, key: &[u8]) -> DataKey {
             (Ok(domain), Ok(name)) => DataKey::Dataset(domain, name),
             _ => DataKey::Unknown,
         },
+        ["position"] => DataKey::Position,
         ["tenants", tenant] => Tenant::new(tenant).map_or(DataKey::Unknown, DataKey::Tenant),
         _ => DataKey::Unknown,
     }
@@ -93,6 +127,9 @@ mod tests {
         assert_eq!(parse_key(&keys, key.as_bytes()), DataKey::Dataset(domain.clone(), name.clone()));
         let tenant = Tenant::new("t").expect("name");
         assert_eq!(parse_key(&keys, tenant_key(&keys, &tenant).as_bytes()), DataKey::Tenant(tenant.clone()));
+        assert_eq!(parse_key(&keys, position_key(&keys).as_bytes()), DataKey::Position);
+        let position = PositionRecord { offset: 9, correcting: None };
+        assert_eq!(String::from_utf8_lossy(&to_text(&position)), r#"{"format":1,"offset":9}"#);
         for foreign in ["/fletch/prod/data/jobs/x", "/fletch/prod/data/datasets/a/b/c", "/other", "\u{fffd}"]
         {
             assert_eq!(parse_key(&keys, foreign.as_bytes()), DataKey::Unknown, "{foreign}");

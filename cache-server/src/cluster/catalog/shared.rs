@@ -4,12 +4,17 @@
 //!     everything is read again.
 //! I2. Deletions are executed only while etcd has the cluster that this server joined. An etcd that was wiped
 //!     ends no access.
-//! I3. `seen/ID` is written after the changes are durable in this server's log, and in force.
+//! I3. An etcd that was restored ends no access either, and gives none back (`correction.rs`).
+//! I4. `seen/ID` is written after the changes are durable in this server's log, and in force.
+
+mod correction;
 
 use super::{
     Catalog, CatalogError, Registered, detail,
+    position::Position,
     records::{
-        DataKey, SeenRecord, TenantRecord, dataset_key, dataset_text, parse_key, read_dataset, tenant_key,
+        DataKey, PositionRecord, SeenRecord, TenantRecord, dataset_key, dataset_text, parse_key,
+        position_key, read_dataset, read_position, tenant_key,
     },
 };
 use crate::{
@@ -25,6 +30,7 @@ use fletch_core::{DatasetName, Domain, MemberId, Tenant};
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -62,6 +68,8 @@ struct Known {
     tenants: BTreeMap<Tenant, u64>,
     /// The revision up to which this server has seen all changes. 0: everything must be read.
     cursor: u64,
+    /// What makes a position of a revision.
+    offset: u64,
 }
 
 /// The part of a catalog that a cluster shares.
@@ -71,6 +79,9 @@ pub struct Shared {
     known: Mutex<Known>,
     /// The revision of the last change that this server has executed.
     executed: watch::Sender<u64>,
+    position: Arc<Position>,
+    /// Since when this server claims that it knows later datasets than etcd.
+    claims_since: Mutex<Option<Instant>>,
     sizes: Notify,
     /// Held by whoever executes changes.
     executing: tokio::sync::Mutex<()>,
@@ -78,11 +89,18 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(of: SharedKeys, cluster: Arc<ClusterState>) -> Self {
-        let (executed, sizes) = (watch::Sender::new(0), Notify::new());
-        let (known, executing) = (Mutex::default(), tokio::sync::Mutex::default());
-        let follower = Follower::new("datasets");
-        Shared { of, cluster, known, executed, sizes, executing, follower }
+    pub fn new(of: SharedKeys, cluster: Arc<ClusterState>, state: &Path) -> Self {
+        Shared {
+            of,
+            cluster,
+            known: Mutex::default(),
+            executed: watch::Sender::new(0),
+            position: Arc::new(Position::open(state)),
+            claims_since: Mutex::default(),
+            sizes: Notify::new(),
+            executing: tokio::sync::Mutex::default(),
+            follower: Follower::new("datasets"),
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -111,7 +129,12 @@ impl Shared {
         let uid = self.cluster.uid().ok_or(CatalogError::NoCluster)?;
         let mut page = self.of.etcd.read_prefix(&self.of.keys.data()).await?;
         let (cluster, _) = self.check_cluster().await?;
-        if !catalog.local.is_copy_of(&uid) && self.bring(catalog, cluster, &page.keys).await? {
+        let is_member = catalog.local.is_copy_of(&uid);
+        if is_member && self.is_ahead_of(&uid, &page.keys)? {
+            self.correct(catalog, (&uid, cluster), &page).await?;
+            page = self.of.etcd.read_prefix(&self.of.keys.data()).await?;
+        }
+        if !is_member && self.bring(catalog, cluster, &page.keys).await? {
             page = self.of.etcd.read_prefix(&self.of.keys.data()).await?;
         }
         let mut known = Known { cluster, cursor: page.revision, ..Known::default() };
@@ -129,11 +152,18 @@ impl Shared {
                 DataKey::Tenant(tenant) => {
                     known.tenants.insert(tenant, kv.mod_revision);
                 }
+                DataKey::Position => known.offset = read_position(kv)?.offset,
                 DataKey::Unknown => {}
             }
         }
-        let local = Arc::clone(&catalog.local);
-        let applied = spawn_blocking(move || local.adopt(&uid, all)).await??;
+        let (local, position) = (Arc::clone(&catalog.local), Arc::clone(&self.position));
+        let reached = executed.saturating_add(known.offset);
+        let adopt = move || {
+            let applied = local.adopt(&uid, all)?;
+            position.reach(&uid, reached);
+            Ok::<_, RegisterError>(applied)
+        };
+        let applied = spawn_blocking(adopt).await??;
         *self.known() = known;
         self.executed.send_replace(executed);
         self.take_effect(catalog, &applied);
@@ -178,6 +208,9 @@ impl Shared {
             wanted.insert(key, dataset_text(&own, own.bytes()));
             wanted.insert(tenant_key(keys, &own.tenant), to_text(&TenantRecord {}));
         }
+        // Later than all that servers know, so that none of them corrects it.
+        let uid = self.cluster.uid().ok_or(RecoverError::NeverJoined)?;
+        wanted.insert(position_key(keys), to_text(&self.position_after(&uid, 0)));
         // A recovery that was interrupted may have written the datasets of another server.
         let page = self.of.etcd.read_prefix(&keys.data()).await?;
         let mut changes = Vec::new();
@@ -208,7 +241,7 @@ impl Shared {
         }
         let mut changes = Vec::new();
         let mut noted: Vec<(DatasetKey, Option<KnownRecord>)> = Vec::new();
-        let mut tenants = Vec::new();
+        let (mut tenants, mut offset) = (Vec::new(), self.known().offset);
         for event in &new {
             match parse_key(&self.of.keys, &event.kv.key) {
                 DataKey::Dataset(domain, name) if event.is_delete() => {
@@ -224,14 +257,22 @@ impl Shared {
                     ));
                 }
                 DataKey::Tenant(tenant) => tenants.push((tenant, event.kv.mod_revision)),
+                DataKey::Position if event.is_delete() => offset = 0,
+                DataKey::Position => offset = read_position(&event.kv)?.offset,
                 DataKey::Unknown => {}
             }
         }
-        let local = Arc::clone(&catalog.local);
-        let applied = spawn_blocking(move || local.apply(changes)).await??;
+        let (local, position) = (Arc::clone(&catalog.local), Arc::clone(&self.position));
+        let uid = self.cluster.uid().ok_or(CatalogError::NoCluster)?;
+        let apply = move || {
+            let applied = local.apply(changes)?;
+            position.reach(&uid, revision.saturating_add(offset));
+            Ok::<_, RegisterError>(applied)
+        };
+        let applied = spawn_blocking(apply).await??;
         {
             let mut known = self.known();
-            known.cursor = revision;
+            (known.cursor, known.offset) = (revision, offset);
             known.tenants.extend(tenants);
             for (key, now) in noted {
                 match now {

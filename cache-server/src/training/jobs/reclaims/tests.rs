@@ -14,8 +14,8 @@ fn record() -> Record {
 
 /// A report of a process that knows of an epoch that had not begun, or that was never served.
 fn report(rank: u32, process: &str, unserved: bool) -> Reclaim {
-    let loader =
-        Loader { id: process.repeat(32), host: "h".into(), pid: 1, since_ms: 1, ..Loader::default() };
+    let (id, host) = (process.repeat(32), "h".to_owned());
+    let loader = Loader { id, host, pid: 1, since_ms: 1, take_over: false, leave: false };
     let epochs = vec![ReclaimedEpoch { epoch: 4, record: String::new() }];
     Reclaim { rank, loader: Some(loader), epochs, unserved, ..Reclaim::default() }
 }

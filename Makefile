@@ -26,7 +26,7 @@ export FLETCH_TEST_REQUIRE
     accept-lines accept-lost-servers accept-lost-tests accept-mistakes accept-mount accept-neighbour \
     accept-old-names accept-outside accept-page accept-paragraphs accept-paused-primary accept-pool \
     accept-queries accept-questions accept-readme accept-sentences accept-servers accept-structure \
-    accept-test-time
+    accept-test-time accept-two-releases
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -223,6 +223,19 @@ accept-clusters: ## no way to divide a cache slows jobs down less, in simulated 
 accept-servers: programs ## several servers and etcd: disks, lost owners, restarts (NEXT=), stale views
 	FLETCH_CLUSTER=full $(if $(NEXT),FLETCH_NEXT_SERVER="$(abspath $(NEXT))") \
 	    $(TREE) --no-capture -j1 -E 'binary(/^cluster/)'
+
+# RELEASE_BEFORE= is the newest tag, or while there is none the commit before servers proved their leases.
+# BEFORE_BIN= names a folder with programs that are built already.
+RELEASE_BEFORE ?= $(or $(shell git describe --tags --abbrev=0 HEAD^ 2>/dev/null),4c0128d5)
+BEFORE_DIR ?= $(abspath $(TARGET))/release-before
+TWO_RELEASES := binary(cluster_releases) or test(=a_rolling_restart_fails_no_read_and_loses_no_sample) \
+    or test(=how_to_back_up_and_upgrade_does_what_it_says)
+accept-two-releases: programs ## a rolling upgrade from the release before, and back, under mounts and jobs
+	$(if $(BEFORE_BIN),,CARGO="$(CARGO)" JOBS=$(JOBS) \
+	    tests/release_before.sh "$(RELEASE_BEFORE)" "$(BEFORE_DIR)")
+	FLETCH_TEST_BEFORE="$(abspath $(or $(BEFORE_BIN),$(BEFORE_DIR)/release))" \
+	    $(TREE) --no-capture -j1 --test cluster_releases --test cluster_jobs --test documents \
+	    -E '$(TWO_RELEASES)'
 
 accept-dashboards: programs chart ## every query of every panel returns data of a real server under load
 	FLETCH_DASHBOARDS=full $(TREE) --test dashboards --no-capture -j1

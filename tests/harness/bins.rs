@@ -58,6 +58,13 @@ pub fn command(name: &str) -> Command {
     command
 }
 
+/// Returns a program of the release before, from the folder that `FLETCH_TEST_BEFORE` names.
+#[must_use]
+pub fn before(name: &str) -> Option<PathBuf> {
+    let dir = std::env::var_os("FLETCH_TEST_BEFORE").filter(|dir| !dir.is_empty())?;
+    Some(PathBuf::from(dir).join(name))
+}
+
 /// Removes the `FLETCH_*` variables of this process from a command.
 #[must_use]
 pub fn without_variables(mut c: Command) -> Command {

@@ -1,6 +1,6 @@
 //! A dataset with its tables, and servers of a cluster that know it under the name [`NAME`].
 
-use crate::bins::{command, run, stdout};
+use crate::bins::{bin, command, run, stdout};
 use crate::cluster::{ClusterServer, EtcdCluster, agreed};
 use crate::readers::Data;
 use crate::watch::until;
@@ -64,10 +64,26 @@ impl ClusterData {
         more: &[&str],
         token: Option<&Path>,
     ) -> [ClusterServer; N] {
+        self.servers_of(&[&bin("fletch-server")], etcd, more, token)
+    }
+
+    /// As [`Self::servers`], of several builds of the server, in turn.
+    ///
+    /// # Panics
+    /// If they do not start, or do not agree.
+    #[must_use]
+    pub fn servers_of<const N: usize>(
+        &self,
+        programs: &[&Path],
+        etcd: &EtcdCluster,
+        more: &[&str],
+        token: Option<&Path>,
+    ) -> [ClusterServer; N] {
         let words = [&["--cache-free-floor=0"], more].concat();
         let ids = ["a", "b", "c"];
         let servers: [ClusterServer; N] = std::array::from_fn(|i| {
             let mut server = ClusterServer::new(ids[i], etcd, &words);
+            server.set_program(programs[i % programs.len()]);
             server.start();
             server
         });

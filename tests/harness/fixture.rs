@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -269,8 +269,16 @@ impl Mounted {
     /// If it does not get usable.
     #[must_use]
     pub fn start(server: &str, dir: PathBuf, log: &Path, words: &[&str]) -> Self {
+        Mounted::start_by(command("fletch-mount"), server, dir, log, words)
+    }
+
+    /// As [`Mounted::start`], by a build of `fletch-mount`.
+    ///
+    /// # Panics
+    /// If it does not get usable.
+    #[must_use]
+    pub fn start_by(mut c: Command, server: &str, dir: PathBuf, log: &Path, words: &[&str]) -> Self {
         let (name, more) = words.split_first().expect("a name");
-        let mut c = command("fletch-mount");
         c.arg(name)
             .arg(&dir)
             .args(["--server", server])

@@ -1,4 +1,5 @@
-//! Concurrent HTTP readers that know only the server's URLs, and datasets with the hashes that they must get.
+//! Concurrent HTTP readers that know only the server's URLs, readers of mounts, and datasets with the hashes
+//! that they must get.
 
 use crate::fixture::Site;
 use fletch_core::Hash;
@@ -7,12 +8,14 @@ use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
     fs,
+    io::Read,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -185,4 +188,50 @@ async fn get(http: &reqwest::Client, url: &str) -> Option<Vec<u8>> {
         }
     }
     said(&"429 a hundred times")
+}
+
+/// Reads a file past the page cache.
+fn read_directly(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let flags = nix::fcntl::OFlag::O_DIRECT.bits();
+    fs::File::options().read(true).custom_flags(flags).open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What a reader of a mount met.
+#[derive(Debug, Default)]
+pub struct MountReads {
+    /// Reads that returned the right bytes.
+    pub reads: u64,
+    /// The files whose read failed or returned other bytes, with the reason.
+    pub failed: Vec<String>,
+    /// The longest time of a read.
+    pub longest: Duration,
+}
+
+impl MountReads {
+    /// Adds what another reader met.
+    pub fn add(&mut self, other: MountReads) {
+        self.reads += other.reads;
+        self.failed.extend(other.failed);
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
+/// Reads all files of a mount again and again, until `stop` is set after a whole pass.
+#[must_use]
+pub fn read_until(stop: &AtomicBool, dir: &Path, files: &[(String, Hash)]) -> MountReads {
+    let mut met = MountReads::default();
+    while !stop.load(SeqCst) {
+        for (path, hash) in files {
+            let begun = Instant::now();
+            match read_directly(&dir.join(path)) {
+                Ok(bytes) if Hash::of(&bytes) == *hash => met.reads += 1,
+                Ok(_) => met.failed.push(format!("{path}: wrong bytes")),
+                Err(e) => met.failed.push(format!("{path}: {e}")),
+            }
+            met.longest = met.longest.max(begun.elapsed());
+        }
+    }
+    met
 }

@@ -6,10 +6,11 @@ use fletch_client::{
     epochs::{JobHandle, Next, ReceivedSum},
 };
 use fletch_core::{Hash, plan::Tail};
-use fletch_tests::bins::{Running, bin, command, run, stdout, without_variables};
+use fletch_tests::bins::{Running, before, bin, command, run, stdout, without_variables};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::cluster_data::ClusterData;
 use fletch_tests::fixture::Mounted;
+use fletch_tests::readers::read_until;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
@@ -17,7 +18,6 @@ use parking_lot::Mutex;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -360,54 +360,26 @@ fn rounds() -> usize {
     if std::env::var("FLETCH_CLUSTER").is_ok() { 5 } else { 1 }
 }
 
-/// The builds of the server that a rolling restart goes through, a round each. `FLETCH_NEXT_SERVER` names a
-/// build of another minor version; then the servers go to that build and back.
-fn builds() -> Vec<PathBuf> {
+/// The build that the servers start with, and those that a rolling restart goes to, a round each.
+///
+/// [`before`] is a build of an earlier release: the servers start with it, are upgraded, go back and are
+/// upgraded again. `FLETCH_NEXT_SERVER` names a later build, to which the servers go and back.
+fn builds() -> (PathBuf, Vec<PathBuf>) {
     let own = bin("fletch-server");
-    match std::env::var_os("FLETCH_NEXT_SERVER") {
-        Some(next) => {
-            let version = |program: &Path| stdout(&run(Command::new(program).arg("--version")));
-            let (of_next, of_own) = (version(Path::new(&next)), version(&own));
-            assert_ne!(of_next, of_own, "FLETCH_NEXT_SERVER is a build of the same version");
-            eprintln!("from {} to {} and back", of_own.trim(), of_next.trim());
-            (0..rounds().max(2))
-                .map(|n| if n % 2 == 0 { PathBuf::from(&next) } else { own.clone() })
-                .collect()
-        }
-        None => vec![own; rounds()],
+    let other = |program: PathBuf| {
+        let bytes = |program: &Path| fs::read(program).expect("a build of the server");
+        assert!(bytes(&program) != bytes(&own), "{} is the build of this test", program.display());
+        program
+    };
+    let next = std::env::var_os("FLETCH_NEXT_SERVER").map(PathBuf::from);
+    let in_turn = |one: &Path, two: &Path, rounds: usize| {
+        (0..rounds).map(|n| if n % 2 == 0 { one } else { two }.to_owned()).collect()
+    };
+    match (before("fletch-server").map(other), next.map(other)) {
+        (Some(before), _) => (before.clone(), in_turn(&own, &before, 3)),
+        (None, Some(next)) => (own.clone(), in_turn(&next, &own, rounds().max(2))),
+        (None, None) => (own.clone(), vec![own; rounds()]),
     }
-}
-
-/// Reads a file past the page cache.
-fn read_directly(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let flags = nix::fcntl::OFlag::O_DIRECT.bits();
-    fs::File::options().read(true).custom_flags(flags).open(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// What a reader of a mount met: reads, failed reads, and the longest time of one.
-#[derive(Debug, Default)]
-struct MountReads {
-    reads: u64,
-    failed: Vec<String>,
-    longest: Duration,
-}
-
-fn read_until(stop: &AtomicBool, dir: &Path, files: &[(String, Hash)]) -> MountReads {
-    let mut met = MountReads::default();
-    while !stop.load(SeqCst) {
-        for (path, hash) in files {
-            let begun = Instant::now();
-            match read_directly(&dir.join(path)) {
-                Ok(bytes) if Hash::of(&bytes) == *hash => met.reads += 1,
-                Ok(_) => met.failed.push(format!("{path}: wrong bytes")),
-                Err(e) => met.failed.push(format!("{path}: {e}")),
-            }
-            met.longest = met.longest.max(begun.elapsed());
-        }
-    }
-    met
 }
 
 /// Takes all leases of a rank, in steps of `step`. Returns the longest time of a step beyond that.
@@ -431,12 +403,20 @@ async fn a_rolling_restart_fails_no_read_and_loses_no_sample() {
     }
     let etcd = EtcdCluster::start(1);
     let set = ClusterData::new(9, SAMPLES.into());
-    let mut servers = set.servers::<3>(&etcd, &[], None);
+    let (first, builds) = builds();
+    let mut servers = set.servers_of::<3>(&[&first], &etcd, &[], None);
     let view = agreed(&servers.each_ref(), "a:up b:up c:up", NEWS);
     let list = servers.each_ref().map(|s| s.url.as_str()).join(",");
     let dir = set.scratch.path().join("mnt");
     fs::create_dir(&dir).expect("a directory");
     let mounted = Mounted::start(&list, dir.clone(), &set.scratch.path().join("mount.log"), &["set"]);
+    // Mounts are upgraded when it suits, so one of the release before reads, too.
+    let older = before("fletch-mount").map(|program| {
+        let (dir, log) = (set.scratch.path().join("older"), set.scratch.path().join("older.log"));
+        fs::create_dir(&dir).expect("a directory");
+        let program = without_variables(Command::new(program));
+        Mounted::start_by(program, &list, dir, &log, &["set"])
+    });
     let mut jobs = Vec::new();
     for (name, order) in [("ordered", OrderKind::Strict), ("swept", OrderKind::Substitute)] {
         let mut ranks = Vec::new();
@@ -448,10 +428,10 @@ async fn a_rolling_restart_fails_no_read_and_loses_no_sample() {
     }
     let (stop, files) = (AtomicBool::new(false), set.data.files.clone());
     // Twelve steps for each rank, which outlast the restarts.
-    let builds = builds();
     let step = Duration::from_millis(400 * builds.len() as u64);
     let (met, slowest, restarts) = thread::scope(|scope| {
         let reading = scope.spawn(|| read_until(&stop, &dir, &files));
+        let by_older = older.as_ref().map(|m| scope.spawn(|| read_until(&stop, &m.dir, &files)));
         let restarting = scope.spawn(|| {
             let mut longest = Duration::ZERO;
             for build in &builds {
@@ -473,12 +453,19 @@ async fn a_rolling_restart_fails_no_read_and_loses_no_sample() {
         });
         let restarts = restarting.join().expect("restarted");
         stop.store(true, SeqCst);
-        (reading.join().expect("read"), slowest.into_iter().max().expect("ranks"), restarts)
+        let mut met = reading.join().expect("read");
+        if let Some(reading) = by_older {
+            met.add(reading.join().expect("read"));
+        }
+        (met, slowest.into_iter().max().expect("ranks"), restarts)
     });
-    drop(mounted);
+    drop((mounted, older));
     eprintln!(
-        "{} reads, the longest {:?}; steps waited {slowest:?}, restarts took {restarts:?}",
-        met.reads, met.longest
+        "{} rounds: {} reads, {} failed, the longest {:?}; steps waited {slowest:?}, restarts {restarts:?}",
+        builds.len(),
+        met.reads,
+        met.failed.len(),
+        met.longest
     );
     assert!(met.failed.is_empty() && met.reads > 0, "{:?}", met.failed);
     let pause = Duration::from_secs(5) + restarts;

@@ -91,6 +91,11 @@ impl History {
         state.kept.is_none_or(|(kept, at)| kept != now && at.elapsed() >= KEEP_EVERY)
     }
 
+    /// Notes a loss that something else than these numbers showed.
+    pub fn note_loss(&self) {
+        self.losses.fetch_add(1, Relaxed);
+    }
+
     /// Keeps the last numbers for the next start. Blocking.
     pub fn keep(&self) {
         let Some(now) = self.state.lock().last else { return };

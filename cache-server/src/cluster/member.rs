@@ -242,6 +242,11 @@ impl EtcdMember {
         self.own.lock().uid.clone()
     }
 
+    /// Notes that etcd lost changes.
+    pub fn note_history_loss(&self) {
+        self.history.note_loss();
+    }
+
     pub fn stats(&self) -> ClusterStats {
         let is_coordinator_up = self.contact.lock().is_up;
         let (failed_calls, history_losses) = (self.etcd.failed(), self.history.losses());

@@ -253,6 +253,13 @@ impl ClusterState {
         }
     }
 
+    /// Notes that etcd lost changes, for metrics.
+    fn note_history_loss(&self) {
+        if let Coordinator::Etcd(member) = &self.coordinator {
+            member.note_history_loss();
+        }
+    }
+
     /// Returns numbers for metrics.
     #[must_use]
     pub fn stats(&self) -> ClusterStats {

@@ -112,7 +112,8 @@ fn check_type(method: &Method, request: &HeaderMap) -> ApiResult<()> {
         return Ok(());
     }
     let sent = first.map_or_else(|| "no Content-Type".to_owned(), |v| format!("Content-Type {v:?}"));
-    let hint = "send `Content-Type: application/json`";
+    let hint = "send `Content-Type: application/json`; with a saved state or a ledger, \
+        `application/vnd.fletch.ledger`";
     Err(ApiError::new(Code::UnsupportedType, format!("the {method} request has {sent}"), hint))
 }
 

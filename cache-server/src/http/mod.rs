@@ -126,7 +126,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(peers::file))
         .routes(documented!(peers::evict))
         .routes(documented!(peers::hold_warmup))
-        .routes(documented!(moves::take))
+        .routes(documented!(moves::takes, moves::take))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
         .routes(documented!(cluster::origins))

@@ -4,7 +4,8 @@
 //! POST …/move, or a drain ─▶ stop the group's jobs ─▶ read their ledgers ─▶ etcd: another primary
 //!                                                                 └▶ PUT /v1/peers/jobs/{id} ─▶ served there
 //! ```
-//! The ranks wait for a moment. If this server dies before the ledgers are there, they reclaim.
+//! The other server is asked first whether it takes ledgers. The ranks wait for a moment. If this server dies
+//! before the ledgers are there, they reclaim.
 
 use super::{
     error::{ApiError, ApiResult},
@@ -26,11 +27,13 @@ use axum::{
     http::{Method, StatusCode},
 };
 use fletch_api::{Code, MoveJob, MovedJobs, Problem, routes};
-use fletch_core::MemberId;
+use fletch_core::{Domain, MemberId};
 use std::{sync::Arc, time::Duration};
 
 /// How long the server that gets a job may take to open it.
 const GIVE_WITHIN: Duration = Duration::from_secs(30);
+/// How long that server may take to say that it takes jobs.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How long that server waits for the news of etcd that it has the job.
 const NEWS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -88,6 +91,18 @@ async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
     let _one = server.reclaims.restoring.lock().await;
     // The ledgers stay where they are until the other server has them.
     let _still = server.groups.hold_still().await;
+    // A server of an earlier release would have the jobs without their ledgers.
+    let order = PeerOrder {
+        method: Method::GET,
+        path: routes::peer_job(id),
+        domain: Domain::default_domain(),
+        body: None,
+    };
+    if let Err(error) = server.cluster.order_one(to, &order, ANSWER_WITHIN).await {
+        let told = format!("server {to} does not say that it takes jobs with their ledgers: {error}");
+        let hint = "if it is of an earlier release, upgrade it first; `fletch cluster check` names its build";
+        return Err(ApiError::new(Code::NotReady, told, hint));
+    }
     let ids = server.groups.jobs_with(id);
     let mut taken = Vec::new();
     let mut failed = None;
@@ -129,6 +144,24 @@ async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
             Err(ApiError::new(Code::NotReady, told, hint))
         }
     }
+}
+
+/// Says that this server takes jobs of other servers with their ledgers. Earlier releases do not.
+#[utoipa::path(
+    get, path = "/v1/peers/jobs/{id}", tag = "peers",
+    params(
+        ("id" = String, Path, description = "Id of any job"),
+        ("Fletch-Domain" = String, Header, description = "Any domain"),
+        ("Fletch-View" = u64, Header, description = "Number of the view of the server that asks"),
+    ),
+    responses(
+        (status = 204, description = "It takes jobs"),
+        (status = 403, description = "The caller is no server of the cluster", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn takes(_asked: PeerRead) -> StatusCode {
+    StatusCode::NO_CONTENT
 }
 
 /// Takes a job of another server, with its ledgers.

@@ -399,7 +399,10 @@ impl WaitingJob {
     pub fn words(&self) -> String {
         if !self.waits_for.is_empty() {
             let ranks: Vec<String> = self.waits_for.iter().map(u32::to_string).collect();
-            return format!("waits until rank {} says what it consumed", ranks.join(", "));
+            return match &ranks[..] {
+                [rank] => format!("waits until rank {rank} says what it consumed"),
+                _ => format!("waits until ranks {} say what they consumed", ranks.join(", ")),
+            };
         }
         let state =
             if self.is_gone { "which is down or has lost its state directory" } else { "which restarts" };

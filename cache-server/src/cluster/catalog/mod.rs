@@ -65,9 +65,7 @@ pub enum CatalogError {
     #[error("the coordinator has a record that this server cannot read: {0}: {1}")]
     Record(String, String),
     /// etcd was restored from a backup.
-    #[error(
-        "etcd has the datasets of a backup, and servers know later changes: they agree on who writes them back"
-    )]
+    #[error("etcd has the datasets of a backup; the server that knows the latest change writes its own back")]
     WentBack,
     /// Others changed the same at every try.
     #[error("other servers changed the datasets of this tenant at every try")]

@@ -202,7 +202,14 @@ impl RankRecords {
     /// Notes that a batch is handed out. Returns whether it counts: `false` if its lease is void.
     pub(super) fn hold(&self, (epoch, rank, lease): (u64, u32, u64), grant: &GrantRecord) -> bool {
         let mut records = self.0.lock();
-        if grant.term == 0 || !records.ranks.contains_key(&rank) {
+        if !records.ranks.contains_key(&rank) {
+            return true;
+        }
+        if grant.term == 0 {
+            // A server of an earlier release granted it, and gives no record. So nothing may be reported.
+            if let Some(of) = records.of(epoch, rank) {
+                of.is_stale = true;
+            }
             return true;
         }
         let void_below = records.void_below;
@@ -447,6 +454,19 @@ mod tests {
         alone.joining(3, 1);
         alone.joins_not(1);
         assert!(!alone.is_in_use() && alone.report().is_empty());
+    }
+
+    #[test]
+    fn what_a_server_of_an_earlier_release_granted_is_no_part_of_a_report() {
+        let records = RankRecords::default();
+        records.joined((3, 1), None, OF_JOB).expect("not begun");
+        assert!(records.hold((3, 1, BIG), &grant(0, &[1, 2])) && records.report().is_empty());
+        assert!(!records.needs_request(3, 1, &grant(0, &[3])), "that server has no record to give");
+        // It was upgraded.
+        assert!(records.needs_request(3, 1, &grant(1, &[3])));
+        records.joined((3, 1), Some(&state()), OF_JOB).expect("a record");
+        assert!(records.hold((3, 1, BIG + 1), &grant(1, &[3])));
+        assert_eq!(reported(&records).held.len(), 1);
     }
 
     #[test]

@@ -46,8 +46,8 @@ impl Shared {
         Ok((record, last.saturating_add(record.offset)))
     }
 
-    /// Returns whether this server knows changes that etcd does not have, or may lack: another server began to
-    /// write its datasets back.
+    /// Returns whether this server knows changes that etcd does not have, or may lack, because another server
+    /// began to write its datasets back.
     ///
     /// # Errors
     /// [`CatalogError::Record`].
@@ -83,6 +83,7 @@ impl Shared {
         let since = *self.claims_since.lock();
         let (Some(since), true) = (since, claims.iter().any(|kv| kv.key == me.as_bytes())) else {
             *self.claims_since.lock() = Some(Instant::now());
+            self.cluster.note_history_loss();
             tracing::warn!(
                 "etcd has the datasets of a backup, and this server knows later changes; the server that \
                  knows the latest one writes them back"

@@ -221,7 +221,7 @@ async fn a_lost_server_of_the_release_before_repeats_no_sample() {
     let name = rank.job.info().name.clone();
     until("the job waits for its server", SILENCE, || {
         let (code, text) = stage.fletch(0, &["jobs", "list"]);
-        code == Some(0) && text.contains(&format!("{name} waits for b, which is down"))
+        code == Some(0) && text.contains(&name.to_string()) && text.contains("waits for b, which is down")
     });
     // For as long as ranks take to bring a job along.
     tokio::time::sleep(SILENCE).await;

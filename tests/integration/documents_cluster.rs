@@ -500,7 +500,7 @@ async fn jobs_are_moved_and_restored_as_the_documents_say() {
     let listed = || reader.run("fletch jobs list", &[]);
     until("the jobs are listed as waiting", MOVE, || {
         let (code, text) = listed();
-        code == 0 && text.contains("waits until rank 2, 3 says") && text.matches("which is down").count() == 2
+        code == 0 && text.contains("waits until ranks 2, 3 say") && text.matches("which is down").count() == 2
     });
     let prometheus = Prometheus::scrape(&rig.servers[living].url);
     let variables = [("FLETCH_SERVER", rig.servers[living].url.as_str()), ("PROMETHEUS", prometheus.url())];

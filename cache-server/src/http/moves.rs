@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     app::server::Server,
-    cluster::PeerOrder,
+    cluster::{PeerOrder, groups::GroupError},
     tenancy::auth::{Principal, Role},
     training::jobs::MovedJob,
 };
@@ -91,6 +91,9 @@ async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
     let _one = server.reclaims.restoring.lock().await;
     // The ledgers stay where they are until the other server has them.
     let _still = server.groups.hold_still().await;
+    if server.cluster.view().incarnation_of(to).is_none() {
+        return Err(GroupError::NoMember(to.to_string()).into());
+    }
     // A server of an earlier release would have the jobs without their ledgers.
     let order = PeerOrder {
         method: Method::GET,
@@ -101,7 +104,8 @@ async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
     if let Err(error) = server.cluster.order_one(to, &order, ANSWER_WITHIN).await {
         let told = format!("server {to} does not say that it takes jobs with their ledgers: {error}");
         let hint = "if it is of an earlier release, upgrade it first; `fletch cluster check` names its build";
-        return Err(ApiError::new(Code::NotReady, told, hint));
+        // No error that is tried again elsewhere: the others do not have the job.
+        return Err(ApiError::new(Code::BadRequest, told, hint));
     }
     let ids = server.groups.jobs_with(id);
     let mut taken = Vec::new();

@@ -4,6 +4,7 @@ use crate::bins::{bin, command, run, stdout};
 use crate::cluster::{ClusterServer, EtcdCluster, agreed};
 use crate::readers::Data;
 use crate::watch::until;
+use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +16,28 @@ pub const NAME: &str = "set";
 const NEWS: Duration = Duration::from_secs(3);
 /// The length of each file, in bytes.
 const FILE_BYTES: u64 = 3_000;
+
+/// Returns the declaration of a job that reads the dataset.
+///
+/// # Panics
+/// If the name is none of a job.
+#[must_use]
+pub fn declaration(name: &str, order: OrderKind, world: WorldSpec) -> StartJob {
+    StartJob {
+        name: name.parse().expect("name"),
+        dataset: Some(NAME.parse().expect("name")),
+        version: None,
+        root: None,
+        layout: None,
+        seed: Some(11),
+        order,
+        buckets: None,
+        replay: None,
+        plan: PlanSpec::default(),
+        world,
+        visitation: Visitation::ExactlyOnce,
+    }
+}
 
 /// A dataset with its tables.
 #[derive(Debug)]

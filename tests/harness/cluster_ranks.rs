@@ -2,9 +2,9 @@
 //! train and say what they consumed.
 
 use crate::cluster::{ClusterServer, EtcdCluster, agreed};
-use crate::cluster_data::ClusterData;
+use crate::cluster_data::{ClusterData, declaration};
 use crate::watch::until;
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_api::{BatchTimes, OrderKind, StartJob, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, ClientError, Endpoint,
     epochs::{JobHandle, Next, ReceivedSum},
@@ -108,20 +108,7 @@ impl RankStage {
 }
 
 pub fn ask(name: &str, order: OrderKind, ranks: u32) -> StartJob {
-    StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks, batch: 4 * ranks, tail: Tail::Pad },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration(name, order, WorldSpec { ranks, batch: 4 * ranks, tail: Tail::Pad })
 }
 
 /// What all ranks of a job consumed.

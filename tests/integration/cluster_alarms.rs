@@ -1,7 +1,7 @@
 //! A real etcd, and what servers of a cluster say aloud: jobs that wait for a lost server, and servers that
 //! refuse each other.
 
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_api::{BatchTimes, OrderKind, StartJob, WorldSpec};
 use fletch_client::{
     Client, ClientConfig,
     epochs::{JobHandle, Next},
@@ -10,7 +10,7 @@ use fletch_core::plan::Tail;
 use fletch_testkit::scripted::{self, ScriptedServer};
 use fletch_tests::bins::{command, repo};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
-use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::cluster_data::{ClusterData, declaration};
 use fletch_tests::console::blocks;
 use fletch_tests::monitored::run_block;
 use fletch_tests::require::{Need, have};
@@ -28,20 +28,7 @@ fn client(server: &ClusterServer) -> Client {
 }
 
 fn ask(name: &str) -> StartJob {
-    StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order: OrderKind::Strict,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration(name, OrderKind::Strict, WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop })
 }
 
 /// Takes and acknowledges one lease.

@@ -1,7 +1,7 @@
 //! Failures of the table in CLUSTER that no other test makes happen: servers without etcd that restart, and
 //! servers that do not reach etcd or each other.
 
-use fletch_api::{BatchTimes, Code, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_api::{BatchTimes, Code, OrderKind, StartJob, WorldSpec};
 use fletch_client::{
     Client, ClientConfig,
     epochs::{JobHandle, Next},
@@ -9,7 +9,7 @@ use fletch_client::{
 use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::{command, run};
 use fletch_tests::cluster::{ClusterServer, Edge, EtcdCluster, agreed};
-use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::cluster_data::{ClusterData, declaration};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use std::thread;
@@ -29,20 +29,7 @@ fn client(server: &ClusterServer) -> Client {
 }
 
 fn ask() -> StartJob {
-    StartJob {
-        name: "run".parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order: OrderKind::Strict,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration("run", OrderKind::Strict, WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop })
 }
 
 /// Takes and acknowledges at most `leases` leases. Returns their entries.

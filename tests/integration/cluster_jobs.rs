@@ -1,6 +1,6 @@
 //! Several servers and a real etcd: each job lives on one server, and every rank may name any of them.
 
-use fletch_api::{BatchTimes, Code, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_api::{BatchTimes, Code, OrderKind, StartJob, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, ClientError, Endpoint, TokenSource,
     epochs::{JobHandle, Next, ReceivedSum},
@@ -8,7 +8,7 @@ use fletch_client::{
 use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::{Running, before, bin, command, run, stdout, without_variables};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
-use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::cluster_data::{ClusterData, declaration};
 use fletch_tests::fixture::Mounted;
 use fletch_tests::readers::read_until;
 use fletch_tests::require::{Need, have};
@@ -47,20 +47,7 @@ fn client_of(url: &str, token: Option<&Path>) -> Client {
 }
 
 fn ask(name: &str, order: OrderKind) -> StartJob {
-    StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: RANKS, batch: BATCH, tail: Tail::Drop },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration(name, order, WorldSpec { ranks: RANKS, batch: BATCH, tail: Tail::Drop })
 }
 
 /// The entries that all ranks acknowledged, and the sum of what they received.

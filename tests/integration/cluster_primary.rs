@@ -1,13 +1,13 @@
 //! A real etcd, and a primary that loses it or is paused: it confirms nothing that another server may have.
 
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, headers};
+use fletch_api::{BatchTimes, OrderKind, StartJob, WorldSpec, headers};
 use fletch_client::{
     Client, ClientConfig,
     epochs::{JobHandle, Next},
 };
 use fletch_core::plan::Tail;
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
-use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::cluster_data::{ClusterData, declaration};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
@@ -86,20 +86,7 @@ fn client(server: &ClusterServer) -> Client {
 }
 
 fn ask() -> StartJob {
-    StartJob {
-        name: "run".parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order: OrderKind::Strict,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration("run", OrderKind::Strict, WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop })
 }
 
 /// Takes and acknowledges at most `leases` leases. Returns their entries.

@@ -1,7 +1,7 @@
 //! A real etcd that loses its keys, or holds many long ones: the servers write back what they hold, and read
 //! everything.
 
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_api::{BatchTimes, OrderKind, StartJob, WorldSpec};
 use fletch_client::{
     Client, ClientConfig,
     epochs::{JobHandle, Next},
@@ -9,7 +9,7 @@ use fletch_client::{
 use fletch_core::plan::Tail;
 use fletch_tests::bins::{command, repo};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
-use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::cluster_data::{ClusterData, declaration};
 use fletch_tests::console::blocks;
 use fletch_tests::monitored::run_block;
 use fletch_tests::require::{Need, have};
@@ -27,20 +27,7 @@ fn client(server: &ClusterServer) -> Client {
 }
 
 fn ask(name: &str, order: OrderKind) -> StartJob {
-    StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration(name, order, WorldSpec { ranks: 1, batch: BATCH, tail: Tail::Drop })
 }
 
 /// Takes and acknowledges at most `leases` leases. Returns their entries.

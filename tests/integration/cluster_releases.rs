@@ -2,7 +2,7 @@
 //! this release do with servers that do not know them yet. `make accept-two-releases` builds the release
 //! before.
 
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
+use fletch_api::{BatchTimes, OrderKind, StartJob, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, ClientError,
     epochs::{JobHandle, Next, ReceivedSum},
@@ -10,7 +10,7 @@ use fletch_client::{
 use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::{before, bin, command};
 use fletch_tests::cluster::{ClusterServer, EtcdCluster};
-use fletch_tests::cluster_data::ClusterData;
+use fletch_tests::cluster_data::{ClusterData, declaration};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use std::fs;
@@ -81,20 +81,7 @@ impl Stage {
 }
 
 fn ask(name: &str, order: OrderKind) -> StartJob {
-    StartJob {
-        name: name.parse().expect("name"),
-        dataset: Some("set".parse().expect("name")),
-        version: None,
-        root: None,
-        layout: None,
-        seed: Some(11),
-        order,
-        buckets: None,
-        replay: None,
-        plan: PlanSpec::default(),
-        world: WorldSpec { ranks: 1, batch: 4, tail: Tail::Drop },
-        visitation: Visitation::ExactlyOnce,
-    }
+    declaration(name, order, WorldSpec { ranks: 1, batch: 4, tail: Tail::Drop })
 }
 
 /// A rank: what it consumed, and the sum of what it received.

@@ -87,10 +87,6 @@ async fn give(server: &Arc<Server>, id: String, to: MemberId) -> ApiResult<u64> 
 }
 
 async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
-    // One move at a time, and none while a job is restored here.
-    let _one = server.reclaims.restoring.lock().await;
-    // The ledgers stay where they are until the other server has them.
-    let _still = server.groups.hold_still().await;
     if server.cluster.view().incarnation_of(to).is_none() {
         return Err(GroupError::NoMember(to.to_string()).into());
     }
@@ -107,6 +103,10 @@ async fn give_all(server: &Server, id: &str, to: &MemberId) -> ApiResult<u64> {
         // No error that is tried again elsewhere: the others do not have the job.
         return Err(ApiError::new(Code::BadRequest, told, hint));
     }
+    // One move at a time, and none while a job is restored here.
+    let _one = server.reclaims.restoring.lock().await;
+    // The ledgers stay where they are until the other server has them.
+    let _still = server.groups.hold_still().await;
     let ids = server.groups.jobs_with(id);
     let mut taken = Vec::new();
     let mut failed = None;

@@ -117,7 +117,13 @@ class Declaration:
 
     def _describe(self) -> bool:
         """Takes the description of a job whose server is away. Returns whether there is one."""
-        found = self.loader.describe(self.client, self._spec)
+        try:
+            found = self.loader.describe(self.client, self._spec)
+        except Unavailable as error:
+            # A server of an earlier release describes no job.
+            if error.code != "job_waits":
+                raise
+            return False
         if found is None:
             return False
         self.job, self.described = found

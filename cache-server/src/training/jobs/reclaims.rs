@@ -6,9 +6,9 @@
 //! operator ─▶ lost ─┘
 //! ```
 //! 1. Nothing is restored until the process of every rank has reported, or an operator says that it is gone.
-//!    No clock ends this wait. It is in memory only: after a restart the ranks report again.
-//! 2. A rank belongs to the process that reported first. Its later report replaces the one before.
-//!    A process without a record has its rank only if no other one reports for as long as a lease lives.
+//!    No clock ends the wait for a process. It is in memory only: after a restart the ranks report again.
+//! 2. A rank belongs to the process that reported first. Its later report replaces the one before. A process
+//!    without a record has its rank only if no process with one reports for as long as a lease lives.
 //! 3. (I6) All reports together are bounded.
 
 use super::Record;
@@ -82,8 +82,8 @@ pub struct Reclaims {
 
 /// The records of all ranks of a job.
 pub struct AllReports {
-    /// By ascending number of the epoch: the records by rank. None, if no process knew anything of its rank:
-    /// then this epoch begins anew.
+    /// By ascending number of the epoch: the records by rank. An epoch without records begins anew, because
+    /// no process knew what its rank had consumed.
     pub epochs: Vec<(u64, BTreeMap<u32, RankRecord>)>,
     /// The ranks, batch and tail in which the latest epoch goes on, if one had begun.
     pub world: Option<World>,
@@ -175,7 +175,8 @@ impl Reclaims {
             record.acked.len() + record.held.iter().map(|held| held.entries.len()).sum::<usize>()
         };
         let parsed: usize = epochs.values().flatten().map(entries).sum();
-        let bytes = 4 * parsed + ask.epochs.iter().map(|of| of.record.len()).sum::<usize>();
+        let told: usize = ask.unknown.iter().map(|of| of.ranks.len()).sum();
+        let bytes = 4 * (parsed + told) + ask.epochs.iter().map(|of| of.record.len()).sum::<usize>();
         if ask.unknown.len() > UNKNOWN_MAX || ask.unknown.iter().any(|of| of.ranks.len() > RANKS_MAX as usize)
         {
             return Err(JobError::BadRecord(format!("it tells of more than {UNKNOWN_MAX} losses")));
@@ -258,7 +259,7 @@ impl Reclaims {
             }
         }
         if by_epoch.is_empty() {
-            // What an epoch begins with is known: of these ranks nothing.
+            // The epoch begins anew with a ledger that tells of the loss.
             let unserved = job.reports.values().filter(|report| report.knowledge == Knowledge::Unserved);
             let wanted = unserved.filter_map(|report| report.epochs.last_key_value());
             if let Some(epoch) = wanted.map(|(epoch, _)| *epoch).max() {

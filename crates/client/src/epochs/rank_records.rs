@@ -119,7 +119,7 @@ struct Records {
     void_below: u64,
     /// The ranks as which this process wants to read, and for which no server has answered yet.
     unserved: BTreeMap<u32, Unserved>,
-    /// What servers told of ranks for which nobody knew what they had consumed.
+    /// What servers told of ranks for which nobody knew what they had consumed: the latest [`UNKNOWN_MAX`].
     unknown: BTreeSet<UnknownRanks>,
 }
 
@@ -310,7 +310,7 @@ impl RankRecords {
             reports.push(Reclaim { rank, epochs, unserved: true, ..Reclaim::default() });
         }
         for report in &mut reports {
-            report.unknown = records.unknown.iter().rev().take(UNKNOWN_MAX).cloned().collect();
+            report.unknown = records.unknown.iter().cloned().collect();
         }
         reports
     }
@@ -322,6 +322,9 @@ impl RankRecords {
         records.void_below = term;
         records.term = records.term.max(term);
         records.unknown.extend(unknown);
+        while records.unknown.len() > UNKNOWN_MAX {
+            records.unknown.pop_first();
+        }
         for of in records.ranks.get_mut(&rank).into_iter().flat_map(BTreeMap::values_mut) {
             let is_void = |lease: &u64, held: &Held| {
                 !leases.contains(lease) && (held.grant.acked as usize) < held.grant.entries.len()

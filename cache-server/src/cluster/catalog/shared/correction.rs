@@ -8,7 +8,8 @@
 //!     each transaction compares the record of the position.
 //! I2. The new position is later than all that servers know. So a server that comes back afterwards loads
 //!     what is there: changes since the restore stay.
-//! I3. While a correction is under way, or was cut off, nobody takes etcd's datasets for its own.
+//! I3. While a correction is under way, or was cut off, no server that has datasets of the cluster replaces
+//!     them by those of etcd.
 
 use super::{
     Catalog, CatalogError, DataKey, PositionRecord, Shared, TenantRecord, dataset_key, dataset_text,

@@ -14,7 +14,9 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 mod settings;
 
-pub use settings::{Action, DatasetsSettings, FallbackSettings, ProcessSettings, Settings, Target};
+pub use settings::{
+    Action, DatasetsSettings, FallbackSettings, ProcessSettings, Settings, TablesDisk, Target,
+};
 
 /// The keys of the settings file.
 pub const KEYS: &[&str] = &[
@@ -157,9 +159,12 @@ pub struct Cli {
     /// Memory for chunks, idle and in use [default: 256MiB, over unix: 64MiB]
     #[arg(long, env = "FLETCH_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
     pub memory: Option<ByteSize>,
-    /// Memory for the tables of the version [default: 64MiB]
+    /// Memory for the tables of the version [default: 16MiB, without --tables-disk 64MiB]
     #[arg(long, env = "FLETCH_TABLES_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
     pub tables_memory: Option<ByteSize>,
+    /// Disk for them in --cache-dir, where they are searched without being loaded [default: 4GiB]
+    #[arg(long, env = "FLETCH_TABLES_DISK", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
+    pub tables_disk: Option<ByteSize>,
     /// Number of FUSE threads, 1 to 16 [default: 2 to 4, by cores]
     #[arg(long, env = "FLETCH_THREADS", value_name = "N", hide_env = true, help_heading = TUNING)]
     pub threads: Option<usize>,
@@ -282,6 +287,8 @@ struct LogFile {
 
 /// The least memory that a mount works with: two of the largest chunks.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
+/// The default of `--tables-disk`: the tables of about 25 million files.
+const TABLES_DISK: u64 = 4 << 30;
 /// `--map-timeout` by default, and at most.
 const MAP_TIMEOUT: Duration = Duration::from_secs(600);
 const MAP_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -401,6 +408,12 @@ impl Cli {
             key_file: self.key_file.or(file.key_file),
         };
         let tls = tls.absolute().context("the files of TLS")?;
+        let tables_disk = self.tables_disk.or(file.cache.tables).map_or(TABLES_DISK, |b| b.0);
+        let tables_dir = self.cache.dir(&file.cache)?.filter(|_| tables_disk > 0);
+        let tables_disk = tables_dir.map(|dir| TablesDisk {
+            dir: dir.join(format!("tables-{}", nix::unistd::geteuid())),
+            bytes: tables_disk,
+        });
         let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let cache = cache.map(|c| CacheSettings { records: in_state_dir("caches"), ..c });
         let memory_default = if server.as_ref().is_some_and(Servers::is_unix) { 64 << 20 } else { 256 << 20 };
@@ -412,7 +425,7 @@ impl Cli {
                 ByteSize(MEMORY_BYTES_MIN)
             );
         }
-        let tables_bytes = self.tables_memory.or(file.memory.tables).map_or(64 << 20, |b| b.0);
+        let tables_bytes = self.tables_memory.or(file.memory.tables).map(|b| b.0);
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let threads = self.threads.or(file.fuse.threads).unwrap_or(cores.clamp(2, 4));
         if !(1..=16).contains(&threads) {
@@ -442,6 +455,7 @@ impl Cli {
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
             memory_bytes,
             tables_bytes,
+            tables_disk,
             cache,
             threads,
             io_timeout,

@@ -90,7 +90,7 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
         (None, Some(client), Some(watch)) => watch.tables(client.tables(root, layout)),
         (None, ..) => return Err(neither()),
     };
-    let version = Version::open(tables, root, layout, PartCache::new(settings.process.tables_bytes));
+    let version = Version::open(tables, root, layout, settings.process.part_cache());
     let version = version.await.with_context(|| format!("opening version {root}"))?;
     let chunks: Arc<dyn ChunkSource> = match (&fallback, &client, &watch) {
         (Some(_), ..) if version.is_draft() => {

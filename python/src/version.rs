@@ -42,13 +42,13 @@ async fn entries(open: &OpenVersion, start: u64, stop: u64) -> Result<Vec<Entry>
         && let Some((number, row)) = index.find(at)
     {
         let part = open.version.part(number).await?;
-        let rows = row..part.entries.len();
-        let first = part.entries.first_ordinal();
+        let rows = row..part.len();
+        let first = part.first_ordinal();
         out.extend(
             rows.take_while(|r| first + (*r as u64) < stop)
-                .map(|r| Entry::new(first + r as u64, &part.entries.get(r))),
+                .map(|r| Entry::new(first + r as u64, &part.entry(r))),
         );
-        at = first + part.entries.len() as u64;
+        at = first + part.len() as u64;
     }
     Ok(out)
 }
@@ -60,9 +60,9 @@ async fn samples(open: &OpenVersion) -> Result<Vec<Sample>, Failure> {
     let mut run: Option<(String, String)> = None;
     for number in 0..open.version.index().parts().len() {
         let part = open.version.part(number).await?;
-        for row in 0..part.entries.len() {
-            let ordinal = part.entries.first_ordinal() + row as u64;
-            let entry = part.entries.get(row);
+        for row in 0..part.len() {
+            let ordinal = part.first_ordinal() + row as u64;
+            let entry = part.entry(row);
             match entry.sample {
                 SampleRef::None => {}
                 SampleRef::Single => {

@@ -55,6 +55,10 @@ pub fn command(name: &str) -> Command {
     if name == "fletch" {
         command.env("FLETCH_STATE_DIR", &*STATE);
     }
+    if name == "fletch-mount" {
+        // A mount keeps tables in the cache directory of its user.
+        command.env("FLETCH_CACHE_DIR", STATE.join("cache"));
+    }
     command
 }
 

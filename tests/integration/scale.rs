@@ -1,11 +1,13 @@
 //! The cost of index and mount: 256,000 files with paths of 200 bytes, or 1.28 million with `FLETCH_SOAK`.
+//! And a mount whose local tables break while it uses them.
 
 use fletch_tests::bins::{Running, command};
-use fletch_tests::fixture::Site;
+use fletch_tests::fixture::{Mounted, Site};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::peak_rss;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{chown, symlink};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -102,4 +104,99 @@ fn a_million_files_cost_little() {
 fn peak_rss_of(status: &str) -> u64 {
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).expect("VmHWM");
     line.split_whitespace().next().and_then(|v| v.parse::<u64>().ok()).expect("kB") * 1024
+}
+
+/// The files of the tree with names of its own for each phase, because the kernel keeps what it has seen.
+const PHASE_FILES: usize = 400;
+
+fn name(phase: usize, file: usize) -> String {
+    // Neighbours in the tables belong to different phases, so that each phase reads every leaf.
+    format!("{:02}/{file:05}-{phase}", file % 10)
+}
+
+fn content(phase: usize, file: usize) -> String {
+    format!("{phase} {file}")
+}
+
+/// Reads the files of a phase through a mount, and looks up names that do not exist.
+fn check(m: &Mounted, phase: usize) {
+    for file in 0..PHASE_FILES {
+        let path = m.dir.join(name(phase, file));
+        assert_eq!(fs::read_to_string(&path).expect("a file"), content(phase, file), "{}", path.display());
+        assert!(!m.dir.join(format!("{}x", name(phase, file))).exists());
+    }
+}
+
+/// Returns the files of local tables below a cache directory.
+fn local_tables(cache: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(cache.join("tables-0")).expect("tables").map(|e| e.expect("entry").path());
+    let files = folders.flat_map(|folder| fs::read_dir(folder).expect("folder"));
+    files.map(|e| e.expect("entry").path()).filter(|p| p.extension().is_some()).collect()
+}
+
+#[test]
+fn local_tables_that_break_in_use_change_no_name_and_no_byte() {
+    if !have(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    const FLIPPED: usize = 1;
+    const CUT: usize = 2;
+    const LINKED: usize = 3;
+    const FOREIGN: usize = 4;
+    const GONE: usize = 5;
+    const LATER: usize = 6;
+    let site = Site::start(&[]);
+    let data = site.place("data");
+    for file in 0..PHASE_FILES {
+        for phase in 0..=LATER {
+            let path = data.join(name(phase, file));
+            fs::create_dir_all(path.parent().expect("a directory")).expect("mkdir");
+            fs::write(path, content(phase, file)).expect("write");
+        }
+    }
+    let root = site.publish("names", &data);
+    let cache = site.place("cache");
+    let flag = cache.display().to_string();
+    // So little memory that leaves are read again.
+    let flags = ["--cache-dir", &flag, "--tables-memory", "64KiB"];
+    let m = site.mount("names", "breaks", &flags);
+    assert!(site.mount_log("breaks").contains(&root[..12]));
+    check(&m, 0);
+    let files = local_tables(&cache);
+    assert!(!files.is_empty(), "the mount keeps tables in {flag}");
+    for phase in [FLIPPED, CUT, LINKED, FOREIGN, GONE] {
+        for file in &files {
+            match phase {
+                FLIPPED => {
+                    let mut bytes = fs::read(file).expect("read");
+                    bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 4);
+                    fs::write(file, bytes).expect("write");
+                }
+                CUT => OpenOptions::new().write(true).open(file).expect("open").set_len(5000).expect("cut"),
+                LINKED => {
+                    let elsewhere = file.with_extension("elsewhere");
+                    fs::rename(file, &elsewhere).expect("rename");
+                    symlink(&elsewhere, file).expect("link");
+                }
+                FOREIGN => chown(file, Some(65_534), None).expect("chown"),
+                _ => fs::remove_file(file).expect("remove"),
+            }
+        }
+        check(&m, phase);
+        let again = local_tables(&cache);
+        assert!(files.iter().all(|file| again.contains(file)), "written again");
+    }
+    let log = site.mount_log("breaks");
+    let told = log.matches("a local table is not believed").count();
+    assert_eq!(
+        told,
+        4 * files.len(),
+        "each file is named each time it broke, and not when it was gone: {log}"
+    );
+    m.stop();
+    // The next process finds the files: it needs the server for the version's documents and for bytes only.
+    let m = site.mount("names", "later", &flags);
+    check(&m, LATER);
+    assert!(!site.mount_log("later").contains("not believed"));
+    m.stop();
 }

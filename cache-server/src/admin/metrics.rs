@@ -145,6 +145,23 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
             (vec!["blocks"], blocks),
         ],
     )?;
+    let local = server.versions.local_tables();
+    page.counter(
+        "fletch_local_table_files_total",
+        "Files of local tables: `written`; `damaged`, found and made again; `refused` by a full disk",
+        &["event"],
+        &[
+            (vec!["written"], local.written),
+            (vec!["damaged"], local.damaged),
+            (vec!["refused"], local.refused),
+        ],
+    )?;
+    page.gauge(
+        "fletch_local_table_bytes",
+        "Bytes of local tables in the cache directory",
+        &[],
+        &[(vec![], local.bytes)],
+    )?;
     page.gauge(
         "fletch_memory_limit_bytes",
         "Limit of `live`",

@@ -240,7 +240,7 @@ section!(FileCache {
     decision_interval: Span
 });
 section!(Memory { max: ByteSize, prefetch: Amount });
-section!(Tables { memory: ByteSize });
+section!(Tables { memory: ByteSize, disk: ByteSize });
 section!(Io { timeout: Span });
 section!(Log { format: String, file: String, file_bytes_max: ByteSize, slow_read: Span });
 section!(Trace { dir: String, bytes: ByteSize });

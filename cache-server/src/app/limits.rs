@@ -43,6 +43,8 @@ pub struct Limits {
     pub prefetch_bytes: u64,
     /// Bytes of version tables kept in memory.
     pub tables_bytes: u64,
+    /// Bytes of version tables in the cache directory; 0: none.
+    pub tables_disk_bytes: u64,
     /// The longest time of a fetch. A call to an origin ends a little sooner.
     pub io_timeout: Duration,
     /// Open connections over TCP. A further one is answered 429, or closes an idle one.

@@ -29,7 +29,7 @@ use crate::{
         learned::LearnedNames,
         read_ahead::ReadAhead,
         reads::Reads,
-        versions::{Allowlist, VersionLimits, Versions, dataset_bytes},
+        versions::{Allowlist, VersionLimits, Versions, dataset_bytes, local_tables},
         warmups::{WarmupContext, Warmups},
     },
     tenancy::{
@@ -215,6 +215,11 @@ impl Server {
             Arc::clone(&registrations),
             VersionLimits {
                 tables_bytes: limits.tables_bytes,
+                local_tables: local_tables::open(
+                    &config.cache.dir,
+                    limits.tables_disk_bytes,
+                    MountMemory::new(&config.cache.dir, &state.path().join(CACHE_RECORDS)),
+                ),
                 versions: limits.versions,
                 root_lookups: u32::try_from(limits.root_lookups).unwrap_or(u32::MAX),
                 call_timeout: limits.homes_timeout(),

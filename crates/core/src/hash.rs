@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, str::FromStr};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Context strings of format 1 (`docs/FORMATS.md`, "Contexts").
 pub mod context {
@@ -34,7 +35,8 @@ pub mod context {
 }
 
 /// The BLAKE3 hash of some content, written as 64 lower-case hex digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
 pub struct Hash(pub [u8; 32]);
 
 /// A text that is not 64 lower-case hex digits.

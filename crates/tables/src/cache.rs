@@ -1,6 +1,7 @@
-//! The cache of parts and of their rows of `chunks.parquet`.
+//! The cache of parts, of their leaves, and of their rows of `chunks.parquet`.
 //!
-//! It is bounded in bytes and shared by all versions of a process.
+//! It is bounded in bytes and shared by all versions of a process. With local tables it has the leaves that
+//! were used last; without them it has whole parts.
 //!
 //! Must never: let one tenant's reads show in another's. See [`PartCache::scoped`].
 //!
@@ -10,7 +11,10 @@
 //!    next request starts a new one.
 //! 3. Every waiter gets a load's error. The cache does not keep errors.
 
+use crate::chunk_leaf::ChunkLeaf;
 use crate::chunks::ChunkRow;
+use crate::leaf::Leaf;
+use crate::local::{Directory, LocalTables};
 use crate::{LoadedPart, TableError};
 use fletch_core::{Hash, LayoutId, Root};
 use futures::future::{BoxFuture, FutureExt, Shared, WeakShared};
@@ -25,7 +29,18 @@ pub(crate) enum CachedKind {
     Part,
     /// A part's rows of `chunks.parquet`.
     Chunks,
+    /// The directory of a part's local file of entries.
+    EntriesDirectory,
+    /// A leaf of that file.
+    EntriesLeaf(usize),
+    /// The directory of a part's local file of chunk rows.
+    ChunksDirectory,
+    /// A leaf of that file.
+    ChunksLeaf(usize),
 }
+
+/// What the cache itself needs for a value, in bytes: its key, its place in a table, its place in an order.
+const OVERHEAD: usize = 400;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
@@ -41,15 +56,29 @@ pub(crate) struct CacheKey {
 pub(crate) enum Cached {
     Part(Arc<LoadedPart>),
     Chunks(Arc<Vec<ChunkRow>>),
+    Directory(Arc<Directory>),
+    Leaf(Arc<Leaf>),
+    ChunkLeaf(Arc<ChunkLeaf>),
 }
 
 impl Cached {
     fn footprint(&self) -> usize {
-        match self {
+        let value = match self {
             Cached::Part(p) => p.footprint(),
             Cached::Chunks(rows) => rows.iter().map(ChunkRow::footprint).sum(),
-        }
+            Cached::Directory(directory) => directory.footprint(),
+            Cached::Leaf(leaf) => leaf.footprint(),
+            Cached::ChunkLeaf(leaf) => leaf.footprint(),
+        };
+        OVERHEAD + value
     }
+}
+
+/// What a load returns.
+pub(crate) struct Loaded {
+    pub value: Cached,
+    /// Whether the cache keeps the value. It need not if the value has a local file.
+    pub keep: bool,
 }
 
 type Load = BoxFuture<'static, Result<Cached, TableError>>;
@@ -70,6 +99,7 @@ struct Loads {
 #[derive(Clone)]
 pub struct PartCache {
     inner: Arc<Inner>,
+    local: Option<LocalTables>,
     scope: Hash,
 }
 
@@ -92,7 +122,20 @@ impl PartCache {
             .eviction_policy(moka::policy::EvictionPolicy::lru())
             .weigher(|_: &CacheKey, value: &Cached| u32::try_from(value.footprint()).unwrap_or(u32::MAX))
             .build();
-        PartCache { inner: Arc::new(Inner { values, loads: Mutex::default() }), scope: Hash([0; 32]) }
+        let inner = Arc::new(Inner { values, loads: Mutex::default() });
+        PartCache { inner, local: None, scope: Hash([0; 32]) }
+    }
+
+    /// Returns the cache with a directory where parts are kept once they were checked.
+    #[must_use]
+    pub fn with_local(self, local: Option<LocalTables>) -> Self {
+        PartCache { local, ..self }
+    }
+
+    /// The directory where parts are kept.
+    #[must_use]
+    pub fn local(&self) -> Option<&LocalTables> {
+        self.local.as_ref()
     }
 
     /// Returns a view of the cache that shares its bytes, and whose values no other scope can see.
@@ -101,7 +144,7 @@ impl PartCache {
     /// rows; and a hit on another reader's part would reveal what that reader reads.
     #[must_use]
     pub fn scoped(&self, scope: &str) -> Self {
-        PartCache { inner: Arc::clone(&self.inner), scope: Hash::of(scope.as_bytes()) }
+        PartCache { scope: Hash::of(scope.as_bytes()), ..self.clone() }
     }
 
     pub(crate) fn scope(&self) -> Hash {
@@ -119,6 +162,14 @@ impl PartCache {
         self.inner.values.get(key)
     }
 
+    pub(crate) fn insert(&self, key: CacheKey, value: Cached) {
+        self.inner.values.insert(key, value);
+    }
+
+    pub(crate) fn remove(&self, key: &CacheKey) {
+        self.inner.values.invalidate(key);
+    }
+
     /// Returns the value of `key`. Calls `load` if the cache lacks it and no load of it is in progress.
     pub(crate) async fn get_or_load<F>(
         &self,
@@ -126,7 +177,7 @@ impl PartCache {
         load: impl FnOnce() -> F,
     ) -> Result<Cached, TableError>
     where
-        F: Future<Output = Result<Cached, TableError>> + Send + 'static,
+        F: Future<Output = Result<Loaded, TableError>> + Send + 'static,
     {
         if let Some(value) = self.get(&key) {
             return Ok(value);
@@ -137,7 +188,7 @@ impl PartCache {
 
     fn shared_load<F>(&self, key: CacheKey, load: impl FnOnce() -> F) -> Shared<Load>
     where
-        F: Future<Output = Result<Cached, TableError>> + Send + 'static,
+        F: Future<Output = Result<Loaded, TableError>> + Send + 'static,
     {
         let mut loads = self.inner.loads.lock();
         if let Some(running) = loads.by_key.get(&key).and_then(|(_, weak)| weak.upgrade()) {
@@ -149,12 +200,12 @@ impl PartCache {
         let load = load();
         let shared = async move {
             let result = load.await;
-            if let Ok(value) = &result {
+            if let Ok(Loaded { value, keep: true }) = &result {
                 guard.inner.values.insert(guard.key, value.clone());
                 guard.inner.values.run_pending_tasks();
             }
             drop(guard);
-            result
+            result.map(|loaded| loaded.value)
         }
         .boxed()
         .shared();

@@ -3,7 +3,8 @@
 //! The format is in `docs/FORMATS.md`, "Tables at rest".
 //!
 //! Owns: the names of the files, the JSON documents, the parquet tables, the cache of parts in memory
-//! ([`PartCache`]), and the search for paths, ordinals and directories in a version.
+//! ([`PartCache`]), their local form on disk ([`LocalTables`]), and the search for paths, ordinals and
+//! directories in a version.
 //! Must never: read a socket or an origin by itself (a [`TableSource`] does), or return a row of an entry or
 //! of a placement that was not checked against the root or the layout id.
 //!
@@ -15,14 +16,18 @@
 //! 3. Every count and length that comes from a file is checked against a limit before memory is taken for it.
 
 pub mod cache;
+mod chunk_leaf;
 pub mod chunks;
 mod columns;
 mod decode;
 pub mod documents;
 pub mod error;
 mod footer;
+mod leaf;
 mod listing;
 mod loaded_part;
+mod local;
+mod local_reads;
 mod new_row;
 pub mod parquet_bytes;
 pub mod paths;
@@ -40,6 +45,7 @@ pub use documents::{Fault, FileTotals, LayoutDoc, Manifest, TagDoc};
 pub use error::TableError;
 pub use listing::{Child, ChildKind};
 pub use loaded_part::LoadedPart;
+pub use local::{LocalStats, LocalTables, PlaceCheck};
 pub use new_row::{NewChunk, NewRow};
 pub use source::{SourceError, Table, TableRange, TableSource};
 pub use version::{Found, Resolved, Version};

@@ -4,8 +4,9 @@
 //! each subdirectory and over the members of each shard with one search. It reads a flat directory row by
 //! row, with no search and no memory beyond one part.
 
+use crate::TableError;
+use crate::leaf::Leaf;
 use crate::version::{MissingPart, Parts, Version, in_tree};
-use crate::{LoadedPart, TableError};
 use fletch_core::manifest::EntryKind;
 use fletch_core::manifest::locate::{self, DirId};
 use std::sync::Arc;
@@ -72,8 +73,8 @@ struct Walk<'a> {
     depth: u16,
     /// The ordinal of the next child; `None` until the directory is found.
     next: Option<u64>,
-    /// The part of the last step. Most steps stay in it.
-    current: Option<(usize, Arc<LoadedPart>)>,
+    /// The leaf of the last step, and the ordinal of its first row. Most steps stay in it.
+    current: Option<(u64, Arc<Leaf>)>,
     found: Vec<Child>,
 }
 
@@ -99,32 +100,28 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the part and the row of the entry at `at`; `None` past the end.
-    fn locate(
-        &mut self,
-        parts: &Parts<'_>,
-        at: u64,
-    ) -> Result<Option<(Arc<LoadedPart>, usize)>, MissingPart> {
-        let Some((part, row)) = parts.index().find(at) else { return Ok(None) };
-        if let Some((current, loaded)) = &self.current
-            && *current == part
+    /// Returns the leaf and the row of the entry at `at`; `None` past the end.
+    fn locate(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<(Arc<Leaf>, usize)>, MissingPart> {
+        if let Some((first, leaf)) = &self.current
+            && let Some(row) = at.checked_sub(*first).and_then(|row| usize::try_from(row).ok())
+            && row < leaf.len()
         {
-            return Ok(Some((Arc::clone(loaded), row)));
+            return Ok(Some((Arc::clone(leaf), row)));
         }
-        let loaded = parts.get(part)?;
-        self.current = Some((part, Arc::clone(&loaded)));
-        Ok(Some((loaded, row)))
+        let Some(found) = parts.entry(at)? else { return Ok(None) };
+        self.current = Some((at - found.row as u64, Arc::clone(&found.leaf)));
+        Ok(Some((found.leaf, found.row)))
     }
 
     /// Adds the entry or directory at `at` if it shows in the listing. Returns the ordinal of the next one.
     fn step(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<u64>, MissingPart> {
-        let Some((loaded, row)) = self.locate(parts, at)? else { return Ok(None) };
-        let e = loaded.entries.get(row);
-        // The ordinal of the first entry at or after `path`, which this part usually holds.
+        let Some((leaf, row)) = self.locate(parts, at)? else { return Ok(None) };
+        let e = leaf.entry(row);
+        // The ordinal of the first entry at or after `path`, which is above this one. The leaf may hold it.
         let after = |path: String| {
-            let next = loaded.entries.lower_bound(path.as_bytes());
-            if next < loaded.entries.len() {
-                Ok(loaded.entries.first_ordinal() + next as u64)
+            let next = leaf.lower_bound(path.as_bytes());
+            if next < leaf.len() {
+                Ok(at - row as u64 + next as u64)
             } else {
                 parts.lower_bound(path.as_bytes())
             }

@@ -1,12 +1,16 @@
 //! One version in one layout. Opening it reads no part; each part is loaded when a call first needs it.
 //!
-//! Every search is a synchronous function over the parts in memory. It returns the part that it lacks as a
-//! [`MissingPart`]. A `try_` method stops there. The other methods load that part and search again. So one
-//! algorithm serves threads that must not wait and tasks that may.
+//! Every search is a synchronous function over the parts at hand: those in memory, and those in local files
+//! (`local_reads.rs`). It returns the part that it lacks as a [`MissingPart`]. A `try_` method stops there.
+//! The other methods load that part and search again. So one algorithm serves threads that must not wait and
+//! tasks that may.
 
-use crate::cache::{CacheKey, Cached, CachedKind, PartCache};
+use crate::cache::{CacheKey, Cached, CachedKind, Loaded, PartCache};
 use crate::chunks::{ChunkIndex, ChunkRow};
 use crate::footer::Footer;
+use crate::leaf::{LEAF_ROWS, Leaf};
+use crate::loaded_part::leaf_of_path;
+use crate::local::Directory;
 use crate::schema::{self, CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
 use crate::untrusted::blocking;
 use crate::{LayoutDoc, LoadedPart, Manifest, Table, TableError, TableRange, TableSource, decode};
@@ -22,16 +26,16 @@ const INDEX_READS: usize = 8;
 
 /// One version in one layout. Clones share it.
 #[derive(Clone)]
-pub struct Version(Arc<Inner>);
+pub struct Version(pub(crate) Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     source: Arc<dyn TableSource>,
-    root: Root,
-    layout: LayoutId,
+    pub root: Root,
+    pub layout: LayoutId,
     manifest: Manifest,
     doc: LayoutDoc,
-    index: PartIndex,
-    cache: PartCache,
+    pub index: PartIndex,
+    pub cache: PartCache,
     entries: Footer,
     placement: Footer,
     /// Read by the first call that needs it: a mount never does.
@@ -44,27 +48,27 @@ impl std::fmt::Debug for Version {
     }
 }
 
-/// An entry, with the part that holds it.
+/// An entry, with the leaf that holds it.
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The entry's position in the version.
     pub ordinal: u64,
-    /// The part that holds the entry.
-    pub part: Arc<LoadedPart>,
-    /// The entry's row in the part.
-    pub row: usize,
+    /// The leaf that holds the entry.
+    pub(crate) leaf: Arc<Leaf>,
+    /// The entry's row in the leaf.
+    pub(crate) row: usize,
 }
 
 impl Found {
     #[must_use]
     pub fn entry(&self) -> EntryRef<'_> {
-        self.part.entries.get(self.row)
+        self.leaf.entry(self.row)
     }
 
     /// The slices of chunks that hold the entry's bytes, in order.
     #[must_use]
     pub fn slices(&self) -> &[Slice] {
-        self.part.placed.slices(self.row)
+        self.leaf.slices(self.row)
     }
 }
 
@@ -81,7 +85,15 @@ pub enum Resolved {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MissingPart(pub usize);
 
-/// The parts in memory: those that a caller holds, and those in the cache.
+/// A part at hand.
+pub(crate) enum PartAtHand {
+    /// In memory.
+    Whole(Arc<LoadedPart>),
+    /// In a local file with these leaves.
+    Filed(Arc<Directory>),
+}
+
+/// The parts at hand: those that a caller holds, those in the cache, and those in local files.
 pub(crate) struct Parts<'a> {
     version: &'a Version,
     held: &'a [(usize, Arc<LoadedPart>)],
@@ -128,6 +140,9 @@ impl Version {
         }
         let index = PartIndex::new(manifest.parts.clone());
         let chunks = tokio::sync::OnceCell::new();
+        if let Some(local) = cache.local() {
+            local.opened(cache.scope(), root, layout);
+        }
         let inner = Inner { source, root, layout, manifest, doc, index, cache, entries, placement, chunks };
         Ok(Version(Arc::new(inner)))
     }
@@ -168,44 +183,62 @@ impl Version {
         &self.0.index
     }
 
-    fn key(&self, kind: CachedKind, part: usize) -> CacheKey {
+    pub(crate) fn key(&self, kind: CachedKind, part: usize) -> CacheKey {
         CacheKey { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, kind, part }
     }
 
-    fn check_part(&self, part: usize) -> Result<(), TableError> {
+    pub(crate) fn check_part(&self, part: usize) -> Result<(), TableError> {
         match self.0.manifest.parts.len() {
             parts if part < parts => Ok(()),
             parts => Err(TableError::Internal(format!("there is no part {part}, the version has {parts}"))),
         }
     }
 
-    /// Returns a part if it is in memory.
-    #[must_use]
-    pub fn try_part(&self, part: usize) -> Option<Arc<LoadedPart>> {
-        match self.0.cache.get(&self.key(CachedKind::Part, part)) {
-            Some(Cached::Part(p)) => Some(p),
-            _ => None,
-        }
-    }
-
-    /// Returns a part; loads and checks it if it is not in memory, with one read of each of two tables.
+    /// Returns a whole part from memory or from its local file. Else loads and checks it, with one read of
+    /// each of two tables.
     ///
     /// # Errors
     /// [`TableError`]: the source failed, or the part does not match the root;
     /// [`TableError::Internal`] if the version has no such part.
     pub async fn part(&self, part: usize) -> Result<Arc<LoadedPart>, TableError> {
         self.check_part(part)?;
-        let load = || {
-            let inner = Arc::clone(&self.0);
-            async move { load_part(inner, part).await.map(|p| Cached::Part(Arc::new(p))) }
-        };
-        match self.0.cache.get_or_load(self.key(CachedKind::Part, part), load).await? {
-            Cached::Part(p) => Ok(p),
-            Cached::Chunks(_) => Err(wrong_kind()),
+        let key = self.key(CachedKind::Part, part);
+        if let Some(Cached::Part(p)) = self.0.cache.get(&key) {
+            return Ok(p);
+        }
+        match self.filed_part(part).await? {
+            Some(filed) => Ok(Arc::new(filed)),
+            None => self.load(part).await,
         }
     }
 
-    /// Runs a search over the parts in memory. Returns `None` if it needs another part.
+    /// Loads a part from the tables.
+    async fn load(&self, part: usize) -> Result<Arc<LoadedPart>, TableError> {
+        let load = || {
+            let this = self.clone();
+            async move {
+                let (loaded, filed) = this.load_part(part).await?;
+                Ok(Loaded { value: Cached::Part(Arc::new(loaded)), keep: !filed })
+            }
+        };
+        match self.0.cache.get_or_load(self.key(CachedKind::Part, part), load).await? {
+            Cached::Part(p) => Ok(p),
+            _ => Err(wrong_kind()),
+        }
+    }
+
+    /// Returns a part as a search sees it, if it is at hand.
+    fn at_hand(&self, part: usize) -> Option<PartAtHand> {
+        if let Some(directory) = self.try_directory(part) {
+            return Some(PartAtHand::Filed(directory));
+        }
+        match self.0.cache.get(&self.key(CachedKind::Part, part)) {
+            Some(Cached::Part(p)) => Some(PartAtHand::Whole(p)),
+            _ => None,
+        }
+    }
+
+    /// Runs a search over the parts at hand. Returns `None` if it needs another part.
     pub(crate) fn search_memory<T>(
         &self,
         search: impl FnOnce(&Parts<'_>) -> Result<T, MissingPart>,
@@ -226,7 +259,7 @@ impl Version {
                 Ok(answer) => return Ok(answer),
                 Err(missing) => missing,
             };
-            let loaded = self.part(part).await?;
+            let loaded = self.load(part).await?;
             if held.len() == HELD_MAX {
                 held.remove(0);
             }
@@ -250,7 +283,19 @@ impl Version {
         self.search(|parts| parts.entry(ordinal)).await
     }
 
-    /// [`Version::entry`] over the parts in memory. The outer `None` means "not in memory".
+    /// Returns the entry of a part's row; `None` past the end of the part.
+    ///
+    /// # Errors
+    /// As [`Version::part`].
+    pub async fn entry_in(&self, part: usize, row: usize) -> Result<Option<Found>, TableError> {
+        self.check_part(part)?;
+        match row < self.0.index.parts()[part].entries as usize {
+            true => self.entry(self.0.index.first_ordinal(part) + row as u64).await,
+            false => Ok(None),
+        }
+    }
+
+    /// [`Version::entry`] over the parts at hand. The outer `None` means "not at hand".
     #[must_use]
     pub fn try_entry(&self, ordinal: u64) -> Option<Option<Found>> {
         self.search_memory(|parts| parts.entry(ordinal))
@@ -276,7 +321,7 @@ impl Version {
         self.search(|parts| parts.resolve(path)).await
     }
 
-    /// [`Version::resolve`] over the parts in memory. The outer `None` means "not in memory".
+    /// [`Version::resolve`] over the parts at hand. The outer `None` means "not at hand".
     ///
     /// A call of `resolve` then loads the missing parts, or returns the error.
     #[must_use]
@@ -292,10 +337,29 @@ impl Version {
         self.search(|parts| parts.dir_path(dir)).await
     }
 
-    /// [`Version::dir_path`] over the parts in memory. The outer `None` means "not in memory".
+    /// [`Version::dir_path`] over the parts at hand. The outer `None` means "not at hand".
     #[must_use]
     pub fn try_dir_path(&self, dir: DirId) -> Option<Option<String>> {
         self.search_memory(|parts| parts.dir_path(dir))
+    }
+
+    /// Loads a part from the tables, and writes its local file. Returns it, and whether the file is there.
+    async fn load_part(&self, part: usize) -> Result<(LoadedPart, bool), TableError> {
+        let inner = &self.0;
+        let (entries, placement) = futures::try_join!(
+            inner.entries.fetch(&*inner.source, part, 0..ENTRIES_SCHEMA.columns.num_columns()),
+            inner.placement.fetch(&*inner.source, part, 0..PLACEMENT_SCHEMA.columns.num_columns())
+        )?;
+        let this = self.clone();
+        blocking(move || {
+            let inner = &this.0;
+            let entries = decode::entries(&inner.entries, &inner.index, part, &entries)?;
+            let placed = decode::placed(&inner.placement, &inner.doc, part, &placement, &entries)?;
+            let loaded = LoadedPart::new(&entries, &placed);
+            let filed = this.file_part(part, &loaded);
+            Ok((loaded, filed))
+        })
+        .await
     }
 
     async fn chunks_footer(&self) -> Result<&Footer, TableError> {
@@ -308,15 +372,6 @@ impl Version {
             .await
     }
 
-    /// Returns a part's rows of `chunks.parquet` if they are in memory.
-    #[must_use]
-    pub fn try_chunk_rows(&self, part: usize) -> Option<Arc<Vec<ChunkRow>>> {
-        match self.0.cache.get(&self.key(CachedKind::Chunks, part)) {
-            Some(Cached::Chunks(rows)) => Some(rows),
-            _ => None,
-        }
-    }
-
     /// Returns a part's rows of `chunks.parquet`, in the order of the slices that refer to them.
     ///
     /// No hash covers these rows: a caller hashes the bytes that it reads through them.
@@ -326,6 +381,17 @@ impl Version {
     /// [`TableError::Internal`] if the version has no such part.
     pub async fn chunk_rows(&self, part: usize) -> Result<Arc<Vec<ChunkRow>>, TableError> {
         self.check_part(part)?;
+        if let Some(Cached::Chunks(rows)) = self.0.cache.get(&self.key(CachedKind::Chunks, part)) {
+            return Ok(rows);
+        }
+        match self.filed_chunk_rows(part).await? {
+            Some(filed) => Ok(Arc::new(filed)),
+            None => self.load_chunk_rows(part).await,
+        }
+    }
+
+    /// Loads a part's rows of `chunks.parquet` from the table.
+    pub(crate) async fn load_chunk_rows(&self, part: usize) -> Result<Arc<Vec<ChunkRow>>, TableError> {
         let load = || {
             let this = self.clone();
             async move {
@@ -335,14 +401,17 @@ impl Version {
                 let this = this.clone();
                 let rows = blocking(move || {
                     let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
-                    decode::chunk_rows(footer, &this.0.index, part, &group)
+                    let rows = decode::chunk_rows(footer, &this.0.index, part, &group)?;
+                    let filed = this.file_chunk_rows(part, &rows);
+                    Ok((rows, filed))
                 });
-                Ok(Cached::Chunks(Arc::new(rows.await?)))
+                let (rows, filed) = rows.await?;
+                Ok(Loaded { value: Cached::Chunks(Arc::new(rows)), keep: !filed })
             }
         };
         match self.0.cache.get_or_load(self.key(CachedKind::Chunks, part), load).await? {
             Cached::Chunks(rows) => Ok(rows),
-            Cached::Part(_) => Err(wrong_kind()),
+            _ => Err(wrong_kind()),
         }
     }
 
@@ -392,21 +461,43 @@ impl Parts<'_> {
         &self.version.0.index
     }
 
-    pub fn get(&self, part: usize) -> Result<Arc<LoadedPart>, MissingPart> {
-        let held = self.held.iter().find(|(i, _)| *i == part).map(|(_, p)| Arc::clone(p));
-        held.or_else(|| self.version.try_part(part)).ok_or(MissingPart(part))
+    fn get(&self, part: usize) -> Result<PartAtHand, MissingPart> {
+        if let Some((_, whole)) = self.held.iter().find(|(i, _)| *i == part) {
+            return Ok(PartAtHand::Whole(Arc::clone(whole)));
+        }
+        self.version.at_hand(part).ok_or(MissingPart(part))
+    }
+
+    fn leaf(&self, part: usize, at_hand: &PartAtHand, leaf: usize) -> Result<Arc<Leaf>, MissingPart> {
+        let found = match at_hand {
+            PartAtHand::Whole(whole) => whole.leaves().get(leaf).map(Arc::clone),
+            PartAtHand::Filed(directory) => self.version.try_leaf(part, directory, leaf),
+        };
+        found.ok_or(MissingPart(part))
     }
 
     pub fn entry(&self, ordinal: u64) -> Result<Option<Found>, MissingPart> {
-        match self.index().find(ordinal) {
-            Some((part, row)) => Ok(Some(Found { ordinal, part: self.get(part)?, row })),
-            None => Ok(None),
-        }
+        let Some((part, row)) = self.index().find(ordinal) else { return Ok(None) };
+        let leaf = self.leaf(part, &self.get(part)?, row / LEAF_ROWS)?;
+        Ok(Some(Found { ordinal, leaf, row: row % LEAF_ROWS }))
+    }
+
+    /// Returns the first row of a part whose path is not below `path`, or the number of rows.
+    fn lower_bound_in(&self, part: usize, path: &[u8]) -> Result<usize, MissingPart> {
+        let at_hand = self.get(part)?;
+        let leaf = match &at_hand {
+            PartAtHand::Whole(whole) => {
+                let leaves = whole.leaves();
+                leaf_of_path(leaves.len(), |i| leaves[i].first_path(), path)
+            }
+            PartAtHand::Filed(directory) => leaf_of_path(directory.len(), |i| directory.first(i), path),
+        };
+        Ok(leaf * LEAF_ROWS + self.leaf(part, &at_hand, leaf)?.lower_bound(path))
     }
 
     pub fn lower_bound(&self, path: &[u8]) -> Result<u64, MissingPart> {
         let Some(at) = self.index().candidate(path) else { return Ok(0) };
-        let row = self.get(at)?.entries.lower_bound(path) as u64;
+        let row = self.lower_bound_in(at, path)? as u64;
         if row == u64::from(self.index().parts()[at].entries) && at + 1 < self.index().parts().len() {
             // Only the manifest says that the next part begins after `path`; loading the part checks it.
             self.get(at + 1)?;
@@ -443,19 +534,6 @@ impl Parts<'_> {
         let first = self.entry(dir.first)?;
         Ok(first.and_then(|f| prefix(f.entry().path, dir.depth).map(str::to_owned)))
     }
-}
-
-async fn load_part(inner: Arc<Inner>, part: usize) -> Result<LoadedPart, TableError> {
-    let (entries, placement) = futures::try_join!(
-        inner.entries.fetch(&*inner.source, part, 0..ENTRIES_SCHEMA.columns.num_columns()),
-        inner.placement.fetch(&*inner.source, part, 0..PLACEMENT_SCHEMA.columns.num_columns())
-    )?;
-    blocking(move || {
-        let entries = decode::entries(&inner.entries, &inner.index, part, &entries)?;
-        let placed = decode::placed(&inner.placement, &inner.doc, part, &placement, &entries)?;
-        Ok(LoadedPart { entries, placed })
-    })
-    .await
 }
 
 /// Whether entries of this kind are in the tree.

@@ -329,7 +329,7 @@ async fn check(d: &Described, files: Files, root: Root, layout: LayoutId) {
     for part in 0..m.parts.len() {
         for r in v.chunk_rows(part).await.expect("good").iter() {
             let ObjectRef::Entry { row } = r.object else { panic!("an index has no keys") };
-            let e = v.part(part).await.expect("good").entries.get(row as usize).to_owned();
+            let e = v.part(part).await.expect("good").entry(row as usize).to_owned();
             assert_eq!(r.pin, pin(&e));
             rows.push((e.path, r.chunk, r.offset, r.len));
         }

@@ -7,7 +7,7 @@ mod support;
 use fletch_core::Hash;
 use fletch_core::manifest::parts::ends_part;
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, Sample, SampleRule};
-use fletch_tables::{Child, ChildKind, PartCache, Resolved, TableError, TablesWriter, Version};
+use fletch_tables::{Child, ChildKind, LocalTables, PartCache, Resolved, TableError, TablesWriter, Version};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -106,6 +106,12 @@ fn model(entries: &[Entry]) -> BTreeMap<String, Vec<(String, u64, bool)>> {
     dirs
 }
 
+/// The number of parts of a version with these entries.
+fn ends(entries: &[Entry]) -> u64 {
+    let last_ends = entries.last().is_none_or(|e| ends_part(&e.path));
+    entries.iter().filter(|e| ends_part(&e.path)).count() as u64 + u64::from(!last_ends)
+}
+
 async fn list_all(v: &Version, dir: &str, page: usize) -> Vec<Child> {
     let mut out: Vec<Child> = Vec::new();
     let mut cookie = 0;
@@ -118,8 +124,8 @@ async fn list_all(v: &Version, dir: &str, page: usize) -> Vec<Child> {
     }
 }
 
-async fn check(made: &Made, entries: &[Entry], cache: u64, page: usize) {
-    let v = made.open_with(made.files.clone(), PartCache::new(cache)).await.expect("a good version");
+async fn check(made: &Made, entries: &[Entry], cache: PartCache, page: usize) {
+    let v = made.open_with(made.files.clone(), cache).await.expect("a good version");
     let got = read_all(&v).await.expect("a good version");
     let want: Vec<_> = entries.iter().map(|e| (e.clone(), support::slices(e, LayoutParams::INDEX))).collect();
     assert!(got == want, "entries or slices differ");
@@ -167,9 +173,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn a_version_reads_like_its_model(entries in trees(), page in 1usize..5, keeps_nothing: bool) {
-        let made = make(&entries);
-        runtime().block_on(check(&made, &entries, if keeps_nothing { 0 } else { 64 << 20 }, page));
+    fn a_version_reads_like_its_model(
+        entries in trees(), page in 1usize..5, keeps_nothing: bool, is_filed: bool,
+    ) {
+        let (made, dir) = (make(&entries), tempfile::tempdir().expect("tempdir"));
+        let local = is_filed.then(|| LocalTables::open(dir.path(), 1 << 30, Box::new(|| Ok(()))).expect("writable"));
+        let cache = PartCache::new(if keeps_nothing { 0 } else { 64 << 20 }).with_local(local.clone());
+        runtime().block_on(async {
+            check(&made, &entries, cache.clone(), page).await;
+            // Everything is in files by now.
+            check(&made, &entries, cache, page).await;
+        });
+        if let Some(local) = local {
+            let (stats, parts) = (local.stats(), ends(&entries));
+            prop_assert_eq!((stats.written, stats.damaged, stats.refused), (parts, 0, 0));
+        }
     }
 }
 

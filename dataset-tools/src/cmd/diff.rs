@@ -82,12 +82,12 @@ impl<'a> Cursor<'a> {
             Some(part) => part,
             None => self.loaded.insert(self.version.part(self.part).await?),
         };
-        Ok(Some(part.entries.get(self.row).to_owned()))
+        Ok(Some(part.entry(self.row).to_owned()))
     }
 
     fn advance(&mut self) {
         self.row += 1;
-        if self.loaded.as_ref().is_none_or(|p| self.row >= p.entries.len()) {
+        if self.loaded.as_ref().is_none_or(|p| self.row >= p.len()) {
             self.row = 0;
             self.skip_part();
         }

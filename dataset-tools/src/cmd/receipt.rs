@@ -122,13 +122,13 @@ impl Evidence {
         let (mut at, mut open) = (0, None::<String>);
         for i in 0..version.index().parts().len() {
             let part = version.part(i).await?;
-            for row in 0..part.entries.len() {
-                let e = part.entries.get(row);
+            for row in 0..part.len() {
+                let e = part.entry(row);
                 match e.sample {
                     SampleRef::None => continue,
                     SampleRef::Keyed(key) if open.as_deref() == Some(key) => {}
                     SampleRef::Single | SampleRef::Keyed(_) => {
-                        at = part.entries.first_ordinal() + row as u64;
+                        at = part.first_ordinal() + row as u64;
                         open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
                     }
                 }

@@ -187,7 +187,7 @@ fn grouped(version: &Version, part: &LoadedPart, rows: &[ChunkRow]) -> BTreeSet<
     let entry =
         |r: &ChunkRow| if let ObjectRef::Entry { row } = r.object { Some(row as usize) } else { None };
     let own: BTreeSet<usize> = rows.iter().filter_map(entry).collect();
-    (0..part.entries.len()).filter(|i| part.placed.slices(*i).len() == 1 && !own.contains(i)).collect()
+    (0..part.len()).filter(|i| part.slices(*i).len() == 1 && !own.contains(i)).collect()
 }
 
 /// Returns the entries of a part to check one by one, with members added to their shards.
@@ -207,14 +207,14 @@ fn items(
         by_chunk.entry((row.chunk, entry)).or_default().push(row);
     }
     let key = |row: &ChunkRow| match &row.object {
-        ObjectRef::Entry { row } => part.entries.path(*row as usize).to_owned(),
+        ObjectRef::Entry { row } => part.entry(*row as usize).path.to_owned(),
         ObjectRef::Key(key) => key.clone(),
     };
     let item = |i: usize| {
-        let e: EntryRef<'_> = part.entries.get(i);
+        let e: EntryRef<'_> = part.entry(i);
         let own = u32::try_from(i).ok();
         let mut at = 0;
-        let slices = part.placed.slices(i).iter().map(|slice| {
+        let slices = part.slices(i).iter().map(|slice| {
             // An entry can have several rows of one chunk: take the one at this offset of the file.
             let begin = at;
             at += u64::from(slice.len);
@@ -239,8 +239,8 @@ fn items(
         })
     };
     let mut items: Vec<Result<EntryCheck, VerifyFault>> = Vec::new();
-    for i in (0..part.entries.len()).filter(|i| !grouped.contains(i)) {
-        let e = part.entries.get(i);
+    for i in (0..part.len()).filter(|i| !grouped.contains(i)) {
+        let e = part.entry(i);
         if e.kind != EntryKind::Member {
             items.push(item(i));
             continue;
@@ -251,11 +251,11 @@ fn items(
         }
         let shard = e.path.split('\0').next().unwrap_or(e.path);
         match items.last_mut() {
-            Some(Ok(last)) if last.path == shard => last.members.push(&e, part.placed.slices(i)),
+            Some(Ok(last)) if last.path == shard => last.members.push(&e, part.slices(i)),
             // The fault of the shard covers its members.
             Some(Err(last)) if last.path == shard => {}
             _ => match open.as_mut().filter(|o| o.path == shard) {
-                Some(open) => open.members.push(&e, part.placed.slices(i)),
+                Some(open) => open.members.push(&e, part.slices(i)),
                 None => items.push(Err(VerifyFault {
                     path: e.path.replace('\0', "/"),
                     fault: "tables",
@@ -289,11 +289,11 @@ fn objects(
             }
             Err(e) => return Err(e.into()),
         };
-        entries += part.entries.len() as u64;
+        entries += part.len() as u64;
         let first = version.index().first_ordinal(i);
         let grouped = grouped(version, &part, &rows);
         for &row in &grouped {
-            let (slices, hash) = (part.placed.slices(row), part.entries.get(row).hash);
+            let (slices, hash) = (part.slices(row), part.entry(row).hash);
             if let ([slice], Some(hash)) = (slices, hash) {
                 packed.push(first + row as u64, slice, hash)?;
             }

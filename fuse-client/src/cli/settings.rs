@@ -1,13 +1,14 @@
 //! What the command line and the settings file ask for.
 
 use super::LogFormat;
-use crate::node::settings::CacheSettings;
+use crate::node::{directory::StoreDirectory, settings::CacheSettings};
 use anyhow::Result;
 use fletch_client::{Servers, TlsOptions, TokenSource};
 use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_origin::OriginConfig;
+use fletch_tables::{LocalTables, PartCache};
 use globset::GlobMatcher;
-use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 /// The version to mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +106,41 @@ pub struct DatasetsSettings {
     pub process: ProcessSettings,
 }
 
+/// The memory for tables beside a disk for them.
+const TABLES_BYTES: u64 = 16 << 20;
+/// The memory for tables without one.
+const TABLES_BYTES_ALONE: u64 = 64 << 20;
+
+/// The disk for tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TablesDisk {
+    /// The directory, absolute. The mounts of a user share it.
+    pub dir: PathBuf,
+    /// The most bytes in it.
+    pub bytes: u64,
+}
+
+impl ProcessSettings {
+    /// Returns the cache of parts of tables. Blocking. Without a directory that can be used it has memory
+    /// only.
+    #[must_use]
+    pub fn part_cache(&self) -> PartCache {
+        let local = self.tables_disk.as_ref().and_then(|disk| {
+            // A node store knows whether the file system of its directory is mounted.
+            let store = self.cache.as_ref().map(|cache| (StoreDirectory::new(&cache.dir, cache.name), cache));
+            let place = store.and_then(|(dir, cache)| Some(dir.mount_memory(cache.records.as_deref()?)));
+            let check = move || match &place {
+                Some(place) => place.check().map_err(io::Error::other),
+                None => Ok(()),
+            };
+            let opened = LocalTables::open(&disk.dir, disk.bytes, Box::new(check));
+            opened.map_err(|error| tracing::warn!(%error, "tables are kept in memory only")).ok()
+        });
+        let default = if local.is_some() { TABLES_BYTES } else { TABLES_BYTES_ALONE };
+        PartCache::new(self.tables_bytes.unwrap_or(default)).with_local(local)
+    }
+}
+
 /// The settings that all mounts of a process share.
 #[derive(Debug, Clone)]
 pub struct ProcessSettings {
@@ -119,8 +155,10 @@ pub struct ProcessSettings {
     pub allow_other: bool,
     /// The memory for chunks, in bytes.
     pub memory_bytes: u64,
-    /// The memory for tables, in bytes.
-    pub tables_bytes: u64,
+    /// The memory for tables, in bytes, if the settings say so.
+    pub tables_bytes: Option<u64>,
+    /// The disk for tables; `None` if they are in memory only.
+    pub tables_disk: Option<TablesDisk>,
     /// The node store, if the process takes part in one.
     pub cache: Option<CacheSettings>,
     /// The number of threads that receive requests of the kernel.

@@ -48,12 +48,33 @@ fn the_command_is_well_formed_and_has_its_defaults() {
     Cli::command().debug_assert();
     let s = into_settings(&["photos@v1", "m", "--server", "http://127.0.0.1:7380"]).expect("usable");
     assert_eq!(s.target, Target { dataset: DatasetName::new("photos").expect("name"), version: "v1".into() });
-    assert_eq!((s.process.memory_bytes, s.process.tables_bytes), (256 << 20, 64 << 20));
+    assert_eq!((s.process.memory_bytes, s.process.tables_bytes), (256 << 20, None));
     assert!(s.process.push && !s.process.allow_other && s.dir.is_absolute());
     assert!((2..=4).contains(&s.process.threads));
     let s = into_settings(&["photos", "m", "--server", "unix:/x"]).expect("usable");
     assert_eq!((s.target.version.as_str(), s.process.memory_bytes), ("latest", 64 << 20));
     assert!(s.process.job.as_str().starts_with("mount-"));
+}
+
+#[test]
+fn tables_are_kept_in_the_cache_directory() {
+    let of = |more: &[&str]| {
+        let settings = ["photos", "m", "--server", "unix:/x", "--cache-dir"];
+        into_settings(&[&settings[..], more].concat()).expect("usable").process
+    };
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (at, own) = (dir.path().display().to_string(), format!("tables-{}", nix::unistd::geteuid()));
+    let process = of(&[&at]);
+    let expected = TablesDisk { dir: dir.path().join(&own), bytes: 4 << 30 };
+    assert_eq!(process.tables_disk, Some(expected));
+    let cache = process.part_cache();
+    assert_eq!(cache.local().expect("writable").dir(), dir.path().join(&own));
+    assert_eq!(of(&[&at, "--tables-disk", "1GiB"]).tables_disk.expect("given").bytes, 1 << 30);
+    assert_eq!(of(&[&at, "--tables-disk", "0"]).tables_disk, None);
+    // A file in the place of the directory: the mount works, in memory.
+    let file = dir.path().join("file").display().to_string();
+    std::fs::write(&file, "").expect("write");
+    assert!(of(&[&file]).part_cache().local().is_none());
 }
 
 #[test]

@@ -24,7 +24,6 @@ use anyhow::{Context, Result, anyhow};
 use directory::DatasetsDir;
 use fletch_client::Client;
 use fletch_host::replace::replace_file;
-use fletch_tables::PartCache;
 use std::{
     fs, io,
     path::Path,
@@ -85,7 +84,7 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
         allow_other: process.allow_other,
         sessions: SessionThreads::start(process.threads, runtime.handle().clone())?,
     };
-    let tables = PartCache::new(process.tables_bytes);
+    let tables = process.part_cache();
     let watcher = Arc::new(Watcher::new(settings, dir, client.clone(), Arc::clone(&watch), tables, parts));
     start_tasks(&runtime, &shared, &watcher, &client, &watch, metrics);
     let outcome = runtime.block_on(async {

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use fletch_client::{Servers, TokenSource};
 use fletch_core::Hash;
-use fletch_settings::Amount;
+use fletch_settings::{Amount, ByteSize};
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -51,6 +51,8 @@ pub struct CacheFile {
     dir: Option<PathBuf>,
     size: Option<Amount>,
     free_floor: Option<Amount>,
+    /// The disk for tables.
+    pub tables: Option<ByteSize>,
 }
 
 /// The settings of a node store that this mount takes part in.
@@ -71,6 +73,18 @@ pub struct CacheSettings {
 }
 
 impl CacheFlags {
+    /// Returns the cache directory, absolute; `None` if this user has none.
+    ///
+    /// # Errors
+    /// The directory is relative, and there is no current directory.
+    pub fn dir(&self, file: &CacheFile) -> Result<Option<PathBuf>> {
+        let default = || fletch_settings::cache_dir(nix::unistd::geteuid().is_root());
+        let dir = self.cache_dir.clone().or_else(|| file.dir.clone()).or_else(default);
+        let absolute =
+            |dir: PathBuf| std::path::absolute(&dir).with_context(|| format!("path {}", dir.display()));
+        dir.map(absolute).transpose()
+    }
+
     /// Returns the settings, or `None` if no size is given. `from` is the URI of the tables of a mount
     /// without server.
     ///
@@ -91,10 +105,8 @@ impl CacheFlags {
             }
             _ => {}
         }
-        let default = || fletch_settings::cache_dir(nix::unistd::geteuid().is_root());
-        let dir = self.cache_dir.or(file.dir).or_else(default);
+        let dir = self.dir(&file)?;
         let dir = dir.context("no cache directory: XDG_CACHE_HOME and HOME are not set; give --cache-dir")?;
-        let dir = std::path::absolute(&dir).with_context(|| format!("path {}", dir.display()))?;
         let scope = match (server, from) {
             (Some(server), _) => format!("server {server}"),
             (None, from) => format!("tables {}", from.unwrap_or_default()),

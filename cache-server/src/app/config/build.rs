@@ -85,6 +85,7 @@ impl ConfigBuilder<'_> {
             memory_bytes,
             prefetch_bytes: self.get("memory.prefetch", Amount::Bytes(0)).of(memory_bytes),
             tables_bytes: self.bytes("tables.memory"),
+            tables_disk_bytes: self.bytes("tables.disk"),
             io_timeout: self.span("io.timeout"),
             connections: self.get("limits.connections", 0),
             socket_connections: self.get("limits.socket_connections", 0),

@@ -170,6 +170,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "256MiB"
     ),
     setting!(
+        "tables.disk",
+        "tables-disk",
+        "SIZE",
+        "Bytes of version tables in cache.dir, where they are searched without being loaded; 0: none",
+        |f| text(&f.tables.disk),
+        "8GiB"
+    ),
+    setting!(
         "io.timeout",
         "io-timeout",
         "TIME",

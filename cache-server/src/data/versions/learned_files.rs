@@ -35,10 +35,10 @@ impl Versions {
         };
         let (loaded, rows) = (version.part(part).await?, version.chunk_rows(part).await?);
         let pins = pins_of(&rows);
-        let mut end = loaded.entries.len().min(first + PAGE_ENTRIES_MAX);
+        let mut end = loaded.len().min(first + PAGE_ENTRIES_MAX);
         let (mut files, mut slices) = (Vec::new(), 0);
         for row in first..end {
-            let of_row = loaded.placed.slices(row).len();
+            let of_row = loaded.slices(row).len();
             if of_row > PAGE_SLICES_MAX {
                 continue;
             }
@@ -73,9 +73,9 @@ impl Versions {
         let Some((part, first)) = version.index().find(after) else { return Ok((Vec::new(), None)) };
         let (loaded, rows) = (version.part(part).await?, version.chunk_rows(part).await?);
         let pins = pins_of(&rows);
-        let end = loaded.entries.len().min(first + PAGE_ENTRIES_MAX);
+        let end = loaded.len().min(first + PAGE_ENTRIES_MAX);
         let entries = (first..end).map(|row| {
-            let entry = loaded.entries.get(row);
+            let entry = loaded.entry(row);
             let path = entry.path.to_owned();
             match entry.kind {
                 EntryKind::File | EntryKind::Member => {
@@ -116,13 +116,13 @@ impl Versions {
         };
         for part in 0..version.manifest().parts.len() {
             let loaded = version.part(part).await?;
-            for row in 0..loaded.entries.len() {
-                let entry = loaded.entries.get(row);
+            for row in 0..loaded.len() {
+                let entry = loaded.entry(row);
                 if entry.kind != EntryKind::File {
                     continue;
                 }
                 let (mut size, mut known) = (0, 0);
-                for slice in loaded.placed.slices(row) {
+                for slice in loaded.slices(row) {
                     let name = StoreKey { domain: sources.domain.clone(), hash: slice.chunk };
                     size += u64::from(slice.len);
                     if self.learned().content(&name).is_some() {
@@ -163,7 +163,7 @@ impl Versions {
         row: usize,
         pin: &PinRow,
     ) -> Option<LearnedFile> {
-        let (entry, placed) = (part.entries.get(row), part.placed.slices(row));
+        let (entry, placed) = (part.entry(row), part.slices(row));
         if entry.kind != EntryKind::File {
             return None;
         }

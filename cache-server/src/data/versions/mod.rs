@@ -21,6 +21,7 @@ mod error;
 mod fetch;
 mod home;
 mod learned_files;
+pub mod local_tables;
 mod locate;
 mod location;
 mod lookups;
@@ -57,7 +58,7 @@ use crate::training::benefit::ServiceSums;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{OriginUri, Origins};
 use fletch_store::Footprint;
-use fletch_tables::{FileTotals, PartCache, TagDoc, Version};
+use fletch_tables::{FileTotals, LocalStats, LocalTables, PartCache, TagDoc, Version};
 use home::Homes;
 use lookups::RootLookups;
 use moka::sync::Cache;
@@ -166,10 +167,12 @@ type Slot = Arc<OnceCell<Arc<Sources>>>;
 type RootKey = (Domain, Root, Option<DatasetName>);
 
 /// The bounds of [`Versions`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct VersionLimits {
     /// Bytes of version tables in memory. Parsed parts get three quarters, and raw blocks the rest.
     pub tables_bytes: u64,
+    /// Where parsed parts are kept on disk, and how many bytes of them.
+    pub local_tables: Option<LocalTables>,
     /// Open versions.
     pub versions: u64,
     /// Datasets that a tenant may search in a second for roots that are not open.
@@ -213,7 +216,7 @@ impl Versions {
             allowed,
             registrations,
             blocks: TableBlocks::new(limits.tables_bytes / 4, tasks.clone()),
-            parts: PartCache::new(limits.tables_bytes / 4 * 3),
+            parts: PartCache::new(limits.tables_bytes / 4 * 3).with_local(limits.local_tables),
             open: Cache::new(limits.versions),
             hints: Cache::new(HINTS_MAX),
             unknown: Cache::builder().max_capacity(UNKNOWN_MAX).time_to_live(UNKNOWN_TTL).build(),
@@ -348,6 +351,12 @@ impl Versions {
     #[must_use]
     pub fn table_memory(&self) -> (u64, u64) {
         (self.parts.bytes(), self.blocks.bytes())
+    }
+
+    /// Returns what the local tables did; nothing without a directory for them.
+    #[must_use]
+    pub fn local_tables(&self) -> LocalStats {
+        self.parts.local().map(LocalTables::stats).unwrap_or_default()
     }
 
     /// Returns the sizes of each dataset's open version: content bytes, and what its chunks occupy on disk.

@@ -148,17 +148,17 @@ impl Samples {
         let mut build = Build::default();
         for part in 0..parts {
             let loaded = version.part(part).await.map_err(VersionError::from)?;
-            for row in 0..loaded.entries.len() {
-                let e = loaded.entries.get(row);
+            for row in 0..loaded.len() {
+                let e = loaded.entry(row);
                 let mut chunks = Vec::new();
-                for s in loaded.placed.slices(row) {
+                for s in loaded.slices(row) {
                     chunks.push(
                         *known
                             .get(&s.chunk)
                             .ok_or_else(|| damaged("a placement names a chunk that is in no row"))?,
                     );
                 }
-                build.entry(loaded.entries.first_ordinal() + row as u64, &e, chunks.into_iter())?;
+                build.entry(loaded.first_ordinal() + row as u64, &e, chunks.into_iter())?;
             }
         }
         drop(known);
@@ -322,11 +322,11 @@ impl Samples {
         let mut s = 0;
         for part in 0..source.version.manifest().parts.len() {
             let loaded = source.version.part(part).await.map_err(VersionError::from)?;
-            let first = loaded.entries.first_ordinal();
-            let end = first + loaded.entries.len() as u64;
+            let first = loaded.first_ordinal();
+            let end = first + loaded.len() as u64;
             while let Some(&ordinal) = self.firsts.get(s).filter(|&&o| u64::from(o) < end) {
                 let row = usize::try_from(u64::from(ordinal) - first).unwrap_or(usize::MAX);
-                let e = loaded.entries.get(row);
+                let e = loaded.entry(row);
                 visit(if let SampleRef::Keyed(k) = e.sample { k } else { e.path });
                 s += 1;
             }
@@ -381,8 +381,8 @@ impl Samples {
         let mut open: Option<String> = None;
         for part in 0..source.version.manifest().parts.len() {
             let loaded = source.version.part(part).await.map_err(VersionError::from)?;
-            for row in 0..loaded.entries.len() {
-                let e = loaded.entries.get(row);
+            for row in 0..loaded.len() {
+                let e = loaded.entry(row);
                 let new = match e.sample {
                     SampleRef::None => continue,
                     SampleRef::Keyed(key) if open.as_deref() == Some(key) => false,

@@ -94,13 +94,9 @@ impl Source {
         let index = self.index.get_or_try_init(|| self.version.chunk_index()).await?;
         let mut found = Vec::new();
         for (part, row) in index.find(hash) {
-            let rows = match self.version.try_chunk_rows(part) {
-                Some(rows) => rows,
-                None => self.version.chunk_rows(part).await?,
-            };
             // The index compares eight bytes of the hash; compare all of them.
-            if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
-                found.push(PartRow { part, row: row.clone() });
+            if let Some(row) = self.version.chunk_row(part, row).await?.filter(|r| r.chunk == hash) {
+                found.push(PartRow { part, row });
                 if found.len() == max {
                     break;
                 }
@@ -109,15 +105,14 @@ impl Source {
         Ok(found)
     }
 
-    /// Returns the first row of a chunk from memory.
+    /// Returns the first row of a chunk, if it is in memory or in a local file.
     ///
-    /// The outer `None` says that the tables are not in memory.
+    /// The outer `None` says that the tables are not at hand.
     #[must_use]
     pub fn try_row(&self, hash: Hash) -> Option<Option<PartRow>> {
         for (part, row) in self.index.get()?.find(hash) {
-            let rows = self.version.try_chunk_rows(part)?;
-            if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
-                return Some(Some(PartRow { part, row: row.clone() }));
+            if let Some(row) = self.version.try_chunk_row(part, row)?.filter(|r| r.chunk == hash) {
+                return Some(Some(PartRow { part, row }));
             }
         }
         Some(None)
@@ -139,20 +134,12 @@ impl Source {
                 Ok(ObjectLocation { origin: self.tables.clone(), path: key.clone(), pin })
             }
             ObjectRef::Entry { row: entry } => {
-                let part = match self.version.try_part(row.part) {
-                    Some(part) => part,
-                    None => self.version.part(row.part).await?,
-                };
-                let entry = *entry as usize;
-                if entry >= part.entries.len() {
+                let found = self.version.entry_in(row.part, *entry as usize).await?;
+                let Some(found) = found else {
                     let why = format!("part {}: a chunk names entry {entry}, past the end", row.part);
                     return Err(fletch_tables::TableError::Damaged { table: "chunks.parquet", why }.into());
-                }
-                Ok(ObjectLocation {
-                    origin: self.data.clone(),
-                    path: part.entries.path(entry).to_owned(),
-                    pin,
-                })
+                };
+                Ok(ObjectLocation { origin: self.data.clone(), path: found.entry().path.to_owned(), pin })
             }
         }
     }

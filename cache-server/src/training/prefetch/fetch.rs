@@ -84,10 +84,10 @@ impl Prefetcher {
         let mut pieces = Vec::new();
         let source = &self.sources.first;
         for c in self.samples.chunks(unit) {
-            let rows = source.version.chunk_rows(c.part as usize).await;
-            let rows = rows.map_err(|e| SamplesError::from(VersionError::from(e)))?;
-            let row = rows.get(c.row as usize).ok_or(SamplesError::Lost)?;
-            let located = LocatedChunk::from_row(source, c.part as usize, row.clone());
+            let row = source.version.chunk_row(c.part as usize, c.row as usize).await;
+            let row =
+                row.map_err(|e| SamplesError::from(VersionError::from(e)))?.ok_or(SamplesError::Lost)?;
+            let located = LocatedChunk::from_row(source, c.part as usize, row);
             pieces.push(Piece { hash: c.hash, located, part: None, held: true });
         }
         Ok(pieces)

@@ -34,9 +34,9 @@ impl Sweep {
             waits.record_for_job(&costs);
         }
         for c in self.samples.chunks(unit) {
-            let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
-            let row = rows.get(c.row as usize).ok_or("its row is gone")?;
-            let located = LocatedChunk::from_row(&self.source, c.part as usize, row.clone());
+            let row = self.source.version.chunk_row(c.part as usize, c.row as usize).await;
+            let row = row.map_err(|e| e.to_string())?.ok_or("its row is gone")?;
+            let located = LocatedChunk::from_row(&self.source, c.part as usize, row);
             let read = ChunkRead {
                 asker: Asker::Client,
                 // A sweep may serve several tenants. It takes the permits of the one that registered the

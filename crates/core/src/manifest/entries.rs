@@ -44,6 +44,12 @@ impl EntryKind {
         [Self::File, Self::Symlink, Self::EmptyDir, Self::Member].into_iter().find(|k| k.as_str() == s)
     }
 
+    /// Returns the kind with this number.
+    #[must_use]
+    pub fn from_number(n: u8) -> Option<Self> {
+        [Self::File, Self::Symlink, Self::EmptyDir, Self::Member].into_iter().find(|k| *k as u8 == n)
+    }
+
     /// Returns whether an entry of this kind has bytes of its own.
     #[must_use]
     pub fn has_bytes(self) -> bool {

@@ -5,6 +5,7 @@ use super::{CHUNK_BYTES_MAX, EntryKind, PackParams, Part, SLICE_BYTES_DEFAULT};
 use crate::hash::context;
 use crate::{Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The kind of a layout. The numbers are part of format 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -92,7 +93,10 @@ impl LayoutParams {
 }
 
 /// A run of an entry's bytes inside one chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
 pub struct Slice {
     /// The chunk.
     pub chunk: Hash,
@@ -157,12 +161,6 @@ impl Placed {
     pub fn slices(&self, row: usize) -> &[Slice] {
         let start = if row == 0 { 0 } else { self.ends[row - 1] as usize };
         &self.slices[start..self.ends[row] as usize]
-    }
-
-    /// Returns about how many bytes of memory the placement holds.
-    #[must_use]
-    pub fn footprint(&self) -> usize {
-        self.ends.len() * 4 + self.slices.len() * size_of::<Slice>() + size_of::<Self>()
     }
 
     /// Returns the hash of the canonical encoding (`docs/FORMATS.md`, "Placement").

@@ -1,5 +1,4 @@
-//! One part in memory: a table of columns with its own index. It takes about 60 bytes an entry, beside the
-//! paths. A reader holds a bounded number of parts of a version.
+//! One part while it is decoded and checked: a table of columns, about 50 bytes an entry beside the paths.
 
 use super::entries::{BadEntry, EntryKind, EntryRef, SampleRef};
 use super::{PartCutter, PartSummary};
@@ -161,30 +160,6 @@ impl Part {
             },
         }
     }
-
-    /// Returns the first row whose path is not below `path`.
-    #[must_use]
-    pub fn lower_bound(&self, path: &[u8]) -> usize {
-        let (mut lo, mut hi) = (0, self.len());
-        while lo < hi {
-            let mid = lo + (hi - lo) / 2;
-            if self.path(mid).as_bytes() < path {
-                lo = mid + 1;
-            } else {
-                hi = mid;
-            }
-        }
-        lo
-    }
-
-    /// Returns about how many bytes of memory the part holds.
-    #[must_use]
-    pub fn footprint(&self) -> usize {
-        self.paths.len()
-            + self.len() * (4 + 1 + 8 + 33 + 1)
-            + self.texts.iter().map(|(_, t)| t.len() + 24).sum::<usize>()
-            + size_of::<Self>()
-    }
 }
 
 #[cfg(test)]
@@ -221,9 +196,7 @@ mod tests {
         assert_eq!(part.first_ordinal(), 10);
         for (i, e) in rows.iter().enumerate() {
             assert_eq!(part.get(i).to_owned(), *e);
-            assert_eq!(part.lower_bound(e.path.as_bytes()), i);
         }
-        assert_eq!(part.lower_bound(b"zz"), 4);
 
         let mut swapped = rows.clone();
         let (a, b) = (swapped[0].hash, swapped[1].hash);

@@ -67,7 +67,7 @@ struct OpenPart {
 
 impl OpenPart {
     fn entry(&self) -> EntryRef<'_> {
-        self.index.entries.get(self.row)
+        self.index.entry(self.row)
     }
 
     /// The record of the file in this row, without members, if its pin proves that it is unchanged.
@@ -78,7 +78,7 @@ impl OpenPart {
         if pin.size != entry.size || !proves_unchanged(pin, indexed_at_ns, local) {
             return None;
         }
-        let slices = self.index.placed.slices(self.row).to_vec();
+        let slices = self.index.slices(self.row).to_vec();
         Some(FileRecord::new(pin.clone(), Content { hash, slices, members: Vec::new() }))
     }
 }
@@ -103,7 +103,7 @@ impl ParentRows {
 
     /// The part with the next row; `None` at the end. The caller advances its row.
     fn part(&mut self) -> Result<Option<&mut OpenPart>, Failure> {
-        while self.open.as_ref().is_none_or(|open| open.row >= open.index.entries.len()) {
+        while self.open.as_ref().is_none_or(|open| open.row >= open.index.len()) {
             self.open = None;
             if self.next_part >= self.index.index().parts().len() {
                 return Ok(None);
@@ -122,7 +122,7 @@ impl ParentRows {
             };
             Ok::<_, Failure>((self.index.part(part).await?, self.index.chunk_rows(part).await?, packed))
         })?;
-        let mut pins = vec![NO_PIN; index.entries.len()];
+        let mut pins = vec![NO_PIN; index.len()];
         for (at, chunk) in chunks.iter().enumerate() {
             if let ObjectRef::Entry { row } = chunk.object
                 && let Some(slot) = pins.get_mut(row as usize)
@@ -155,7 +155,7 @@ impl IndexParent {
             let entry = part.entry();
             let name = entry.path.strip_prefix(shard).and_then(|rest| rest.strip_prefix('\0'));
             let (Some(name), Some(hash)) = (name, entry.hash) else { break };
-            let slices = part.index.placed.slices(part.row).to_vec();
+            let slices = part.index.slices(part.row).to_vec();
             members.push(ShardMember { name: name.to_owned(), size: entry.size, hash, slices });
             part.row += 1;
         }
@@ -300,7 +300,7 @@ impl Earlier for PackParent {
                 }),
             };
             let found = file.map(|file| {
-                let place = match part.packed.as_ref().map_or(&[][..], |p| p.placed.slices(part.row)) {
+                let place = match part.packed.as_ref().map_or(&[][..], |p| p.slices(part.row)) {
                     [one] => self.chunks.place(one.chunk, one.chunk_offset),
                     _ => None,
                 };

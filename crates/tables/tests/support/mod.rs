@@ -135,8 +135,8 @@ pub async fn read_all(v: &Version) -> Result<Vec<(Entry, Vec<Slice>)>, TableErro
     let mut out = Vec::new();
     for i in 0..v.index().parts().len() {
         let part = v.part(i).await?;
-        for row in 0..part.entries.len() {
-            out.push((part.entries.get(row).to_owned(), part.placed.slices(row).to_vec()));
+        for row in 0..part.len() {
+            out.push((part.entry(row).to_owned(), part.slices(row).to_vec()));
         }
     }
     Ok(out)

@@ -144,7 +144,7 @@ impl VersionEntries<'_> {
                 Err(e) if e.kind() == fletch_core::Kind::Corrupt => continue,
                 Err(e) => return Err(e.into()),
             };
-            if (0..part.entries.len()).any(|row| part.entries.get(row).kind == EntryKind::Symlink) {
+            if (0..part.len()).any(|row| part.entry(row).kind == EntryKind::Symlink) {
                 any = true;
                 break;
             }

@@ -108,9 +108,9 @@ async fn read_all(files: &Files, of: &WrittenVersion) -> (Read<Rows>, Read<Vec<C
     for i in 0..version.index().parts().len() {
         match version.part(i).await {
             Ok(part) => {
-                let row = |r| (part.entries.get(r).to_owned(), part.placed.slices(r).to_vec());
+                let row = |r| (part.entry(r).to_owned(), part.slices(r).to_vec());
                 if let Ok(rows) = &mut rows {
-                    rows.extend((0..part.entries.len()).map(row));
+                    rows.extend((0..part.len()).map(row));
                 }
             }
             Err(e) => rows = Err(e),

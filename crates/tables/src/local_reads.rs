@@ -1,0 +1,162 @@
+//! What a version reads from local files, and writes to them.
+//!
+//! The `try_` functions read a file on the thread of the caller: a leaf of some kilobytes that the page cache
+//! usually has. So a thread that must not wait for a server can search a version that does not fit in memory.
+
+use crate::cache::{Cached, CachedKind};
+use crate::chunk_leaf::ChunkLeaf;
+use crate::chunks::ChunkRow;
+use crate::leaf::{LEAF_ROWS, Leaf};
+use crate::local::{Directory, Identity, LocalTable, LocalTables, NewLeaf};
+use crate::untrusted::blocking;
+use crate::{LoadedPart, TableError, Version};
+use std::sync::Arc;
+
+impl Version {
+    fn local(&self) -> Option<&LocalTables> {
+        self.0.cache.local()
+    }
+
+    fn identity(&self, table: LocalTable, part: usize) -> Identity {
+        Identity { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, part, table }
+    }
+
+    /// Returns the directory of a part's local file of entries.
+    pub(crate) fn try_directory(&self, part: usize) -> Option<Arc<Directory>> {
+        self.directory_of(LocalTable::Entries, part)
+    }
+
+    fn directory_of(&self, table: LocalTable, part: usize) -> Option<Arc<Directory>> {
+        let local = self.local()?;
+        let key = self.key(directory_kind(table), part);
+        if let Some(Cached::Directory(directory)) = self.0.cache.get(&key) {
+            return Some(directory);
+        }
+        let directory = Arc::new(local.directory(&self.identity(table, part))?);
+        // The table at rest may have other rows: its footer was read, and not checked, when it was opened.
+        if table == LocalTable::Entries && directory.len() != self.leaves(part) {
+            return None;
+        }
+        self.0.cache.insert(key, Cached::Directory(Arc::clone(&directory)));
+        Some(directory)
+    }
+
+    /// The number of leaves of a part's entries.
+    fn leaves(&self, part: usize) -> usize {
+        (self.0.index.parts()[part].entries as usize).div_ceil(LEAF_ROWS)
+    }
+
+    /// Returns a leaf of a part's local file of entries.
+    pub(crate) fn try_leaf(&self, part: usize, directory: &Directory, leaf: usize) -> Option<Arc<Leaf>> {
+        let key = self.key(CachedKind::EntriesLeaf(leaf), part);
+        if let Some(Cached::Leaf(found)) = self.0.cache.get(&key) {
+            return Some(found);
+        }
+        let of = self.identity(LocalTable::Entries, part);
+        let Some(read) = self.local()?.leaf(&of, directory, leaf, Leaf::parse) else {
+            self.0.cache.remove(&self.key(CachedKind::EntriesDirectory, part));
+            return None;
+        };
+        let read = Arc::new(read);
+        self.0.cache.insert(key, Cached::Leaf(Arc::clone(&read)));
+        Some(read)
+    }
+
+    fn try_chunk_leaf(&self, part: usize, directory: &Directory, leaf: usize) -> Option<Arc<ChunkLeaf>> {
+        let key = self.key(CachedKind::ChunksLeaf(leaf), part);
+        if let Some(Cached::ChunkLeaf(found)) = self.0.cache.get(&key) {
+            return Some(found);
+        }
+        let of = self.identity(LocalTable::Chunks, part);
+        let Some(read) = self.local()?.leaf(&of, directory, leaf, ChunkLeaf::parse) else {
+            self.0.cache.remove(&self.key(CachedKind::ChunksDirectory, part));
+            return None;
+        };
+        let read = Arc::new(read);
+        self.0.cache.insert(key, Cached::ChunkLeaf(Arc::clone(&read)));
+        Some(read)
+    }
+
+    /// Returns one row of a part's `chunks.parquet`, if the row is at hand. The outer `None` says that it is
+    /// not; the inner one, that there is no such row.
+    #[must_use]
+    pub fn try_chunk_row(&self, part: usize, row: usize) -> Option<Option<ChunkRow>> {
+        if let Some(directory) = self.directory_of(LocalTable::Chunks, part) {
+            if row / LEAF_ROWS >= directory.len() {
+                return Some(None);
+            }
+            let leaf = self.try_chunk_leaf(part, &directory, row / LEAF_ROWS)?;
+            return Some(leaf.get(row % LEAF_ROWS));
+        }
+        match self.0.cache.get(&self.key(CachedKind::Chunks, part)) {
+            Some(Cached::Chunks(rows)) => Some(rows.get(row).cloned()),
+            _ => None,
+        }
+    }
+
+    /// Returns one row of a part's `chunks.parquet`; `None` past the end.
+    ///
+    /// # Errors
+    /// As [`Version::chunk_rows`].
+    pub async fn chunk_row(&self, part: usize, row: usize) -> Result<Option<ChunkRow>, TableError> {
+        self.check_part(part)?;
+        match self.try_chunk_row(part, row) {
+            Some(found) => Ok(found),
+            None => Ok(self.load_chunk_rows(part).await?.get(row).cloned()),
+        }
+    }
+
+    /// Returns a whole part from its local file.
+    pub(crate) async fn filed_part(&self, part: usize) -> Result<Option<LoadedPart>, TableError> {
+        let Some(local) = self.local().cloned() else { return Ok(None) };
+        let (of, leaves) = (self.identity(LocalTable::Entries, part), self.leaves(part));
+        let first = self.0.index.first_ordinal(part);
+        blocking(move || {
+            let Some(directory) = local.directory(&of).filter(|d| d.len() == leaves) else { return Ok(None) };
+            let leaf = |i| local.leaf(&of, &directory, i, Leaf::parse).map(Arc::new);
+            let leaves: Option<Vec<_>> = (0..leaves).map(leaf).collect();
+            Ok(leaves.and_then(|leaves| LoadedPart::of_leaves(first, leaves)))
+        })
+        .await
+    }
+
+    /// Returns a part's rows of `chunks.parquet` from their local file.
+    pub(crate) async fn filed_chunk_rows(&self, part: usize) -> Result<Option<Vec<ChunkRow>>, TableError> {
+        let Some(local) = self.local().cloned() else { return Ok(None) };
+        let of = self.identity(LocalTable::Chunks, part);
+        blocking(move || {
+            let Some(directory) = local.directory(&of) else { return Ok(None) };
+            let mut rows = Vec::new();
+            for i in 0..directory.len() {
+                let Some(leaf) = local.leaf(&of, &directory, i, ChunkLeaf::parse) else { return Ok(None) };
+                rows.extend((0..LEAF_ROWS).map_while(|row| leaf.get(row)));
+            }
+            Ok(Some(rows))
+        })
+        .await
+    }
+
+    /// Writes a part's local file. Returns whether it is there. Blocking.
+    pub(crate) fn file_part(&self, part: usize, loaded: &LoadedPart) -> bool {
+        let leaves = loaded.leaves().iter();
+        let leaves = leaves.map(|leaf| NewLeaf { first: leaf.first_path(), bytes: leaf.bytes() });
+        let of = self.identity(LocalTable::Entries, part);
+        self.local().is_some_and(|local| local.write(&of, leaves))
+    }
+
+    /// Writes the local file of a part's rows of `chunks.parquet`. Returns whether it is there. Blocking.
+    pub(crate) fn file_chunk_rows(&self, part: usize, rows: &[ChunkRow]) -> bool {
+        let Some(local) = self.local() else { return false };
+        // A part without chunks has no leaf, and nothing to keep.
+        let leaves = ChunkLeaf::of_rows(rows);
+        let new = leaves.iter().map(|leaf| NewLeaf { first: b"", bytes: leaf.bytes() });
+        !leaves.is_empty() && local.write(&self.identity(LocalTable::Chunks, part), new)
+    }
+}
+
+fn directory_kind(table: LocalTable) -> CachedKind {
+    match table {
+        LocalTable::Entries => CachedKind::EntriesDirectory,
+        LocalTable::Chunks => CachedKind::ChunksDirectory,
+    }
+}

@@ -1,0 +1,206 @@
+//! A version whose parts lie in local files: nothing is loaded twice, memory has what was used last, and
+//! files that break never change an answer.
+
+mod support;
+
+use fletch_core::Hash;
+use fletch_core::manifest::Entry;
+use fletch_tables::{LocalTables, PartCache, Version};
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use support::{Files, Made, make, read_all, runtime};
+
+fn many(n: usize) -> Vec<Entry> {
+    (0..n).map(|i| Entry::file(format!("{i:08}"), 1 + i as u64, Hash::of(&i.to_le_bytes()))).collect()
+}
+
+/// A version, the files of its tables, and a directory for its parts.
+struct Stage {
+    made: Made,
+    entries: Vec<Entry>,
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(n: usize) -> Self {
+        let entries = many(n);
+        Stage { made: make(&entries), entries, dir: tempfile::tempdir().expect("tempdir") }
+    }
+
+    fn local(&self) -> LocalTables {
+        LocalTables::open(self.dir.path(), 1 << 30, Box::new(|| Ok(()))).expect("writable")
+    }
+
+    /// Opens the version as a new process would, with tables of its own that count reads.
+    async fn open(&self, cache: &PartCache) -> (Version, Arc<Files>) {
+        let files = Arc::new(Files { files: self.made.files.files.clone(), ..Files::default() });
+        (self.made.open_with(files.clone(), cache.clone()).await.expect("good"), files)
+    }
+
+    async fn check(&self, version: &Version, step: usize) {
+        for (ordinal, e) in (0u64..).zip(&self.entries).step_by(step) {
+            let found = version.find(&e.path).await.expect("good").expect("there");
+            assert_eq!((found.ordinal, found.entry().to_owned()), (ordinal, e.clone()));
+            assert_eq!(found.slices()[0].chunk, e.hash.expect("a file"));
+        }
+    }
+
+    fn filed(&self) -> Vec<PathBuf> {
+        let mut filed = Vec::new();
+        for folder in fs::read_dir(self.dir.path()).expect("dir") {
+            let folder = fs::read_dir(folder.expect("entry").path()).expect("folder");
+            filed.extend(folder.map(|file| file.expect("entry").path()));
+        }
+        filed.sort();
+        filed
+    }
+}
+
+fn reads(files: &Files) -> u64 {
+    files.reads_of_entries.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_second_process_loads_nothing_and_memory_has_little() {
+    let stage = Stage::new(40_000);
+    runtime().block_on(async {
+        let cache = PartCache::new(256 << 10).with_local(Some(stage.local()));
+        let (version, files) = stage.open(&cache).await;
+        let opened = reads(&files);
+        stage.check(&version, 7).await;
+        let parts = version.index().parts().len() as u64;
+        assert_eq!(reads(&files) - opened, parts, "each part once, though memory has none of them whole");
+        assert!(cache.bytes() <= 256 << 10, "{} bytes", cache.bytes());
+        assert_eq!(stage.filed().len() as u64, parts);
+
+        let cache = PartCache::new(256 << 10).with_local(Some(stage.local()));
+        let (version, files) = stage.open(&cache).await;
+        let opened = reads(&files);
+        stage.check(&version, 7).await;
+        let at = version.try_entry(39_999).expect("at hand without a wait").expect("there");
+        assert_eq!(at.entry().path, "00039999");
+        assert_eq!(read_all(&version).await.expect("good").len(), 40_000);
+        assert_eq!(reads(&files), opened);
+    });
+}
+
+#[test]
+fn rows_of_chunks_are_read_one_by_one() {
+    let stage = Stage::new(10_000);
+    runtime().block_on(async {
+        let cache = PartCache::new(1 << 20).with_local(Some(stage.local()));
+        let (version, _) = stage.open(&cache).await;
+        for part in 0..version.index().parts().len() {
+            let rows = version.chunk_rows(part).await.expect("good");
+            for at in (0..rows.len()).step_by(61) {
+                assert_eq!(version.chunk_row(part, at).await.expect("good").as_ref(), Some(&rows[at]));
+                assert_eq!(version.try_chunk_row(part, at), Some(Some(rows[at].clone())));
+            }
+            assert_eq!(version.chunk_row(part, rows.len()).await.expect("good"), None);
+            assert_eq!(version.chunk_row(part, rows.len() + 500).await.expect("good"), None);
+            assert_eq!(version.chunk_rows(part).await.expect("from its file"), rows);
+        }
+        let told = version.chunk_row(version.index().parts().len(), 0).await;
+        assert!(told.is_err(), "there is no such part");
+    });
+}
+
+/// Breaks the files of a version, and returns how many.
+type Break = fn(&[PathBuf]) -> u64;
+
+fn flip(files: &[PathBuf]) -> u64 {
+    for file in files {
+        let mut bytes = fs::read(file).expect("read");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(file, bytes).expect("written");
+    }
+    files.len() as u64
+}
+
+fn truncate(files: &[PathBuf]) -> u64 {
+    for file in files {
+        let file = OpenOptions::new().write(true).open(file).expect("open");
+        file.set_len(1000).expect("truncated");
+    }
+    files.len() as u64
+}
+
+fn remove(files: &[PathBuf]) -> u64 {
+    files.iter().for_each(|file| fs::remove_file(file).expect("removed"));
+    0
+}
+
+fn swap(files: &[PathBuf]) -> u64 {
+    fs::rename(&files[0], &files[1]).expect("renamed");
+    1
+}
+
+#[test]
+fn a_file_that_breaks_while_it_is_in_use_changes_no_answer() {
+    let stage = Stage::new(20_000);
+    runtime().block_on(async {
+        for broken in [flip as Break, truncate, remove, swap] {
+            // The cache keeps directories and a few leaves, and the rest comes from the files.
+            let cache = PartCache::new(64 << 10).with_local(Some(stage.local()));
+            let (version, files) = stage.open(&cache).await;
+            stage.check(&version, 50).await;
+            let (all, before) = (stage.filed(), reads(&files));
+            let damaged = broken(&all);
+            stage.check(&version, 1).await;
+            let stats = cache.local().expect("given").stats();
+            assert_eq!(stats.damaged, damaged);
+            assert!(reads(&files) > before, "parts were loaded again");
+            assert_eq!(stage.filed(), all, "and written again");
+        }
+    });
+}
+
+#[test]
+fn without_room_parts_stay_in_memory() {
+    let stage = Stage::new(20_000);
+    runtime().block_on(async {
+        let local = LocalTables::open(stage.dir.path(), 1000, Box::new(|| Ok(()))).expect("writable");
+        let cache = PartCache::new(64 << 20).with_local(Some(local.clone()));
+        let (version, files) = stage.open(&cache).await;
+        let opened = reads(&files);
+        stage.check(&version, 3).await;
+        let parts = version.index().parts().len() as u64;
+        assert_eq!(reads(&files) - opened, parts);
+        assert_eq!((local.stats().refused, local.stats().written), (parts, 0));
+        assert!(stage.filed().is_empty(), "nothing is left behind");
+    });
+}
+
+#[test]
+fn a_directory_that_vanishes_is_made_again() {
+    let stage = Stage::new(3000);
+    runtime().block_on(async {
+        let cache = PartCache::new(64 << 10).with_local(Some(stage.local()));
+        let (version, _) = stage.open(&cache).await;
+        stage.check(&version, 100).await;
+        for folder in fs::read_dir(stage.dir.path()).expect("dir") {
+            fs::remove_dir_all(folder.expect("entry").path()).expect("removed");
+        }
+        stage.check(&version, 1).await;
+        assert!(!stage.filed().is_empty());
+    });
+}
+
+#[test]
+fn two_scopes_share_no_file() {
+    let stage = Stage::new(100);
+    runtime().block_on(async {
+        let cache = PartCache::new(1 << 20).with_local(Some(stage.local()));
+        for scope in ["one", "two"] {
+            let (version, files) = stage.open(&cache.scoped(scope)).await;
+            let opened = reads(&files);
+            stage.check(&version, 1).await;
+            assert!(reads(&files) > opened, "{scope} does not learn what another has read");
+        }
+        let folders = |dir: &Path| fs::read_dir(dir).expect("dir").count();
+        assert_eq!(folders(stage.dir.path()), 2);
+    });
+}

@@ -1,7 +1,7 @@
 //! The messages of the FUSE protocol that a read-only mount receives and sends, as bytes. Pure.
 //!
-//! The layout is that of `linux/fuse.h`, protocol 7.31 and later, in the byte order of the machine. The FUSE
-//! crate exchanges the INIT messages before this module sees the first request.
+//! The layout is that of `linux/fuse.h`, protocol 7.31 and later, in the byte order of the machine.
+//! [`crate::handshake`] has the INIT messages, which come before all others.
 
 use crate::fs::attr::{Attr, CommonAttr, IO_BYTES, InodeKind};
 use crate::fs::tree::{DirEntry, Totals};
@@ -9,7 +9,7 @@ use crate::requests::{BLOCK_BYTES, NAME_BYTES_MAX, TTL};
 use std::time::UNIX_EPOCH;
 
 /// The length of the header of a request, in bytes.
-const IN_HEADER_BYTES: usize = 40;
+pub(crate) const IN_HEADER_BYTES: usize = 40;
 /// The length of the header of a reply, in bytes.
 pub const OUT_HEADER_BYTES: usize = 16;
 /// Entries of directories begin at multiples of this.
@@ -104,11 +104,11 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     number(bytes, at).map(u32::from_ne_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     number(bytes, at).map(u64::from_ne_bytes)
 }
 
@@ -168,19 +168,28 @@ pub fn out_header(unique: u64, errno: i32, len: usize) -> [u8; OUT_HEADER_BYTES]
     header
 }
 
-struct Message(Vec<u8>);
+/// A message that is being written.
+pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    fn with_capacity(bytes: usize) -> Self {
+    pub fn with_capacity(bytes: usize) -> Self {
         Message(Vec::with_capacity(bytes))
     }
 
-    fn u32(&mut self, n: u32) {
+    pub fn u16(&mut self, n: u16) {
         self.0.extend_from_slice(&n.to_ne_bytes());
     }
 
-    fn u64(&mut self, n: u64) {
+    pub fn u32(&mut self, n: u32) {
         self.0.extend_from_slice(&n.to_ne_bytes());
+    }
+
+    pub fn u64(&mut self, n: u64) {
+        self.0.extend_from_slice(&n.to_ne_bytes());
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
     }
 
     fn attr(&mut self, common: &CommonAttr, a: &Attr) {
@@ -227,6 +236,59 @@ fn file_type(kind: InodeKind) -> u32 {
         InodeKind::File => libc::S_IFREG,
         InodeKind::Symlink => libc::S_IFLNK,
     }
+}
+
+/// What a mount tells the kernel without being asked. The numbers are those of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Notification {
+    /// Forget the attributes and pages of an inode.
+    InvalidateInode = 2,
+    /// Forget a name.
+    InvalidateName = 3,
+    /// Keep these pages.
+    Store = 4,
+}
+
+/// Returns the header of a notification with `len` bytes of payload.
+#[must_use]
+pub fn notification_header(kind: Notification, len: usize) -> [u8; OUT_HEADER_BYTES] {
+    // It has no number of a request. Its kind stands where a reply has its error.
+    out_header(0, -(kind as i32), len)
+}
+
+/// Returns the payload of [`Notification::InvalidateInode`]. A negative offset stands for no page; 0 bytes
+/// stand for all from the offset on.
+#[must_use]
+pub fn invalidate_inode(ino: u64, offset: i64, bytes: i64) -> Vec<u8> {
+    let mut out = Message::with_capacity(24);
+    for n in [ino, offset.cast_unsigned(), bytes.cast_unsigned()] {
+        out.u64(n);
+    }
+    out.0
+}
+
+/// Returns the payload of [`Notification::InvalidateName`].
+#[must_use]
+pub fn invalidate_name(parent: u64, name: &[u8]) -> Vec<u8> {
+    let mut out = Message::with_capacity(17 + name.len());
+    out.u64(parent);
+    out.u32(u32::try_from(name.len()).unwrap_or(u32::MAX));
+    out.u32(0);
+    out.0.extend_from_slice(name);
+    out.0.push(0);
+    out.0
+}
+
+/// Returns the front of the payload of [`Notification::Store`]. The bytes follow.
+#[must_use]
+pub fn store_head(ino: u64, offset: u64, bytes: usize) -> Vec<u8> {
+    let mut out = Message::with_capacity(24);
+    out.u64(ino);
+    out.u64(offset);
+    out.u32(u32::try_from(bytes).unwrap_or(u32::MAX));
+    out.u32(0);
+    out.0
 }
 
 /// Returns the reply to a lookup. Without an inode the kernel caches that the name does not exist.
@@ -381,6 +443,13 @@ mod tests {
         assert_eq!(statfs_out(Totals { bytes: 1, entries: 1 }).len(), 80);
         let negative = entry_out(&COMMON, None);
         assert_eq!(u64_at(&negative, 0), Some(0), "a name without an inode");
+        assert_eq!((invalidate_inode(2, -1, 0).len(), store_head(2, 0, 9).len()), (24, 24));
+        assert_eq!(
+            invalidate_name(1, b"ab"),
+            [&1u64.to_ne_bytes()[..], &[2, 0, 0, 0, 0, 0, 0, 0], b"ab\0"].concat()
+        );
+        let told = notification_header(Notification::Store, 24);
+        assert_eq!((u32_at(&told, 0), u32_at(&told, 4), u64_at(&told, 8)), (Some(40), Some(4), Some(0)));
         let header = out_header(3, libc::ENOENT, 0);
         let numbers = (u32_at(&header, 0), u32_at(&header, 4), u64_at(&header, 8));
         assert_eq!(numbers, (Some(16), Some((-libc::ENOENT).cast_unsigned()), Some(3)));

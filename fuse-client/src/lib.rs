@@ -6,9 +6,10 @@
 //! that was not hashed (I1).
 //!
 //! ```text
-//! kernel ─┬─ fuse (one mount) ──────────────┬─ requests ─┬─ fs/tree ── tables (parts, loaded on demand)
-//!         └─ shared_session (many mounts) ──┘            └─ fs/read ── store ── chunk_sources
-//! datasets ── lists the server's datasets, and mounts their versions by shared_session
+//! kernel ── session (receives, replies) ── requests ─┬─ fs/tree ── tables (parts, loaded on demand)
+//!                                                    └─ fs/read ── store ── chunk_sources
+//! fuse ── begins a session (kernel_mount, handshake), and tells the kernel what to forget or keep
+//! datasets ── lists the server's datasets, and mounts their versions
 //! chunk_sources ─┬─ hit_connections: a FUSE thread asks the server of this machine itself
 //!                ├─ node: the owner of the node store, if this mount is its client
 //!                └─ fletch_client ── the server, or the origin while the server is gone
@@ -26,7 +27,9 @@ pub mod faults;
 pub mod fs;
 pub mod fuse;
 pub mod fuse_wire;
+pub mod handshake;
 pub mod hit_connections;
+pub mod kernel_mount;
 pub mod mapped_reads;
 pub mod metrics;
 pub mod mount;
@@ -40,6 +43,6 @@ pub mod requests;
 pub mod restart;
 pub mod server_breaker;
 pub mod server_watch;
+pub mod session;
 pub mod shared_parts;
-pub mod shared_session;
 pub mod unmount;

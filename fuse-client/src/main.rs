@@ -9,9 +9,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 use tracing_subscriber::EnvFilter;
 
-/// The default of `FLETCH_LOG`. The FUSE crate logs an error for every killed reader, so its log is off; its
-/// relevant errors arrive as values.
-const LOG_DEFAULT: &str = "info,fuser=off";
+/// The default of `FLETCH_LOG`.
+const LOG_DEFAULT: &str = "info";
 
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::TABLES) {

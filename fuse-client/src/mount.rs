@@ -6,11 +6,12 @@
 use crate::access::{self, KernelCache};
 use crate::announce;
 use crate::cli::Settings;
-use crate::fuse::{self, FuseSession, MountOptions};
+use crate::fuse::{self, FuseSession};
 use crate::metrics::{self, Snapshot};
 use crate::open_version::{OpenVersion, open};
 use crate::push::{PushThreads, WATCH_EVERY};
 use crate::requests::RequestContext;
+use crate::session::serve_alone;
 use crate::shared_parts::SharedParts;
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mount_dir};
@@ -23,7 +24,7 @@ use fletch_tables::TableError;
 use std::{io, path::Path, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
-    runtime::Runtime,
+    runtime::{Handle, Runtime},
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
     time::timeout,
@@ -85,13 +86,13 @@ pub fn run(settings: &Settings) -> Result<()> {
     // Before the mount exists, so that a signal leaves no mount behind.
     let signals = runtime.block_on(async { EndSignals::listen() })?;
     let name = format!("{}{}", mounts::SOURCE_PREFIX, settings.target.dataset);
-    let options =
-        MountOptions { allow_other: settings.process.allow_other, threads: settings.process.threads };
-    let session = fuse::mount(Arc::clone(&running.context), &dir, &name, options, runtime.handle().clone())
+    let push = settings.process.push.then(|| PushThreads::start(1)).transpose();
+    let push = push.context("starting the push thread")?;
+    let session = fuse::mount(&running.context, &dir, &name, settings.process.allow_other)
         .map_err(|e| explain_mount(e, &dir))?;
-    let entry = mounts::at(&dir)?.context("another program removed the mount at once: mount again")?;
-    if settings.process.push {
-        let threads = PushThreads::start(1).context("starting the push thread")?;
+    let entry = mounts::at(&dir).inspect_err(|_| fuse::abandon(&dir))?;
+    let entry = entry.context("another program removed the mount at once: mount again")?;
+    if let Some(threads) = push {
         drop(running.context.pusher.set(threads.pusher(session.page_cache())));
     }
     raise_read_ahead(&entry.device);
@@ -112,7 +113,8 @@ pub fn run(settings: &Settings) -> Result<()> {
         running.shared.background.spawn_on(announced, runtime.handle());
         running.watch_access(&runtime, client, version.root(), kernel);
     }
-    let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
+    let threads = settings.process.threads;
+    let outcome = runtime.block_on(serve(&running, (session, threads), metrics, signals, &ready));
     // Bounds the rest of this function.
     exit_after(END_WITHIN);
     let gone = unmount(&dir, &entry.device);
@@ -199,7 +201,7 @@ impl EndSignals {
 /// Serves until a signal arrives or another program unmounts.
 async fn serve(
     running: &RunningMount,
-    session: FuseSession,
+    (session, threads): (FuseSession, usize),
     metrics: Option<TcpListener>,
     mut signals: EndSignals,
     ready: &str,
@@ -221,9 +223,10 @@ async fn serve(
         }
     });
     let (ended, mut end) = oneshot::channel();
+    let (context, runtime) = (Arc::clone(&running.context), Handle::current());
     std::thread::Builder::new().name("fletch-fuse".into()).spawn(move || {
         // The receiver is gone if a signal came first.
-        drop(ended.send(session.serve()));
+        drop(ended.send(serve_alone(session.device(), context, threads, runtime)));
     })?;
     // The first lookup, without the kernel: the process must never touch its own mount.
     let first = running.context.tree.list(1, 0, |entry| entry.offset > 2);

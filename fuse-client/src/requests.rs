@@ -1,7 +1,6 @@
 //! The answers to requests of the kernel, without the protocol that carries them.
 //!
-//! Two adapters share this module: `fuse` for a process with one mount, and `shared_session` for a process
-//! with many. It decides only which thread a request waits on.
+//! [`crate::session`] carries requests and replies. This module decides only which thread a request waits on.
 //!
 //! A request is polled once on the thread that received it, which replies if the data is in memory, or if the
 //! server of this machine has it at hand ([`hit_connections`]). A request that has to wait moves to the

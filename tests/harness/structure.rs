@@ -103,7 +103,7 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
     ("object_store", "fletch-origin"),
     ("sled", "fletch-store"),
     ("memmap2", "fletch-window"),
-    ("fuser", "fletch-mount"),
+    ("fuser", "fletch-benches"),
     ("pyo3", "fletch-python"),
     ("moka", "fletch-store fletch-tables fletch-server fletch-mount"),
     ("prometheus", "fletch-server fletch-mount"),

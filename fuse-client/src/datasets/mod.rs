@@ -18,8 +18,8 @@ use crate::mount::{EndSignals, exit_after, say_ready};
 use crate::open_version;
 use crate::push::{PushThreads, WATCH_EVERY};
 use crate::server_watch::ServerWatch;
+use crate::session::SessionThreads;
 use crate::shared_parts::SharedParts;
-use crate::shared_session::SessionThreads;
 use anyhow::{Context, Result, anyhow};
 use directory::DatasetsDir;
 use fletch_client::Client;
@@ -175,7 +175,6 @@ fn close(watcher: &Watcher) -> Result<()> {
     }
     // The directory goes with everything that is still mounted below it.
     let closed = watcher.close_directory();
-    left.iter().for_each(|mount| mount.release());
     hidden.and(failed).and(closed)
 }
 

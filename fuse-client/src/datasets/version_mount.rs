@@ -1,13 +1,13 @@
 //! One mounted version of a process with many mounts.
 
 use crate::access::KernelCache;
-use crate::fuse::{self, FuseSession, MountOptions};
+use crate::fuse::{self, FuseSession};
 use crate::mount::{explain_mount, raise_read_ahead};
 use crate::open_version::OpenVersion;
 use crate::push::PushThreads;
 use crate::requests::RequestContext;
+use crate::session::{SessionEnd, SessionThreads};
 use crate::shared_parts::SharedParts;
-use crate::shared_session::{SessionEnd, SessionThreads};
 use anyhow::{Context, Result, anyhow};
 use fletch_client::Client;
 use fletch_core::{DatasetName, Root};
@@ -16,12 +16,11 @@ use nix::{
     errno::Errno,
     mount::{MntFlags, umount2},
 };
-use parking_lot::Mutex;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tokio::{runtime::Handle, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 pub struct VersionMount {
     /// The root of the version.
@@ -37,9 +36,6 @@ pub struct VersionMount {
     dir: PathBuf,
     device: String,
     end: SessionEnd,
-    /// Taken as soon as the version is not mounted any more: the FUSE crate unmounts the path of a session
-    /// that is dropped, whatever is mounted there then.
-    session: Mutex<Option<FuseSession>>,
 }
 
 /// How an attempt to unmount ended.
@@ -85,17 +81,7 @@ impl VersionMount {
         }
         let (session, device, end) = mounted?;
         let kernel_cache = session.kernel_cache();
-        Ok(VersionMount {
-            root,
-            dataset,
-            context,
-            kernel_cache,
-            client,
-            dir,
-            device,
-            end,
-            session: Mutex::new(Some(session)),
-        })
+        Ok(VersionMount { root, dataset, context, kernel_cache, client, dir, device, end })
     }
 
     async fn start(
@@ -108,18 +94,28 @@ impl VersionMount {
         let first = context.tree.list(1, 0, |entry| entry.offset > 2).await;
         first.map_err(|e| anyhow!("cannot read the root directory of the version: {e}"))?;
         let name = format!("{}{dataset}", mounts::SOURCE_PREFIX);
-        let options = MountOptions { allow_other: parts.allow_other, threads: 1 };
-        let (of, at, runtime) = (Arc::clone(context), dir.to_owned(), Handle::current());
-        let session = spawn_blocking(move || fuse::mount(of, &at, &name, options, runtime)).await?;
+        let (of, at, allow_other) = (Arc::clone(context), dir.to_owned(), parts.allow_other);
+        let session = spawn_blocking(move || fuse::mount(&of, &at, &name, allow_other)).await?;
         let session = session.map_err(|e| explain_mount(e, dir))?;
+        let served = Self::serve(parts, context, dir, &session);
+        let (device, end) = served.inspect_err(|_| fuse::abandon(dir))?;
+        raise_read_ahead(&device);
+        Ok((session, device, end))
+    }
+
+    fn serve(
+        parts: &MountParts,
+        context: &Arc<RequestContext>,
+        dir: &Path,
+        session: &FuseSession,
+    ) -> Result<(String, SessionEnd)> {
         let entry = mounts::at(dir).context("cannot read the mount table")?;
         let device = entry.context("another program removed the mount at once")?.device;
-        let end = parts.sessions.serve(session.device()?, Arc::clone(context))?;
+        let end = parts.sessions.serve(session.device(), Arc::clone(context))?;
         if let Some(push) = &parts.push {
             drop(context.pusher.set(push.pusher(session.page_cache())));
         }
-        raise_read_ahead(&device);
-        Ok((session, device, end))
+        Ok((device, end))
     }
 
     /// Returns the device of the mount, as the mount table names it.
@@ -134,26 +130,16 @@ impl VersionMount {
         self.end.has_come()
     }
 
-    /// Ends the session of a version that is not mounted any more. A mount that another program detached
-    /// while it was in use serves its users to the end.
-    pub fn release(&self) {
-        drop(self.session.lock().take());
-    }
-
     /// Unmounts the version, unless a program uses it. Blocks.
     ///
     /// # Errors
     /// The kernel refuses for another reason.
     pub fn try_unmount(&self) -> Result<Attempt> {
         if mounts::of_device(&self.device).context("cannot read the mount table")?.is_none() {
-            self.release();
             return Ok(Attempt::Unmounted);
         }
         match umount2(&self.dir, MntFlags::UMOUNT_NOFOLLOW) {
-            Ok(()) | Err(Errno::EINVAL) => {
-                self.release();
-                Ok(Attempt::Unmounted)
-            }
+            Ok(()) | Err(Errno::EINVAL) => Ok(Attempt::Unmounted),
             Err(Errno::EBUSY) => Ok(Attempt::Busy),
             Err(e) => {
                 Err(std::io::Error::from(e)).with_context(|| format!("cannot unmount {}", self.dir.display()))

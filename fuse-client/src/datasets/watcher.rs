@@ -275,7 +275,6 @@ impl Watcher {
         };
         for mount in &ended {
             tracing::warn!(root = %mount.root, "another program unmounted a version: mounting it again");
-            mount.release();
             self.forget_mount(mount.root)?;
         }
         Ok(!ended.is_empty())

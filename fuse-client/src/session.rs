@@ -1,15 +1,17 @@
-//! Serves the sessions of many mounts with a few threads.
+//! Receives the kernel's requests, and sends one reply to each.
 //!
-//! The FUSE crate gives each session threads of its own. A process with hundreds of mounts cannot afford
-//! them, so here all threads wait for all devices (`epoll`, level-triggered).
+//! A process with one mount has threads that wait in a read of its device ([`serve_alone`]). A process with
+//! hundreds of mounts cannot afford threads for each: there, all threads wait for all devices (`epoll`,
+//! level-triggered; [`SessionThreads`]).
 //!
 //! 1. Every request gets exactly one reply, also if its work is dropped: then the reply is EIO.
 //! 2. A thread takes at most [`REQUESTS_IN_A_ROW`] requests of a session, and then looks at the others.
-//! 3. No thread waits in a read of a device: another thread may have taken the request that it was woken for.
+//! 3. A thread of many sessions never waits in a read of a device: another thread may have taken the request
+//!    that it was woken for.
 
 use crate::fs::tree::DirEntry;
-use crate::fuse::MESSAGE_BYTES_MAX;
 use crate::fuse_wire::{self as wire, Listing, ListingReply, Operation, Request};
+use crate::handshake::MESSAGE_BYTES_MAX;
 use crate::metrics::Op;
 use crate::requests::RequestContext;
 use nix::{
@@ -34,7 +36,36 @@ const REQUESTS_IN_A_ROW: usize = 16;
 /// The events that one wait returns at most.
 const EVENTS_MAX: usize = 16;
 /// The kernel refuses to fill a buffer that is shorter than the longest message plus its header.
-const BUFFER_BYTES: usize = MESSAGE_BYTES_MAX as usize + 4096;
+pub(crate) const BUFFER_BYTES: usize = MESSAGE_BYTES_MAX as usize + 4096;
+
+/// Serves one mount until it is gone, with threads of its own. Work that has to wait moves to `runtime`.
+/// Blocks.
+///
+/// # Errors
+/// The device failed.
+pub fn serve_alone(
+    device: Arc<OwnedFd>,
+    context: Arc<RequestContext>,
+    threads: usize,
+    runtime: Handle,
+) -> io::Result<()> {
+    let session = Session { device, context, runtime, end: SessionEnd::default() };
+    std::thread::scope(|scope| {
+        let receive = |i| {
+            let builder = std::thread::Builder::new().name(format!("fletch-fuse-{i}"));
+            let started = builder.spawn_scoped(scope, || session.receive_all());
+            // This thread serves the mount by itself then.
+            started.inspect_err(|error| tracing::warn!(%error, "a thread of the mount does not start")).ok()
+        };
+        let others: Vec<_> = (1..threads).filter_map(receive).collect();
+        let own = session.receive_all();
+        let ended = others.into_iter().map(|thread| match thread.join() {
+            Ok(ended) => ended,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        ended.fold(own, |first, next| first.and(next))
+    })
+}
 
 /// The threads that receive the requests of all sessions. They run until the process ends.
 pub struct SessionThreads(Arc<Shared>);
@@ -78,13 +109,13 @@ impl SessionThreads {
     ///
     /// # Errors
     /// The system cannot wait for the device.
-    pub fn serve(&self, device: OwnedFd, context: Arc<RequestContext>) -> io::Result<SessionEnd> {
+    pub fn serve(&self, device: Arc<OwnedFd>, context: Arc<RequestContext>) -> io::Result<SessionEnd> {
         let flags = OFlag::from_bits_retain(fcntl(&device, FcntlArg::F_GETFL)?);
         fcntl(&device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let (shared, end) = (&self.0, SessionEnd::default());
         let key = shared.next.fetch_add(1, Ordering::Relaxed);
         let runtime = shared.runtime.clone();
-        let session = Session { device: Arc::new(device), context, runtime, end: end.clone() };
+        let session = Session { device, context, runtime, end: end.clone() };
         let session = Arc::new(session);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key);
         let mut sessions = shared.sessions.write();
@@ -146,6 +177,13 @@ struct Session {
 }
 
 impl Session {
+    /// Answers requests until the mount is gone.
+    fn receive_all(&self) -> io::Result<()> {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        while self.receive_some(&mut buffer)? {}
+        Ok(())
+    }
+
     /// Answers some requests. Returns whether the mount still exists.
     fn receive_some(&self, buffer: &mut [u8]) -> io::Result<bool> {
         for _ in 0..REQUESTS_IN_A_ROW {

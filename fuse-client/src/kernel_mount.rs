@@ -1,0 +1,118 @@
+//! Mounts a FUSE file system, and hands out its device.
+//!
+//! Root mounts with mount(2). Another user asks `fusermount3`, which sends the device over a socket.
+
+use nix::{
+    cmsg_space,
+    errno::Errno,
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    mount::{MsFlags, mount},
+    sys::socket::{
+        AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, recvmsg, socketpair,
+    },
+    unistd::{getgid, getuid},
+};
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, IoSliceMut},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::fs::PermissionsExt,
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+const DEVICE: &str = "/dev/fuse";
+/// The program that mounts for users without privileges.
+const FUSERMOUNT: &str = "fusermount3";
+/// The environment variable in which it finds the number of its socket.
+const SOCKET_VARIABLE: &str = "_FUSE_COMMFD";
+/// What the mount table shows as the type, after `fuse.`.
+const SUBTYPE: &str = "fletch";
+
+/// Mounts at `dir`, under the name `source` of the mount table, read-only. Returns the device from which the
+/// kernel's requests are read.
+///
+/// # Errors
+/// The error of the kernel, or what `fusermount3` says.
+pub fn open(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
+    let dir = dir.canonicalize()?;
+    match by_system_call(&dir, source, allow_other) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => by_helper(&dir, source, allow_other),
+        mounted => mounted,
+    }
+}
+
+fn by_system_call(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
+    let root_mode = fs::metadata(dir)?.permissions().mode();
+    let device = OwnedFd::from(OpenOptions::new().read(true).write(true).open(DEVICE)?);
+    let mut options = format!(
+        "fd={},rootmode={root_mode:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
+        device.as_raw_fd(),
+        getuid(),
+        getgid()
+    );
+    if allow_other {
+        options.push_str(",allow_other");
+    }
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOATIME | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some(source), dir, Some("fuse"), flags, Some(options.as_str()))?;
+    Ok(device)
+}
+
+fn by_helper(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
+    // A comma or a backslash in the name would end the option.
+    let source = source.replace('\\', "\\\\").replace(',', "\\,");
+    let mut options =
+        format!("ro,noatime,nosuid,nodev,default_permissions,fsname={source},subtype={SUBTYPE}");
+    if allow_other {
+        options.push_str(",allow_other");
+    }
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
+    // The helper inherits its end.
+    fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    let child = Command::new(FUSERMOUNT)
+        .args(["-o", &options, "--"])
+        .arg(dir)
+        .env(SOCKET_VARIABLE, theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| io::Error::new(e.kind(), format!("{FUSERMOUNT}: {e}")))?;
+    drop(theirs);
+    let device = receive_device(&ours)?;
+    // It ends by itself once the device is taken.
+    let ended = child.wait_with_output()?;
+    device.ok_or_else(|| {
+        let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
+        let kind = match said.contains("user_allow_other") {
+            true => io::ErrorKind::PermissionDenied,
+            false => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, said)
+    })
+}
+
+/// Returns the descriptor that the helper sends; `None` if it ends without one.
+#[expect(unsafe_code, reason = "the kernel made a new descriptor for this process")]
+fn receive_device(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let (mut byte, mut space) = ([0; 1], cmsg_space!(RawFd));
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let message = loop {
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        match recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+            Err(Errno::EINTR) => {}
+            received => break received?,
+        }
+    };
+    let mut sent = None;
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            // SAFETY: each of these descriptors was received just now, and nothing else owns it.
+            sent = descriptors.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).next();
+        }
+    }
+    Ok(sent)
+}

@@ -159,10 +159,10 @@ pub struct Cli {
     /// Memory for chunks, idle and in use [default: 256MiB, over unix: 64MiB]
     #[arg(long, env = "FLETCH_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
     pub memory: Option<ByteSize>,
-    /// Memory for the tables of the version [default: 16MiB, without --tables-disk 64MiB]
+    /// Memory for tables [default: 16MiB, or 64MiB with --tables-disk 0]
     #[arg(long, env = "FLETCH_TABLES_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
     pub tables_memory: Option<ByteSize>,
-    /// Disk for them in --cache-dir, where they are searched without being loaded [default: 4GiB]
+    /// Disk for tables, in --cache-dir; 0: memory only [default: 4GiB]
     #[arg(long, env = "FLETCH_TABLES_DISK", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
     pub tables_disk: Option<ByteSize>,
     /// Number of FUSE threads, 1 to 16 [default: 2 to 4, by cores]

@@ -62,8 +62,10 @@ pub fn bytes_read(pid: u32) -> u64 {
 }
 
 /// Returns the bytes that `dir` occupies, as `du` counts them, with the deleted files that `pid` holds open.
+/// The tables of versions in it have a limit of their own and do not count.
 #[must_use]
 pub fn occupied(dir: &Path, pid: u32) -> u64 {
+    let tables = dir.join("tables");
     fn of(p: &Path) -> u64 {
         let Ok(m) = fs::symlink_metadata(p) else { return 0 };
         let inside = || fs::read_dir(p).into_iter().flatten().flatten().map(|e| of(&e.path())).sum();
@@ -74,5 +76,6 @@ pub fn occupied(dir: &Path, pid: u32) -> u64 {
         fs::read_link(e.path())
             .is_ok_and(|t| t.starts_with(dir) && t.to_string_lossy().ends_with(" (deleted)"))
     });
-    of(dir) + nameless.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
+    of(dir).saturating_sub(of(&tables))
+        + nameless.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
 }

@@ -10,8 +10,8 @@
 //! tables again. Several processes of one user share a directory.
 //!
 //! Owns: the names of the files, who may have written them, and how many bytes they take.
-//! Must never: follow a link, read a file of another user, fail a read because a file cannot be kept, or write
-//! where the directory's file system should be mounted and is not ([`PlaceCheck`]).
+//! Must never: follow a link, read a file of another user, fail a read because a file cannot be kept, or
+//! write where the directory's file system should be mounted and is not ([`PlaceCheck`]).
 
 mod leaf_file;
 
@@ -109,8 +109,8 @@ struct Folder {
 impl LocalTables {
     /// Opens a directory, and creates it unless it exists. Counts its bytes. Blocking.
     ///
-    /// It keeps at most about `bytes_max` bytes: the version that was opened the longest ago goes first. While
-    /// `check` fails nothing is created or written.
+    /// It keeps at most about `bytes_max` bytes: the version that was opened the longest ago goes first.
+    /// While `check` fails nothing is created or written.
     ///
     /// # Errors
     /// The error of the system, or one that says that other users may write to the directory.

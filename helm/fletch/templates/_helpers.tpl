@@ -200,6 +200,14 @@ annotations:
 {{- div (mul $number $unit (int64 .Values.server.cache.budgetPercent)) 100 -}}
 {{- end -}}
 
+{{- /* Bytes of version tables beside the cache: half of what its budget leaves, at most 8 GiB. */ -}}
+{{- define "fletch.tablesBytes" -}}
+{{- $budget := int64 .Values.server.cache.budgetPercent -}}
+{{- $cache := include "fletch.cacheBytes" . | int64 -}}
+{{- $half := div (mul $cache (sub 100 $budget)) (mul 2 $budget) -}}
+{{- min $half 8589934592 -}}
+{{- end -}}
+
 {{- /* The volume of a domain. Its datasets are mounted at datasets/DOMAIN below it. */ -}}
 {{- define "fletch.domainParent" -}}
 {{ printf "%s/%s" (.root.Values.mounts.hostPath | trimSuffix "/") .domain }}
@@ -361,6 +369,10 @@ dir = "/var/cache/fletch"
 size = {{ include "fletch.cacheBytes" . }}
 policy = {{ .Values.server.cache.policy | toRawJson }}
 free_floor = {{ .Values.server.cache.freeFloor | toRawJson }}
+
+[tables]
+# Half of what the budget leaves of that volume.
+disk = {{ include "fletch.tablesBytes" . }}
 {{- with .Values.server.memory.max }}
 
 [memory]

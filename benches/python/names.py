@@ -7,9 +7,12 @@ Every dataset has files of 16 bytes, a thousand in a directory, below DIR (/dev/
 memory for each file). For each size: an index of the files, another one of the same files with the first as
 its parent, a mount, random reads through it, and `find`. The server is reached over its unix socket.
 
-At last the smallest and the largest dataset are read in turns, 500 files at a time, through new mounts, and
-no file twice: the kernel answers for what it has seen. Before, one file of each directory is read. The time to open and read a file must not depend on
-how many there are. A cost that grows as N^e has the exponent e; it is fitted to
+At last files of the smallest and the largest dataset are read in turns, 500 at a time, through new mounts,
+and none twice: the kernel answers for what it has seen. The server has their bytes in memory, because they
+were read once before, and one file of each directory was read. So the time to open and read a file must not
+depend on how many there are.
+
+A cost that grows as N^e has the exponent e; it is fitted to
 the sizes by least squares of the logarithms.
 """
 
@@ -185,13 +188,14 @@ def measure(stage: Stage, reads: int, rng: random.Random) -> None:
 
 
 def in_turns(small: Stage, large: Stage, reads: int, rng: random.Random) -> dict[str, float]:
-    for stage in (small, large):
-        stage.unmount()
-        stage.mount()
-        stage.read(list(range(0, stage.names, IN_A_DIRECTORY)))
     times: dict[int, list[float]] = {small.names: [], large.names: []}
     count = min(reads, small.names)
     chosen = {stage.names: stage.some(count, rng) for stage in (small, large)}
+    for stage in (small, large):
+        stage.read(chosen[stage.names])
+        stage.unmount()
+        stage.mount()
+        stage.read(list(range(0, stage.names, IN_A_DIRECTORY)))
     for first in range(0, count, IN_TURN):
         for stage in (small, large):
             times[stage.names] += stage.read(chosen[stage.names][first : first + IN_TURN])

@@ -62,8 +62,6 @@ fn by_system_call(dir: &Path, source: &str, allow_other: bool) -> io::Result<Own
 }
 
 fn by_helper(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
-    // A comma or a backslash in the name would end the option.
-    let source = source.replace('\\', "\\\\").replace(',', "\\,");
     let mut options =
         format!("ro,noatime,nosuid,nodev,default_permissions,fsname={source},subtype={SUBTYPE}");
     if allow_other {

@@ -39,6 +39,13 @@ pub(crate) enum CachedKind {
     ChunksLeaf(usize),
 }
 
+impl CachedKind {
+    /// Whether the value comes from `chunks.parquet`.
+    pub fn is_of_chunks(self) -> bool {
+        matches!(self, CachedKind::Chunks | CachedKind::ChunksDirectory | CachedKind::ChunksLeaf(_))
+    }
+}
+
 /// What the cache itself needs for a value, in bytes: its key, its place in a table, its place in an order.
 const OVERHEAD: usize = 400;
 
@@ -149,6 +156,11 @@ impl PartCache {
 
     pub(crate) fn scope(&self) -> Hash {
         self.scope
+    }
+
+    /// Returns the scope of what no hash covers: that of one run of the index.
+    pub(crate) fn scope_of_index(&self, indexed_at_ns: u64) -> Hash {
+        Hash::of(&[&self.scope.as_bytes()[..], &indexed_at_ns.to_le_bytes()].concat())
     }
 
     /// The number of bytes that the cache holds now.

@@ -18,7 +18,8 @@ impl Version {
     }
 
     fn identity(&self, table: LocalTable, part: usize) -> Identity {
-        Identity { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, part, table }
+        let scope = self.scope(table == LocalTable::Chunks);
+        Identity { scope, root: self.0.root, layout: self.0.layout, part, table }
     }
 
     /// Returns the directory of a part's local file of entries.

@@ -17,7 +17,7 @@ use crate::{LayoutDoc, LoadedPart, Manifest, Table, TableError, TableRange, Tabl
 use fletch_core::manifest::LayoutKind;
 use fletch_core::manifest::locate::{DirId, PartIndex, prefix};
 use fletch_core::manifest::{EntryKind, EntryRef, PART_ENTRIES_MAX, Slice};
-use fletch_core::{LayoutId, Root};
+use fletch_core::{Hash, LayoutId, Root};
 use futures::StreamExt;
 use std::sync::Arc;
 
@@ -36,6 +36,9 @@ pub(crate) struct Inner {
     doc: LayoutDoc,
     pub index: PartIndex,
     pub cache: PartCache,
+    /// The scope of rows of `chunks.parquet`. A later index of the same layout replaces that table, and no
+    /// hash says so: what was kept of an earlier one must not be found.
+    pub chunks_scope: Hash,
     entries: Footer,
     placement: Footer,
     /// Read by the first call that needs it: a mount never does.
@@ -140,10 +143,24 @@ impl Version {
         }
         let index = PartIndex::new(manifest.parts.clone());
         let chunks = tokio::sync::OnceCell::new();
+        let chunks_scope = cache.scope_of_index(doc.indexed_at_ns);
         if let Some(local) = cache.local() {
             local.opened(cache.scope(), root, layout);
+            local.opened(chunks_scope, root, layout);
         }
-        let inner = Inner { source, root, layout, manifest, doc, index, cache, entries, placement, chunks };
+        let inner = Inner {
+            source,
+            root,
+            layout,
+            manifest,
+            doc,
+            index,
+            cache,
+            chunks_scope,
+            entries,
+            placement,
+            chunks,
+        };
         Ok(Version(Arc::new(inner)))
     }
 
@@ -184,7 +201,12 @@ impl Version {
     }
 
     pub(crate) fn key(&self, kind: CachedKind, part: usize) -> CacheKey {
-        CacheKey { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, kind, part }
+        let scope = self.scope(kind.is_of_chunks());
+        CacheKey { scope, root: self.0.root, layout: self.0.layout, kind, part }
+    }
+
+    pub(crate) fn scope(&self, of_chunks: bool) -> Hash {
+        if of_chunks { self.0.chunks_scope } else { self.0.cache.scope() }
     }
 
     pub(crate) fn check_part(&self, part: usize) -> Result<(), TableError> {

@@ -4,8 +4,8 @@
 mod support;
 
 use fletch_core::Hash;
-use fletch_core::manifest::Entry;
-use fletch_tables::{LocalTables, PartCache, Version};
+use fletch_core::manifest::{Entry, LayoutParams, SampleRule};
+use fletch_tables::{LocalTables, NewRow, PartCache, PinRow, Provenance, TablesWriter, Version};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -202,5 +202,38 @@ fn two_scopes_share_no_file() {
         }
         let folders = |dir: &Path| fs::read_dir(dir).expect("dir").count();
         assert_eq!(folders(stage.dir.path()), 2);
+    });
+}
+
+#[test]
+fn a_later_index_of_the_layout_replaces_the_rows_of_chunks() {
+    let entries = many(300);
+    let index = |indexed_at_ns: u64, mtime: i64| {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let (rule, params) = (SampleRule::file(), LayoutParams::INDEX);
+        let mut writer = TablesWriter::create(scratch.path(), rule, params).expect("scratch");
+        for e in &entries {
+            let pin = PinRow { size: e.size, mtime_ns: Some(mtime), etag: None };
+            writer.push(NewRow::indexed(e.clone(), support::slices(e, params), &pin)).expect("a good entry");
+        }
+        let written = writer.finish(Provenance { indexed_at_ns, ..support::about() }).expect("written");
+        let files = Arc::new(Files::load(&written));
+        Made { written, files }
+    };
+    let (first, later) = (index(10, 1), index(20, 2));
+    assert_eq!((first.written.root, first.written.layout), (later.written.root, later.written.layout));
+    let dir = tempfile::tempdir().expect("tempdir");
+    runtime().block_on(async {
+        // In one process, and in the next.
+        let cache = || {
+            let local = LocalTables::open(dir.path(), 1 << 30, Box::new(|| Ok(()))).expect("writable");
+            PartCache::new(1 << 20).with_local(Some(local))
+        };
+        let one = cache();
+        for (made, mtime, cache) in [(&first, 1, &one), (&later, 2, &one), (&later, 2, &cache())] {
+            let version = made.open_with(made.files.clone(), cache.clone()).await.expect("good");
+            let row = version.chunk_row(0, 0).await.expect("good").expect("there");
+            assert_eq!(row.pin.mtime_ns, Some(mtime));
+        }
     });
 }

@@ -1,11 +1,16 @@
 """Measures what a dataset costs by the number of its names, and how each cost grows.
 
     sudo FLETCH_BIN=target/release python3 benches/python/names.py [--names 10000,100000,1000000]
-        [--reads 20000] [--files DIR] [--json FILE]
+        [--generated N,...] [--reads 20000] [--files DIR] [--json FILE]
 
 Every dataset has files of 16 bytes, a thousand in a directory, below DIR (/dev/shm by default, about 5 KB of
 memory for each file). For each size: an index of the files, another one of the same files with the first as
 its parent, a mount, random reads through it, and `find`. The server is reached over its unix socket.
+
+A generated dataset has the tables and the chunks of a pack of such files, and no files. (The example
+`generate` of `fletch-tables` writes it.) So ten million names fit on a small disk. In the place of the index
+it measures a job over all samples: a new one, its first batch, and both again by a server that was started
+again.
 
 At last files of the smallest and the largest dataset are read in turns, 500 at a time, through new mounts,
 and none twice: the kernel answers for what it has seen. The server has their bytes in memory, because they
@@ -19,12 +24,14 @@ the sizes by least squares of the logarithms.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import os
 import random
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -60,6 +67,14 @@ def anonymous_mib(pid: int) -> int:
     raise ValueError("the kernel tells no RssAnon")
 
 
+def peak_mib(pid: int) -> int:
+    """Returns the most memory that a process had, with the pages of its program and of files, in MiB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) // 1024
+    raise ValueError("the kernel tells no VmHWM")
+
+
 def disk_mib(directory: Path) -> int:
     if not directory.exists():
         return 0
@@ -69,8 +84,8 @@ def disk_mib(directory: Path) -> int:
 class Stage:
     """One dataset, its server and its mount."""
 
-    def __init__(self, names: int, tree: Path, scratch: Path) -> None:
-        self.names, self.tree, self.scratch = names, tree, scratch
+    def __init__(self, names: int, tree: Path, scratch: Path, generated: bool = False) -> None:
+        self.names, self.tree, self.scratch, self.generated = names, tree, scratch, generated
         self.tables, self.cache, self.at = scratch / "tables", scratch / "cache", scratch / "mount"
         self.socket = scratch / "server.sock"
         self.environment = {
@@ -105,7 +120,43 @@ class Stage:
         self.server = subprocess.Popen([BIN / "fletch-server", *flags], env=self.environment, stderr=log)
         while not self.socket.exists():
             time.sleep(0.01)
+
+    def register(self) -> None:
         self.fletch("register", "names", self.tree, "--tables", self.tables)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.send_signal(signal.SIGTERM)
+            self.server.wait(60)
+            self.server = None
+            self.socket.unlink(missing_ok=True)
+
+    def post(self, path: str, body: dict[str, object], method: str = "POST") -> bytes:
+        """Sends a request to the server. Returns the answer."""
+        connection = http.client.HTTPConnection("localhost", timeout=600)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(self.socket))
+        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        got = answer.read()
+        assert answer.status < 300, f"{method} {path}: {answer.status} {got[:500]!r}"
+        return got
+
+    def job(self, name: str, row: str) -> None:
+        """Declares a job over all samples, and gets its first batch and its state."""
+        world = {"ranks": 8, "batch": 256, "tail": "drop"}
+        begin = time.perf_counter()
+        job = json.loads(self.post("/v1/jobs", {"name": name, "dataset": "names", "world": world}))
+        self.figures[f"{row}: declare, s"] = time.perf_counter() - begin
+        begin = time.perf_counter()
+        epoch = f"/v1/jobs/{job['id']}/epochs/0"
+        batch = self.post(f"{epoch}/leases", {"rank": 0, "sequence": 1, "want": 256})
+        self.figures[f"{row}: first batch, s"] = time.perf_counter() - begin
+        assert len(batch) > 256 * 16, f"a batch of {len(batch)} bytes"
+        self.figures[f"{row}: state, MB"] = len(self.post(f"{epoch}/state", {}, "GET")) / 1e6
+        if self.server is not None:
+            self.figures[f"{row}: server, anonymous MiB"] = anonymous_mib(self.server.pid)
+            self.figures[f"{row}: server, peak MiB"] = peak_mib(self.server.pid)
 
     def mount(self, row: str | None = None) -> None:
         self.at.mkdir(exist_ok=True)
@@ -162,9 +213,7 @@ class Stage:
         try:
             self.unmount()
         finally:
-            if self.server is not None:
-                self.server.send_signal(signal.SIGTERM)
-                self.server.wait(60)
+            self.stop()
 
 
 def p99(times: list[float]) -> float:
@@ -172,9 +221,20 @@ def p99(times: list[float]) -> float:
 
 
 def measure(stage: Stage, reads: int, rng: random.Random) -> None:
-    stage.index("index")
-    stage.index("index, nothing changed", "--parent", "auto")
+    if stage.generated:
+        subprocess.run([BIN / "examples" / "generate", stage.tables, str(stage.names)], check=True)
+        stage.start()
+        stage.register()
+        stage.job("first", "first job")
+        stage.stop()
+        stage.start()
+        stage.job("second", "job of a later server")
+        stage.stop()
+    else:
+        stage.index("index")
+        stage.index("index, nothing changed", "--parent", "auto")
     stage.start()
+    stage.register()
     stage.mount("first mount")
     stage.read(stage.some(reads, rng))
     stage.note_memory()
@@ -213,7 +273,17 @@ def exponent(points: list[tuple[float, float]]) -> float:
     return statistics.linear_regression(*zip(*logs)).slope if len(logs) > 1 else math.nan
 
 
-def show(stages: list[Stage], ratios: dict[str, float]) -> None:
+def show(stages: list[Stage], ratios: dict[str, dict[str, float]]) -> None:
+    for generated in (False, True):
+        same = [stage for stage in stages if stage.generated == generated]
+        if same:
+            show_costs(same)
+    for kind, rows in ratios.items():
+        for row, ratio in rows.items():
+            print(f"in turns, {kind}, {row}: {ratio:.3g}")
+
+
+def show_costs(stages: list[Stage]) -> None:
     print("| cost | " + " | ".join(f"{stage.names:,} names" for stage in stages) + " | exponent |")
     print("|---|" + "---|" * (len(stages) + 1))
     for row in stages[0].figures:
@@ -221,14 +291,17 @@ def show(stages: list[Stage], ratios: dict[str, float]) -> None:
             cells = [stage.figures[row] for stage in stages]
             grows = exponent([(stage.names, stage.figures[row]) for stage in stages])
             print(f"| {row} | " + " | ".join(f"{cell:.3g}" for cell in cells) + f" | {grows:.2f} |")
-    for row, ratio in ratios.items():
-        print(f"in turns, {row}: {ratio:.3g}")
+
+
+def sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]
 
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--names", default="10000,100000,1000000", help="the sizes, ascending")
+    parser.add_argument("--generated", default="", help="the sizes of generated datasets, ascending")
     parser.add_argument("--reads", type=int, default=20_000, help="random reads of each dataset")
     parser.add_argument("--files", type=Path, default=Path("/dev/shm"), help="where the files lie")
     parser.add_argument("--json", type=Path, help="where the raw figures go")
@@ -237,13 +310,21 @@ def main() -> None:
     scratch = Path(tempfile.mkdtemp(prefix="fletch-names-"))
     files = Path(tempfile.mkdtemp(prefix="fletch-names-", dir=options.files))
     try:
-        for names in map(int, options.names.split(",")):
-            tree, own = files / str(names), scratch / str(names)
-            own.mkdir()
-            make_files(tree, names)
-            stages.append(Stage(names, tree, own))
-            measure(stages[-1], options.reads, rng)
-        ratios = in_turns(stages[0], stages[-1], options.reads, rng) if len(stages) > 1 else {}
+        ratios = {}
+        for generated, text in ((False, options.names), (True, options.generated)):
+            same = []
+            for names in sizes(text):
+                own = scratch / f"{'generated-' if generated else ''}{names}"
+                own.mkdir()
+                tree = own / "tables" if generated else files / str(names)
+                if not generated:
+                    make_files(tree, names)
+                same.append(Stage(names, tree, own, generated))
+                stages.append(same[-1])
+                measure(same[-1], options.reads, rng)
+            if len(same) > 1:
+                kind = "generated" if generated else "files"
+                ratios[kind] = in_turns(same[0], same[-1], options.reads, rng)
         show(stages, ratios)
         if options.json:
             figures = {"sizes": [stage.figures for stage in stages], "in turns": ratios}

@@ -27,6 +27,7 @@ pub const KEYS: &[&str] = &[
     "cert_file",
     "key_file",
     "allow_other",
+    "survive",
     "memory.max",
     "memory.tables",
     "io.timeout",
@@ -116,6 +117,10 @@ pub struct Cli {
     /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
+    /// Let readers wait, without an error, when the process that serves the mount dies (Linux 6.9)
+    #[arg(long, env = "FLETCH_SURVIVE", value_name = "BOOL", num_args = 0..=1,
+        default_missing_value = "true", hide_env = true, conflicts_with = "datasets")]
+    pub survive: Option<bool>,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon", hide = true)]
     pub foreground: bool,
@@ -233,6 +238,7 @@ struct File {
     cert_file: Option<PathBuf>,
     key_file: Option<PathBuf>,
     allow_other: Option<bool>,
+    survive: Option<bool>,
     #[serde(default)]
     memory: MemoryFile,
     #[serde(default)]
@@ -482,6 +488,7 @@ impl Cli {
                     fallback,
                     report: self.report.map(absolute).transpose()?,
                     restart: self.restart_with,
+                    survive: self.survive.or(file.survive).unwrap_or(false),
                     process,
                 })))
             }

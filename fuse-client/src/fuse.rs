@@ -28,11 +28,26 @@ pub struct FuseSession {
 /// # Errors
 /// The error of the kernel or of `fusermount3`. Nothing stays mounted then.
 pub fn mount(fs: &RequestContext, dir: &Path, name: &str, allow_other: bool) -> io::Result<FuseSession> {
+    let (device, agreed) = open(dir, name, allow_other)?;
+    Ok(FuseSession::new(fs, device, agreed))
+}
+
+/// Mounts at `dir`, and returns the device and what was agreed on. Blocks.
+///
+/// # Errors
+/// As [`mount`].
+pub fn open(dir: &Path, name: &str, allow_other: bool) -> io::Result<(OwnedFd, Agreed)> {
     let device = kernel_mount::open(dir, name, allow_other)?;
     let agreed = agree(&device).inspect_err(|_| abandon(dir))?;
-    fs.no_open.store(agreed.no_open, Relaxed);
-    fs.no_opendir.store(agreed.no_opendir, Relaxed);
-    Ok(FuseSession { device: Arc::new(device), access: Arc::clone(&fs.access) })
+    Ok((device, agreed))
+}
+
+/// Makes the kernel send every request again that was read from the device and not answered.
+///
+/// # Errors
+/// The mount is gone, or the kernel is older than Linux 6.9.
+pub fn resend(device: &OwnedFd) -> io::Result<()> {
+    notify(device, Notification::Resend, &[], &[])
 }
 
 /// Removes a mount that nobody will serve.
@@ -63,6 +78,14 @@ fn agree(device: &OwnedFd) -> io::Result<Agreed> {
 }
 
 impl FuseSession {
+    /// Returns the session of a mount's device, whose requests `fs` answers.
+    #[must_use]
+    pub fn new(fs: &RequestContext, device: OwnedFd, agreed: Agreed) -> Self {
+        fs.no_open.store(agreed.no_open, Relaxed);
+        fs.no_opendir.store(agreed.no_opendir, Relaxed);
+        FuseSession { device: Arc::new(device), access: Arc::clone(&fs.access) }
+    }
+
     /// Returns the kernel's page cache, for pushing.
     #[must_use]
     pub fn page_cache(&self) -> impl PageCache + use<> {

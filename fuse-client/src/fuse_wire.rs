@@ -248,6 +248,8 @@ pub enum Notification {
     InvalidateName = 3,
     /// Keep these pages.
     Store = 4,
+    /// Send every unanswered request again.
+    Resend = 7,
 }
 
 /// Returns the header of a notification with `len` bytes of payload.

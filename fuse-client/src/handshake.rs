@@ -1,6 +1,7 @@
 //! The INIT messages, with which the kernel and a new mount agree on the protocol.
 
 use crate::fuse_wire::{IN_HEADER_BYTES, Message, OUT_HEADER_BYTES, out_header, u32_at, u64_at};
+use serde::{Deserialize, Serialize};
 
 /// The major version of the protocol.
 const MAJOR: u32 = 7;
@@ -27,6 +28,10 @@ const MAX_PAGES: u32 = 1 << 22;
 const CACHE_SYMLINKS: u32 = 1 << 23;
 const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
 const EXPLICIT_INVAL_DATA: u32 = 1 << 25;
+/// Says that the message has a second word of flags.
+const INIT_EXT: u32 = 1 << 30;
+/// In the second word: the kernel sends unanswered requests again when it is asked to (Linux 6.9).
+const HAS_RESEND: u32 = 1 << 7;
 /// What a mount uses, where the kernel offers it.
 const WANTED: u32 = ASYNC_READ
     | DO_READDIRPLUS
@@ -46,6 +51,7 @@ pub struct Init {
     minor: u32,
     max_readahead: u32,
     flags: u32,
+    more_flags: u32,
 }
 
 /// Why a mount and the kernel do not agree.
@@ -60,12 +66,14 @@ pub enum HandshakeError {
 }
 
 /// What the kernel and the mount agreed on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreed {
     /// Whether the kernel opens files without a request once a request was answered ENOSYS.
     pub no_open: bool,
     /// The same for directories.
     pub no_opendir: bool,
+    /// Whether the kernel sends unanswered requests again when it is asked to.
+    pub resend: bool,
 }
 
 /// The reply to an INIT.
@@ -93,6 +101,7 @@ impl Init {
                 // A later major version may send nothing else.
                 max_readahead: u32_at(body, 8).unwrap_or(0),
                 flags: u32_at(body, 12).unwrap_or(0),
+                more_flags: u32_at(body, 16).unwrap_or(0),
             })
         };
         parsed().ok_or(HandshakeError::NotInit)
@@ -112,7 +121,9 @@ impl Init {
         if (self.major, self.minor) < (MAJOR, MINOR_MIN) {
             return Err(HandshakeError::TooOld(self.major, self.minor));
         }
-        let flags = self.flags & WANTED;
+        let resend = self.flags & INIT_EXT != 0 && self.more_flags & HAS_RESEND != 0;
+        let (extended, more_flags) = if resend { (INIT_EXT, HAS_RESEND) } else { (0, 0) };
+        let flags = self.flags & WANTED | extended;
         let mut out = Message::with_capacity(64);
         for n in [MAJOR, self.minor.min(MINOR_MAX), self.max_readahead, flags] {
             out.u32(n);
@@ -123,11 +134,13 @@ impl Init {
         // Times are exact to a nanosecond.
         out.u32(1);
         out.u16(u16::try_from(MESSAGE_BYTES_MAX / PAGE_BYTES).unwrap_or(u16::MAX));
+        out.u16(0);
+        out.u32(more_flags);
         // The rest is for features that this mount does not use.
         let mut out = out.into_bytes();
         out.resize(64, 0);
-        let agreed =
-            Agreed { no_open: flags & NO_OPEN_SUPPORT != 0, no_opendir: flags & NO_OPENDIR_SUPPORT != 0 };
+        let (no_open, no_opendir) = (flags & NO_OPEN_SUPPORT != 0, flags & NO_OPENDIR_SUPPORT != 0);
+        let agreed = Agreed { no_open, no_opendir, resend };
         Ok(Answer::Agreed(self.message(&out), agreed))
     }
 
@@ -159,13 +172,24 @@ mod tests {
         let offered = NO_OPEN_SUPPORT | MAX_PAGES | 1 << 30 | 1 << 5;
         let kernel = init(OPCODE_INIT, &[7, 45, 131_072, offered]).expect("an INIT");
         let Ok(Answer::Agreed(reply, agreed)) = kernel.answer() else { panic!("they agree") };
-        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false });
+        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false, resend: false });
         assert_eq!((reply.len(), u32_at(&reply, 0), u64_at(&reply, 8)), (80, Some(80), Some(77)));
         let body = &reply[OUT_HEADER_BYTES..];
         let numbers = [0, 4, 8, 12].map(|at| u32_at(body, at).expect("there"));
         assert_eq!(numbers, [7, 41, 131_072, NO_OPEN_SUPPORT | MAX_PAGES]);
         assert_eq!(u32_at(body, 20), Some(1 << 20), "max_write");
         assert_eq!(body[28..30], 256u16.to_ne_bytes(), "max_pages");
+    }
+
+    #[test]
+    fn a_kernel_that_sends_requests_again_is_told_that_this_mount_knows() {
+        let kernel = init(OPCODE_INIT, &[7, 45, 0, INIT_EXT | NO_OPEN_SUPPORT, HAS_RESEND | 1]);
+        let Ok(Answer::Agreed(reply, agreed)) = kernel.expect("an INIT").answer() else {
+            panic!("they agree")
+        };
+        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false, resend: true });
+        let body = &reply[OUT_HEADER_BYTES..];
+        assert_eq!([12, 32].map(|at| u32_at(body, at)), [Some(INIT_EXT | NO_OPEN_SUPPORT), Some(HAS_RESEND)]);
     }
 
     #[test]

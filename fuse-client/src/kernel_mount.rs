@@ -2,21 +2,18 @@
 //!
 //! Root mounts with mount(2). Another user asks `fusermount3`, which sends the device over a socket.
 
+use crate::passed_device;
 use nix::{
-    cmsg_space,
-    errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
     mount::{MsFlags, mount},
-    sys::socket::{
-        AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, recvmsg, socketpair,
-    },
+    sys::socket::{AddressFamily, SockFlag, SockType, socketpair},
     unistd::{getgid, getuid},
 };
 use std::{
     fs::{self, OpenOptions},
-    io::{self, IoSliceMut},
+    io,
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, OwnedFd},
         unix::fs::PermissionsExt,
     },
     path::Path,
@@ -80,7 +77,7 @@ fn by_helper(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd>
         .spawn()
         .map_err(|e| io::Error::new(e.kind(), format!("{FUSERMOUNT}: {e}")))?;
     drop(theirs);
-    let device = receive_device(&ours)?;
+    let (_, device) = passed_device::receive(&ours, &mut [0])?;
     // It ends by itself once the device is taken.
     let ended = child.wait_with_output()?;
     device.ok_or_else(|| {
@@ -91,26 +88,4 @@ fn by_helper(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd>
         };
         io::Error::new(kind, said)
     })
-}
-
-/// Returns the descriptor that the helper sends; `None` if it ends without one.
-#[expect(unsafe_code, reason = "the kernel made a new descriptor for this process")]
-fn receive_device(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
-    let (mut byte, mut space) = ([0; 1], cmsg_space!(RawFd));
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    let message = loop {
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        match recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
-            Err(Errno::EINTR) => {}
-            received => break received?,
-        }
-    };
-    let mut sent = None;
-    for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(descriptors) = control {
-            // SAFETY: each of these descriptors was received just now, and nothing else owns it.
-            sent = descriptors.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).next();
-        }
-    }
-    Ok(sent)
 }

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use fletch_mount::cli::{Action, Cli, LogFormat};
+use fletch_mount::keeper::{self, Keeper};
 use fletch_mount::{daemon, datasets, mount, mount_helper};
 use fletch_store::allocator;
 use std::io::Write as _;
@@ -41,13 +42,15 @@ fn main() -> ExitCode {
         };
     }
     start_log(action.process().log_format);
-    let outcome = if background { daemon::detach() } else { Ok(()) };
+    let is_worker = Keeper::is_there();
+    let outcome = if background && !is_worker { daemon::detach() } else { Ok(()) };
     let run = || match &action {
-        Action::Mount(settings) => mount::run(settings),
-        Action::Datasets(settings) => datasets::run(settings),
+        Action::Mount(settings) if settings.survive && !is_worker => keeper::run(settings),
+        Action::Mount(settings) => mount::run(settings).map(|()| 0),
+        Action::Datasets(settings) => datasets::run(settings).map(|()| 0),
     };
     match outcome.and_then(|()| run()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(e) => {
             let code = mount::exit_code(&e);
             // Standard error may be a file on a full disk.

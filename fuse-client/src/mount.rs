@@ -6,7 +6,9 @@
 use crate::access::{self, KernelCache};
 use crate::announce;
 use crate::cli::Settings;
+use crate::fs::inode::ENCODING;
 use crate::fuse::{self, FuseSession};
+use crate::keeper::{Keeper, State};
 use crate::metrics::{self, Snapshot};
 use crate::open_version::{OpenVersion, open};
 use crate::push::{PushThreads, WATCH_EVERY};
@@ -60,7 +62,22 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
 /// # Errors
 /// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
-    let dir = mount_dir::prepare(&settings.dir, &settings.target.dataset)?;
+    let (keeper, kept) = Keeper::of_process().context("asking the keeper of the mount")?.unzip();
+    let kept = kept.flatten();
+    let mut settings = settings.clone();
+    let dir = match &kept {
+        Some(kept) if kept.inode_encoding != ENCODING => {
+            return Err(anyhow!(
+                "this program numbers files in another way than the one that mounted: unmount and mount again"
+            ));
+        }
+        Some(kept) => {
+            settings.target.version = kept.root.to_string();
+            kept.dir.clone()
+        }
+        None => mount_dir::prepare(&settings.dir, &settings.target.dataset)?,
+    };
+    let settings = &settings;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // A disk that hangs blocks every thread that reads it, and hashing needs threads too.
@@ -88,8 +105,19 @@ pub fn run(settings: &Settings) -> Result<()> {
     let name = format!("{}{}", mounts::SOURCE_PREFIX, settings.target.dataset);
     let push = settings.process.push.then(|| PushThreads::start(1)).transpose();
     let push = push.context("starting the push thread")?;
-    let session = fuse::mount(&running.context, &dir, &name, settings.process.allow_other)
-        .map_err(|e| explain_mount(e, &dir))?;
+    let (context, allow_other) = (&running.context, settings.process.allow_other);
+    let session = match (&keeper, &kept) {
+        (None, _) => fuse::mount(context, &dir, &name, allow_other),
+        (Some(keeper), None) => {
+            let state = State { root: opened.version.root(), dir: dir.clone(), inode_encoding: ENCODING };
+            keeper.mount(context, name, allow_other, state)
+        }
+        (Some(keeper), Some(_)) => {
+            runtime.block_on(context.expect_all_known()).context("reading the root directory")?;
+            keeper.attach(context)
+        }
+    };
+    let session = session.map_err(|e| explain_mount(e, &dir))?;
     let entry = mounts::at(&dir).inspect_err(|_| fuse::abandon(&dir))?;
     let entry = entry.context("another program removed the mount at once: mount again")?;
     if let Some(threads) = push {
@@ -99,7 +127,8 @@ pub fn run(settings: &Settings) -> Result<()> {
 
     let version = &opened.version;
     let ready = format!(
-        "mounted {} (root {}, {} entries) at {}",
+        "{} {} (root {}, {} entries) at {}",
+        if kept.is_some() { "took over the mount of" } else { "mounted" },
         settings.target.dataset,
         version.root().0.short(),
         version.manifest().entries,

@@ -109,6 +109,30 @@ pub struct ReadParts {
 }
 
 impl RequestContext {
+    /// Records that the kernel may know every file, because an earlier process served the mount.
+    ///
+    /// Of names it records those in the root directory; the kernel forgets what is below them with them.
+    ///
+    /// # Errors
+    /// The root directory cannot be read.
+    pub async fn expect_all_known(&self) -> Result<(), FsError> {
+        self.access.kernel.record_all(self.tree.totals().entries);
+        let mut offset = 0;
+        loop {
+            let before = offset;
+            let add = |entry: tree::DirEntry| {
+                self.access.kernel.record_name(1, entry.name.as_bytes());
+                self.access.kernel.record_inode(entry.attr.ino);
+                offset = entry.offset;
+                false
+            };
+            self.tree.list(1, before, add).await?;
+            if offset == before {
+                return Ok(());
+            }
+        }
+    }
+
     /// Returns the context of a mount of `version`, owned by the user of this process.
     #[must_use]
     pub fn new(version: &Version, parts: ReadParts, timeouts: Timeouts, tasks: TaskTracker) -> Arc<Self> {

@@ -3,6 +3,7 @@
 //! The command (`fletch up`) has the environment of the terminal that made the mount, so it also gives the
 //! server the credentials of that terminal. Reads wait meanwhile, as for any server that restarts.
 
+use crate::keeper;
 use std::{path::PathBuf, process::Stdio, time::Duration};
 use tokio::{
     process::Command,
@@ -36,6 +37,7 @@ impl Restart {
         let mut command = Command::new(&self.program);
         command
             .arg("up")
+            .env_remove(keeper::SOCKET_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -35,8 +35,19 @@ use tokio::runtime::Handle;
 const REQUESTS_IN_A_ROW: usize = 16;
 /// The events that one wait returns at most.
 const EVENTS_MAX: usize = 16;
+const PAGE_BYTES: usize = 4096;
 /// The kernel refuses to fill a buffer that is shorter than the longest message plus its header.
-pub(crate) const BUFFER_BYTES: usize = MESSAGE_BYTES_MAX as usize + 4096;
+pub(crate) const BUFFER_BYTES: usize = MESSAGE_BYTES_MAX as usize + PAGE_BYTES;
+
+/// Returns the buffer into which a thread reads requests.
+///
+/// Its pages are there before the kernel copies into them. If a process is killed while the kernel waits for
+/// a page there, the program that asked gets EIO, and no successor sees the request.
+fn request_buffer() -> Vec<u8> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    buffer.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = std::hint::black_box(1));
+    buffer
+}
 
 /// Serves one mount until it is gone, with threads of its own. Work that has to wait moves to `runtime`.
 /// Blocks.
@@ -127,7 +138,7 @@ impl SessionThreads {
 
 impl Shared {
     fn work(&self) {
-        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut buffer = request_buffer();
         let mut events = [EpollEvent::empty(); EVENTS_MAX];
         loop {
             let ready = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
@@ -179,7 +190,7 @@ struct Session {
 impl Session {
     /// Answers requests until the mount is gone.
     fn receive_all(&self) -> io::Result<()> {
-        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut buffer = request_buffer();
         while self.receive_some(&mut buffer)? {}
         Ok(())
     }

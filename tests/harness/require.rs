@@ -30,6 +30,8 @@ pub enum Need {
     Http,
     /// `etcd`, which coordinates servers.
     Etcd,
+    /// A kernel that sends unanswered FUSE requests again (Linux 6.9).
+    Resend,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
@@ -48,6 +50,7 @@ impl Need {
             Need::Chromium => "chromium",
             Need::Http => "http",
             Need::Etcd => "etcd",
+            Need::Resend => "resend",
             Need::Strace => "strace",
         }
     }
@@ -74,12 +77,20 @@ impl Need {
                 Some("no nginx".into())
             }
             Need::Etcd if !on_path("etcd") => Some("no etcd".into()),
+            Need::Resend if kernel() < (6, 9) => Some("Linux is older than 6.9".into()),
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),
             _ => None,
         }
     }
+}
+
+/// Returns the version of the running kernel.
+fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 fn on_path(program: &str) -> bool {

@@ -109,6 +109,39 @@ fn peak_rss_of(status: &str) -> u64 {
 /// The files of the tree with names of its own for each phase, because the kernel keeps what it has seen.
 const PHASE_FILES: usize = 400;
 
+/// Memory of a process that no file backs, in bytes.
+fn anonymous(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+/// The bytes of a short file count as few as they are. What came with them over a connection must not stay.
+#[test]
+fn a_mount_that_read_many_short_files_holds_what_its_settings_count() {
+    const FILES: usize = 8000;
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let site = Site::start(&[]);
+    let tree = site.place("tree");
+    let path = |i: usize| format!("{:03}/{i:06}", i / 100);
+    for i in 0..FILES {
+        fs::create_dir_all(tree.join(path(i)).parent().expect("a directory")).expect("mkdir");
+        fs::write(tree.join(path(i)), format!("{i:016}")).expect("write");
+    }
+    let root = site.publish("short", &tree);
+    let socket = format!("unix:{}", site.socket().display());
+    // Their first reads come over HTTP: the server has none of them.
+    let mounted = site.mount_from(&socket, "short", "short", &["--push", "off"]);
+    for i in (0..FILES).map(|i| i * 4799 % FILES) {
+        let read = fs::read_to_string(mounted.dir.join(path(i))).unwrap_or_else(|e| panic!("{root}: {e}"));
+        assert_eq!(read, format!("{i:016}"));
+    }
+    let held = anonymous(mounted.pid());
+    assert!(held <= 64 << 20, "the mount holds {} MiB", held >> 20);
+}
+
 fn name(phase: usize, file: usize) -> String {
     // Neighbours in the tables belong to different phases, so that each phase reads every leaf.
     format!("{:02}/{file:05}-{phase}", file % 10)

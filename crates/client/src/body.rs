@@ -69,26 +69,16 @@ impl Responder<'_> {
             return Err(self.protocol(format!("the body has {n} bytes, expected {length:?}")));
         }
         let reserve = announced.unwrap_or(0).max(if let BodyLength::Exactly(n) = length { n } else { 0 });
-        let mut out: Option<BytesMut> = None;
-        let mut first = Bytes::new();
+        // Copied in any case: a piece shares its memory with all that the connection had read at once, up to
+        // some hundred kilobytes, and who keeps a short body would keep all of it.
+        let mut out = BytesMut::with_capacity(usize::try_from(reserve).unwrap_or(0));
         while let Some(piece) = response.chunk().await.map_err(|e| self.transport(&e))? {
-            let have = out.as_ref().map_or(first.len(), BytesMut::len);
-            if (have + piece.len()) as u64 > length.max() {
+            if (out.len() + piece.len()) as u64 > length.max() {
                 return Err(self.protocol(format!("the body is longer than expected, {length:?}")));
             }
-            match &mut out {
-                Some(buf) => buf.extend_from_slice(&piece),
-                None if first.is_empty() => first = piece,
-                None => {
-                    let mut buf = BytesMut::with_capacity(usize::try_from(reserve).unwrap_or(0));
-                    buf.extend_from_slice(&first);
-                    buf.extend_from_slice(&piece);
-                    first = Bytes::new();
-                    out = Some(buf);
-                }
-            }
+            out.extend_from_slice(&piece);
         }
-        let bytes = out.map_or(first, BytesMut::freeze);
+        let bytes = out.freeze();
         match length {
             BodyLength::Exactly(n) if (bytes.len() as u64) < n => {
                 let why = format!("the answer ended after {} of {n} bytes", bytes.len());

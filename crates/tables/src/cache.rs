@@ -1,4 +1,4 @@
-//! The cache of parts, of their leaves, and of their rows of `chunks.parquet`.
+//! The cache of parts, of their leaves, of their rows of `chunks.parquet`, and of directories' paths.
 //!
 //! It is bounded in bytes and shared by all versions of a process. With local tables it has the leaves that
 //! were used last; without them it has whole parts.
@@ -11,16 +11,19 @@
 //!    next request starts a new one.
 //! 3. Every waiter gets a load's error. The cache does not keep errors.
 
+use crate::chunk_index::IndexLeaf;
 use crate::chunk_leaf::ChunkLeaf;
 use crate::chunks::ChunkRow;
 use crate::leaf::Leaf;
-use crate::local::{Directory, LocalTables};
+use crate::local::{Directory, LocalTable, LocalTables};
 use crate::{LoadedPart, TableError};
-use fletch_core::{Hash, LayoutId, Root};
+use fletch_core::Hash;
+use fletch_core::manifest::locate::DirId;
 use futures::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The kind of a cached value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,31 +32,35 @@ pub(crate) enum CachedKind {
     Part,
     /// A part's rows of `chunks.parquet`.
     Chunks,
-    /// The directory of a part's local file of entries.
-    EntriesDirectory,
-    /// A leaf of that file.
-    EntriesLeaf(usize),
-    /// The directory of a part's local file of chunk rows.
-    ChunksDirectory,
-    /// A leaf of that file.
-    ChunksLeaf(usize),
+    /// The directory of a local file.
+    Directory(LocalTable),
+    /// A leaf of a local file.
+    Leaf(LocalTable, usize),
 }
 
 impl CachedKind {
     /// Whether the value comes from `chunks.parquet`.
     pub fn is_of_chunks(self) -> bool {
-        matches!(self, CachedKind::Chunks | CachedKind::ChunksDirectory | CachedKind::ChunksLeaf(_))
+        match self {
+            CachedKind::Part => false,
+            CachedKind::Chunks => true,
+            CachedKind::Directory(table) | CachedKind::Leaf(table, _) => table != LocalTable::Entries,
+        }
     }
 }
 
 /// What the cache itself needs for a value, in bytes: its key, its place in a table, its place in an order.
 const OVERHEAD: usize = 400;
+/// The same for the path of a directory.
+const PATH_OVERHEAD: usize = 250;
+/// This share of the cache is for paths of directories. Whoever looks up a name needs its directory's path,
+/// which is in a leaf of another name; and leaves would drive the paths out, being a hundred times as large.
+const PATHS_SHARE: u64 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
-    pub scope: Hash,
-    pub root: Root,
-    pub layout: LayoutId,
+    /// What [`crate::local::version_hash`] returns.
+    pub version: Hash,
     pub kind: CachedKind,
     pub part: usize,
 }
@@ -66,7 +73,30 @@ pub(crate) enum Cached {
     Directory(Arc<Directory>),
     Leaf(Arc<Leaf>),
     ChunkLeaf(Arc<ChunkLeaf>),
+    IndexLeaf(Arc<IndexLeaf>),
 }
+
+/// A leaf that the cache keeps.
+pub(crate) trait CachedLeaf: Sized {
+    fn cached(leaf: Arc<Self>) -> Cached;
+    fn of_cached(cached: Cached) -> Option<Arc<Self>>;
+}
+
+macro_rules! cached_leaf {
+    ($leaf:ident, $kind:ident) => {
+        impl CachedLeaf for $leaf {
+            fn cached(leaf: Arc<Self>) -> Cached {
+                Cached::$kind(leaf)
+            }
+            fn of_cached(cached: Cached) -> Option<Arc<Self>> {
+                if let Cached::$kind(leaf) = cached { Some(leaf) } else { None }
+            }
+        }
+    };
+}
+cached_leaf!(Leaf, Leaf);
+cached_leaf!(ChunkLeaf, ChunkLeaf);
+cached_leaf!(IndexLeaf, IndexLeaf);
 
 impl Cached {
     fn footprint(&self) -> usize {
@@ -76,6 +106,7 @@ impl Cached {
             Cached::Directory(directory) => directory.footprint(),
             Cached::Leaf(leaf) => leaf.footprint(),
             Cached::ChunkLeaf(leaf) => leaf.footprint(),
+            Cached::IndexLeaf(leaf) => leaf.footprint(),
         };
         OVERHEAD + value
     }
@@ -90,8 +121,13 @@ pub(crate) struct Loaded {
 
 type Load = BoxFuture<'static, Result<Cached, TableError>>;
 
+/// A directory of a version that this process opened: the number of that opening, and the directory.
+pub(crate) type DirKey = (u64, DirId);
+
 struct Inner {
     values: moka::sync::Cache<CacheKey, Cached>,
+    dir_paths: moka::sync::Cache<DirKey, Arc<str>>,
+    versions_opened: AtomicU64,
     /// Loads in progress. Each removes itself when it ends or is dropped.
     loads: Mutex<Loads>,
 }
@@ -122,14 +158,21 @@ impl PartCache {
     /// Parts that are being loaded, and parts that a caller holds, do not count.
     #[must_use]
     pub fn new(bytes_max: u64) -> Self {
+        let dir_paths = moka::sync::Cache::builder()
+            .max_capacity(bytes_max / PATHS_SHARE)
+            .weigher(|_: &DirKey, path: &Arc<str>| {
+                u32::try_from(PATH_OVERHEAD + path.len()).unwrap_or(u32::MAX)
+            })
+            .build();
         let values = moka::sync::Cache::builder()
-            .max_capacity(bytes_max)
+            .max_capacity(bytes_max - bytes_max / PATHS_SHARE)
             // A walk uses a part a few times and never again. Moka's default policy prefers values that were
             // used often, and would load the part again for each of these uses.
             .eviction_policy(moka::policy::EvictionPolicy::lru())
             .weigher(|_: &CacheKey, value: &Cached| u32::try_from(value.footprint()).unwrap_or(u32::MAX))
             .build();
-        let inner = Arc::new(Inner { values, loads: Mutex::default() });
+        let versions_opened = AtomicU64::new(0);
+        let inner = Arc::new(Inner { values, dir_paths, versions_opened, loads: Mutex::default() });
         PartCache { inner, local: None, scope: Hash([0; 32]) }
     }
 
@@ -167,7 +210,21 @@ impl PartCache {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.inner.values.run_pending_tasks();
-        self.inner.values.weighted_size()
+        self.inner.dir_paths.run_pending_tasks();
+        self.inner.values.weighted_size() + self.inner.dir_paths.weighted_size()
+    }
+
+    /// Returns a number for a version that is opened, which no other version of the process has.
+    pub(crate) fn number_version(&self) -> u64 {
+        self.inner.versions_opened.fetch_add(1, Relaxed)
+    }
+
+    pub(crate) fn dir_path(&self, dir: &DirKey) -> Option<Arc<str>> {
+        self.inner.dir_paths.get(dir)
+    }
+
+    pub(crate) fn keep_dir_path(&self, dir: DirKey, path: Arc<str>) {
+        self.inner.dir_paths.insert(dir, path);
     }
 
     pub(crate) fn get(&self, key: &CacheKey) -> Option<Cached> {

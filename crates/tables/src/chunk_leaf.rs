@@ -4,7 +4,7 @@
 //! texts. No hash of the version covers these rows; the limits of the format were checked when they were
 //! decoded, and are checked again when a row is returned.
 
-use crate::chunks::{ChunkRow, ObjectRef, PinRow, etag, object_key};
+use crate::chunks::{ChunkRow, ObjectRef, PinRow, check_range, etag, object_key};
 use crate::leaf::{Buffer, LEAF_ROWS};
 use fletch_core::Hash;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -86,28 +86,34 @@ impl ChunkLeaf {
         let (count, _) = u64::read_from_prefix(buffer.bytes()).ok()?;
         let rows = usize::try_from(count).ok().filter(|rows| (1..=LEAF_ROWS).contains(rows))?;
         let leaf = ChunkLeaf { buffer, rows };
-        (0..rows).all(|row| leaf.get(row).is_some()).then_some(leaf)
+        (0..rows).all(|row| leaf.parts(row).is_some()).then_some(leaf)
     }
 
-    /// Returns a row; `None` past the end.
-    pub fn get(&self, row: usize) -> Option<ChunkRow> {
+    /// Returns the fixed part of a row, its key and its entity tag; `None` past the end, or if one of them
+    /// breaks a rule of the format.
+    fn parts(&self, row: usize) -> Option<(&RowHead, &str, &str)> {
         let heads = self.buffer.bytes().get(COUNT_BYTES..)?;
         let (heads, _) = <[RowHead]>::ref_from_prefix_with_elems(heads, self.rows).ok()?;
         let head = heads.get(row)?;
         let texts = self.buffer.bytes().get(head.texts as usize..)?;
         let (key, rest) = texts.split_at_checked(head.key_len as usize)?;
-        let tag = rest.get(..head.etag_len as usize)?;
+        let key = std::str::from_utf8(key).ok()?;
+        let key = if head.entry == NO_ENTRY { object_key(key).ok()? } else { key };
+        let tag = std::str::from_utf8(rest.get(..head.etag_len as usize)?).ok()?;
+        check_range(head.len, head.offset, head.size).ok()?;
+        Some((head, key, etag(tag).ok()?))
+    }
+
+    /// Returns a row; `None` past the end.
+    pub fn get(&self, row: usize) -> Option<ChunkRow> {
+        let (head, key, tag) = self.parts(row)?;
         let object = match head.entry {
-            NO_ENTRY => ObjectRef::Key(object_key(std::str::from_utf8(key).ok()?).ok()?.to_owned()),
+            NO_ENTRY => ObjectRef::Key(key.to_owned()),
             row => ObjectRef::Entry { row },
         };
-        let tag = match head.has_etag {
-            0 => None,
-            _ => Some(etag(std::str::from_utf8(tag).ok()?).ok()?.to_owned()),
-        };
-        let mtime_ns = (head.has_mtime == 1).then_some(head.mtime_ns);
-        let pin = PinRow { size: head.size, mtime_ns, etag: tag };
-        ChunkRow { chunk: head.chunk, len: head.len, object, offset: head.offset, pin }.checked().ok()
+        let etag = (head.has_etag == 1).then(|| tag.to_owned());
+        let pin = PinRow { size: head.size, mtime_ns: (head.has_mtime == 1).then_some(head.mtime_ns), etag };
+        Some(ChunkRow { chunk: head.chunk, len: head.len, object, offset: head.offset, pin })
     }
 
     pub fn bytes(&self) -> &[u8] {

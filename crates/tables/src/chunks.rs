@@ -1,4 +1,4 @@
-//! Rows of `chunks.parquet`: the location of each chunk at the origin; and an index of them by hash.
+//! Rows of `chunks.parquet`: the location of each chunk at the origin.
 //!
 //! Owns the limits of such a row, which the reader and the writer both check. No hash covers these rows, so a
 //! reader hashes every byte that it finds through them.
@@ -51,19 +51,25 @@ pub struct ChunkRow {
 impl ChunkRow {
     /// Returns the row if it is within the limits of the format, else the rule that it breaks.
     pub(crate) fn checked(self) -> Result<Self, &'static str> {
-        if self.len == 0 || self.len > CHUNK_BYTES_MAX {
-            return Err("a chunk is empty or too long");
-        }
-        match self.offset.checked_add(u64::from(self.len)) {
-            Some(end) if end <= self.pin.size => Ok(self),
-            _ => Err("a chunk lies outside its object"),
-        }
+        check_range(self.len, self.offset, self.pin.size)?;
+        Ok(self)
     }
 
     /// The approximate size of the row in memory, in bytes.
     pub(crate) fn footprint(&self) -> usize {
         let key = if let ObjectRef::Key(k) = &self.object { k.capacity() } else { 0 };
         size_of::<Self>() + key + self.pin.etag.as_ref().map_or(0, String::capacity)
+    }
+}
+
+/// Refuses a chunk of `len` bytes at `offset` that is empty, too long, or outside its object of `size` bytes.
+pub(crate) fn check_range(len: u32, offset: u64, size: u64) -> Result<(), &'static str> {
+    if len == 0 || len > CHUNK_BYTES_MAX {
+        return Err("a chunk is empty or too long");
+    }
+    match offset.checked_add(u64::from(len)) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err("a chunk lies outside its object"),
     }
 }
 
@@ -85,68 +91,5 @@ pub(crate) fn etag(tag: &str) -> Result<&str, &'static str> {
         Ok(tag)
     } else {
         Err("an entity tag is too long or has characters that are not printable ASCII")
-    }
-}
-
-/// An index from a chunk's hash to the rows that may describe it: 16 bytes a row, sorted.
-#[derive(Debug, Clone, Default)]
-pub struct ChunkIndex {
-    rows: Vec<IndexRow>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct IndexRow {
-    /// The first 8 bytes of the chunk's hash.
-    key: [u8; 8],
-    part: u32,
-    row: u32,
-}
-
-fn key_of(hash: &Hash) -> [u8; 8] {
-    let mut key = [0; 8];
-    key.copy_from_slice(&hash.as_bytes()[..8]);
-    key
-}
-
-impl ChunkIndex {
-    /// Adds the rows of a part, given its chunk hashes in row order. [`Self::sorted`] ends the index.
-    pub(crate) fn add_part(&mut self, part: usize, hashes: &[Hash]) {
-        let part = u32::try_from(part).unwrap_or(u32::MAX);
-        self.rows.reserve(hashes.len());
-        self.rows.extend((0u32..).zip(hashes).map(|(row, h)| IndexRow { key: key_of(h), part, row }));
-    }
-
-    /// Returns the index, ready to be searched.
-    pub(crate) fn sorted(mut self) -> Self {
-        self.rows.sort_unstable();
-        self.rows.shrink_to_fit();
-        self
-    }
-
-    /// The number of rows.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Whether the index has no rows.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Returns the rows that may describe this chunk, as (part, row) in ascending order.
-    ///
-    /// The index compares only the first 8 bytes of the hash. The caller compares the row's whole hash.
-    pub fn find(&self, hash: Hash) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let key = key_of(&hash);
-        let from = self.rows.partition_point(|s| s.key < key);
-        self.rows[from..].iter().take_while(move |s| s.key == key).map(|s| (s.part as usize, s.row as usize))
-    }
-
-    /// The approximate size of the index in memory, in bytes.
-    #[must_use]
-    pub fn footprint(&self) -> usize {
-        self.rows.capacity() * size_of::<IndexRow>()
     }
 }

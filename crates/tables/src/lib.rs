@@ -16,6 +16,7 @@
 //! 3. Every count and length that comes from a file is checked against a limit before memory is taken for it.
 
 pub mod cache;
+mod chunk_index;
 mod chunk_leaf;
 pub mod chunks;
 mod columns;
@@ -40,7 +41,8 @@ pub mod version;
 pub mod writer;
 
 pub use cache::PartCache;
-pub use chunks::{ChunkIndex, ChunkRow, ObjectRef, PinRow};
+pub use chunk_index::ChunkIndex;
+pub use chunks::{ChunkRow, ObjectRef, PinRow};
 pub use documents::{Fault, FileTotals, LayoutDoc, Manifest, TagDoc};
 pub use error::TableError;
 pub use listing::{Child, ChildKind};

@@ -5,6 +5,8 @@
 //!   <hash of scope, root, layout>/   one version in one layout, as one scope reads it
 //!     <part>.entries             its entries and slices
 //!     <part>.chunks              its rows of chunks.parquet
+//!     0.samples                  what a server has worked out about all samples
+//!     <n>.index                  chunks by hash, and the rows of chunks.parquet that describe them
 //! ```
 //! The files are soft: a process that finds one damaged, gone, or of another user reads the version's own
 //! tables again. Several processes of one user share a directory.
@@ -45,6 +47,10 @@ pub(crate) enum LocalTable {
     Entries = 1,
     /// Rows of `chunks.parquet`.
     Chunks = 2,
+    /// What a server knows of all samples.
+    Samples = 3,
+    /// Chunks by hash.
+    ChunkIndex = 4,
 }
 
 impl LocalTable {
@@ -52,8 +58,15 @@ impl LocalTable {
         match self {
             LocalTable::Entries => "entries",
             LocalTable::Chunks => "chunks",
+            LocalTable::Samples => "samples",
+            LocalTable::ChunkIndex => "index",
         }
     }
+}
+
+/// Returns the hash that stands for a version in one layout, as one scope reads it.
+pub(crate) fn version_hash(scope: Hash, root: Root, layout: LayoutId) -> Hash {
+    Hash::of(&[scope, root.0, layout.0].map(|hash| hash.0).concat())
 }
 
 /// What the local tables of a process did.
@@ -92,6 +105,8 @@ impl std::fmt::Debug for LocalTables {
 
 struct Inner {
     dir: PathBuf,
+    /// The user of this process.
+    uid: u32,
     bytes_max: u64,
     check: PlaceCheck,
     counts: Counts,
@@ -116,7 +131,8 @@ impl LocalTables {
     /// The error of the system, or one that says that other users may write to the directory.
     pub fn open(dir: &Path, bytes_max: u64, check: PlaceCheck) -> io::Result<Self> {
         let (dir, counts, since_count) = (dir.to_owned(), Counts::default(), Mutex::new(0));
-        let local = LocalTables(Arc::new(Inner { dir, bytes_max, check, counts, since_count }));
+        let uid = rustix::process::geteuid().as_raw();
+        let local = LocalTables(Arc::new(Inner { dir, uid, bytes_max, check, counts, since_count }));
         if (local.0.check)().is_ok() {
             make_own(&local.0.dir)?;
             local.make_room(0, None)?;
@@ -142,22 +158,17 @@ impl LocalTables {
         }
     }
 
-    fn folder(&self, scope: Hash, root: Root, layout: LayoutId) -> PathBuf {
-        let mut name = Vec::with_capacity(96);
-        for hash in [scope, root.0, layout.0] {
-            name.extend_from_slice(hash.as_bytes());
-        }
-        self.0.dir.join(Hash::of(&name).to_string())
+    fn folder(&self, version: Hash) -> PathBuf {
+        self.0.dir.join(version.to_string())
     }
 
     fn path(&self, of: &Identity) -> PathBuf {
-        let name = format!("{}.{}", of.part, of.table.extension());
-        self.folder(of.scope, of.root, of.layout).join(name)
+        self.folder(of.version).join(format!("{}.{}", of.part, of.table.extension()))
     }
 
     /// Notes that a version is opened, so that it stays longer than those which nobody opens.
-    pub(crate) fn opened(&self, scope: Hash, root: Root, layout: LayoutId) {
-        let folder = File::open(self.folder(scope, root, layout));
+    pub(crate) fn opened(&self, version: Hash) {
+        let folder = File::open(self.folder(version));
         // There is no folder before the first part, and its time is a hint.
         drop(folder.and_then(|folder| folder.set_modified(SystemTime::now())));
     }
@@ -181,7 +192,7 @@ impl LocalTables {
     /// Reads a part's file. A file that cannot be believed is removed, and the caller writes it again.
     fn believed<T>(&self, of: &Identity, read: impl FnOnce(&File) -> io::Result<T>) -> Option<T> {
         let path = self.path(of);
-        let file = match open_own(&path) {
+        let file = match open_own(&path, self.0.uid) {
             Ok(file) => file,
             Err(e) if is_of_the_file(&e) => {
                 self.disbelieve(&path, &e);
@@ -228,12 +239,20 @@ impl LocalTables {
         }
     }
 
+    /// Opens a temporary file that has no name and does not count. Blocking.
+    pub(crate) fn scratch(&self, of: &Identity) -> io::Result<File> {
+        (self.0.check)()?;
+        let folder = self.folder(of.version);
+        make_own(&folder)?;
+        tempfile::tempfile_in(&folder)
+    }
+
     fn try_write<'a>(
         &self,
         of: &Identity,
         leaves: impl Iterator<Item = leaf_file::NewLeaf<'a>>,
     ) -> io::Result<()> {
-        let (path, folder) = (self.path(of), self.folder(of.scope, of.root, of.layout));
+        let (path, folder) = (self.path(of), self.folder(of.version));
         (self.0.check)()?;
         make_own(&folder)?;
         let mut new = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&folder)?;
@@ -327,14 +346,13 @@ fn make_own(dir: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Opens a file of this user or of root. Follows no link.
-fn open_own(path: &Path) -> io::Result<File> {
+/// Opens a file of the user `uid` or of root. Follows no link.
+fn open_own(path: &Path, uid: u32) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let about = file.metadata()?;
-    let (owner, own) = (about.uid(), rustix::process::geteuid().as_raw());
-    if about.is_file() && (owner == own || owner == 0) && about.mode() & OTHERS_MAY_WRITE == 0 {
+    if about.is_file() && (about.uid() == uid || about.uid() == 0) && about.mode() & OTHERS_MAY_WRITE == 0 {
         return Ok(file);
     }
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is of another user, or others may write to it"))

@@ -3,10 +3,10 @@
 //! The `try_` functions read a file on the thread of the caller: a leaf of some kilobytes that the page cache
 //! usually has. So a thread that must not wait for a server can search a version that does not fit in memory.
 
-use crate::cache::{Cached, CachedKind};
+use crate::cache::{Cached, CachedKind, CachedLeaf};
 use crate::chunk_leaf::ChunkLeaf;
 use crate::chunks::ChunkRow;
-use crate::leaf::{LEAF_ROWS, Leaf};
+use crate::leaf::{Buffer, LEAF_ROWS, Leaf};
 use crate::local::{Directory, Identity, LocalTable, LocalTables, NewLeaf};
 use crate::untrusted::blocking;
 use crate::{LoadedPart, TableError, Version};
@@ -17,9 +17,8 @@ impl Version {
         self.0.cache.local()
     }
 
-    fn identity(&self, table: LocalTable, part: usize) -> Identity {
-        let scope = self.scope(table == LocalTable::Chunks);
-        Identity { scope, root: self.0.root, layout: self.0.layout, part, table }
+    pub(crate) fn identity(&self, table: LocalTable, part: usize) -> Identity {
+        Identity { version: self.version_hash(table != LocalTable::Entries), part, table }
     }
 
     /// Returns the directory of a part's local file of entries.
@@ -27,9 +26,9 @@ impl Version {
         self.directory_of(LocalTable::Entries, part)
     }
 
-    fn directory_of(&self, table: LocalTable, part: usize) -> Option<Arc<Directory>> {
+    pub(crate) fn directory_of(&self, table: LocalTable, part: usize) -> Option<Arc<Directory>> {
         let local = self.local()?;
-        let key = self.key(directory_kind(table), part);
+        let key = self.key(CachedKind::Directory(table), part);
         if let Some(Cached::Directory(directory)) = self.0.cache.get(&key) {
             return Some(directory);
         }
@@ -49,32 +48,33 @@ impl Version {
 
     /// Returns a leaf of a part's local file of entries.
     pub(crate) fn try_leaf(&self, part: usize, directory: &Directory, leaf: usize) -> Option<Arc<Leaf>> {
-        let key = self.key(CachedKind::EntriesLeaf(leaf), part);
-        if let Some(Cached::Leaf(found)) = self.0.cache.get(&key) {
-            return Some(found);
-        }
-        let of = self.identity(LocalTable::Entries, part);
-        let Some(read) = self.local()?.leaf(&of, directory, leaf, Leaf::parse) else {
-            self.0.cache.remove(&self.key(CachedKind::EntriesDirectory, part));
-            return None;
-        };
-        let read = Arc::new(read);
-        self.0.cache.insert(key, Cached::Leaf(Arc::clone(&read)));
-        Some(read)
+        self.try_leaf_of(LocalTable::Entries, part, directory, leaf, Leaf::parse)
     }
 
     fn try_chunk_leaf(&self, part: usize, directory: &Directory, leaf: usize) -> Option<Arc<ChunkLeaf>> {
-        let key = self.key(CachedKind::ChunksLeaf(leaf), part);
-        if let Some(Cached::ChunkLeaf(found)) = self.0.cache.get(&key) {
-            return Some(found);
+        self.try_leaf_of(LocalTable::Chunks, part, directory, leaf, ChunkLeaf::parse)
+    }
+
+    /// Returns a leaf of a local file: from memory, else as `parse` reads its bytes.
+    pub(crate) fn try_leaf_of<T: CachedLeaf>(
+        &self,
+        table: LocalTable,
+        part: usize,
+        directory: &Directory,
+        leaf: usize,
+        parse: impl FnOnce(Buffer) -> Option<T>,
+    ) -> Option<Arc<T>> {
+        let key = self.key(CachedKind::Leaf(table, leaf), part);
+        if let Some(cached) = self.0.cache.get(&key) {
+            return T::of_cached(cached);
         }
-        let of = self.identity(LocalTable::Chunks, part);
-        let Some(read) = self.local()?.leaf(&of, directory, leaf, ChunkLeaf::parse) else {
-            self.0.cache.remove(&self.key(CachedKind::ChunksDirectory, part));
+        let of = self.identity(table, part);
+        let Some(read) = self.local()?.leaf(&of, directory, leaf, parse) else {
+            self.0.cache.remove(&self.key(CachedKind::Directory(table), part));
             return None;
         };
         let read = Arc::new(read);
-        self.0.cache.insert(key, Cached::ChunkLeaf(Arc::clone(&read)));
+        self.0.cache.insert(key, T::cached(Arc::clone(&read)));
         Some(read)
     }
 
@@ -137,6 +137,35 @@ impl Version {
         .await
     }
 
+    /// Keeps what was worked out about the samples of all parts, in pieces that are hashed one by one.
+    /// Returns whether it is kept: without local tables, or without room for it, it is worked out again.
+    ///
+    /// No later index of the same layout finds it.
+    pub async fn keep_samples(&self, pieces: Vec<Vec<u8>>) -> bool {
+        let Some(local) = self.local().cloned() else { return false };
+        let of = self.identity(LocalTable::Samples, 0);
+        let write = move || {
+            let new = pieces.iter().map(|bytes| NewLeaf { first: b"", bytes });
+            Ok(local.write(&of, new))
+        };
+        blocking(write).await.unwrap_or(false)
+    }
+
+    /// Returns what `parse` makes of the pieces of [`Version::keep_samples`], if they are kept and undamaged.
+    pub async fn kept_samples<T: Send + 'static>(
+        &self,
+        parse: impl FnOnce(Vec<Vec<u8>>) -> Option<T> + Send + 'static,
+    ) -> Option<T> {
+        let (local, of) = (self.local()?.clone(), self.identity(LocalTable::Samples, 0));
+        let read = move || {
+            let Some(directory) = local.directory(&of) else { return Ok(None) };
+            let piece = |i| local.leaf(&of, &directory, i, |bytes| Some(bytes.bytes().to_vec()));
+            let pieces: Option<Vec<_>> = (0..directory.len()).map(piece).collect();
+            Ok(pieces.and_then(parse))
+        };
+        blocking(read).await.unwrap_or(None)
+    }
+
     /// Writes a part's local file. Returns whether it is there. Blocking.
     pub(crate) fn file_part(&self, part: usize, loaded: &LoadedPart) -> bool {
         let leaves = loaded.leaves().iter();
@@ -152,12 +181,5 @@ impl Version {
         let leaves = ChunkLeaf::of_rows(rows);
         let new = leaves.iter().map(|leaf| NewLeaf { first: b"", bytes: leaf.bytes() });
         !leaves.is_empty() && local.write(&self.identity(LocalTable::Chunks, part), new)
-    }
-}
-
-fn directory_kind(table: LocalTable) -> CachedKind {
-    match table {
-        LocalTable::Entries => CachedKind::EntriesDirectory,
-        LocalTable::Chunks => CachedKind::ChunksDirectory,
     }
 }

@@ -6,11 +6,12 @@
 //! tasks that may.
 
 use crate::cache::{CacheKey, Cached, CachedKind, Loaded, PartCache};
-use crate::chunks::{ChunkIndex, ChunkRow};
+use crate::chunk_index::ChunkIndex;
+use crate::chunks::ChunkRow;
 use crate::footer::Footer;
 use crate::leaf::{LEAF_ROWS, Leaf};
 use crate::loaded_part::leaf_of_path;
-use crate::local::Directory;
+use crate::local::{Directory, version_hash};
 use crate::schema::{self, CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
 use crate::untrusted::blocking;
 use crate::{LayoutDoc, LoadedPart, Manifest, Table, TableError, TableRange, TableSource, decode};
@@ -21,7 +22,7 @@ use fletch_core::{Hash, LayoutId, Root};
 use futures::StreamExt;
 use std::sync::Arc;
 
-/// The number of row groups that [`Version::chunk_index`] reads at once.
+/// The number of row groups that [`Version::each_chunk_hashes`] reads at once.
 const INDEX_READS: usize = 8;
 
 /// One version in one layout. Clones share it.
@@ -36,13 +37,20 @@ pub(crate) struct Inner {
     doc: LayoutDoc,
     pub index: PartIndex,
     pub cache: PartCache,
-    /// The scope of rows of `chunks.parquet`. A later index of the same layout replaces that table, and no
+    /// The number of this opening in the cache.
+    number: u64,
+    /// What stands for this version where its parts are kept: scope, root and layout.
+    hash: Hash,
+    /// The same for rows of `chunks.parquet`. A later index of the same layout replaces that table, and no
     /// hash says so: what was kept of an earlier one must not be found.
-    pub chunks_scope: Hash,
+    chunks_hash: Hash,
     entries: Footer,
     placement: Footer,
     /// Read by the first call that needs it: a mount never does.
     chunks: tokio::sync::OnceCell<Footer>,
+    /// Chunks by hash, unless that index is in local files. Locked while it is made.
+    pub chunk_index: tokio::sync::OnceCell<ChunkIndex>,
+    pub chunk_index_lock: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for Version {
@@ -143,10 +151,11 @@ impl Version {
         }
         let index = PartIndex::new(manifest.parts.clone());
         let chunks = tokio::sync::OnceCell::new();
-        let chunks_scope = cache.scope_of_index(doc.indexed_at_ns);
+        let hash = version_hash(cache.scope(), root, layout);
+        let chunks_hash = version_hash(cache.scope_of_index(doc.indexed_at_ns), root, layout);
         if let Some(local) = cache.local() {
-            local.opened(cache.scope(), root, layout);
-            local.opened(chunks_scope, root, layout);
+            local.opened(hash);
+            local.opened(chunks_hash);
         }
         let inner = Inner {
             source,
@@ -155,11 +164,15 @@ impl Version {
             manifest,
             doc,
             index,
+            number: cache.number_version(),
             cache,
-            chunks_scope,
+            hash,
+            chunks_hash,
             entries,
             placement,
             chunks,
+            chunk_index: tokio::sync::OnceCell::new(),
+            chunk_index_lock: tokio::sync::Mutex::new(()),
         };
         Ok(Version(Arc::new(inner)))
     }
@@ -201,12 +214,11 @@ impl Version {
     }
 
     pub(crate) fn key(&self, kind: CachedKind, part: usize) -> CacheKey {
-        let scope = self.scope(kind.is_of_chunks());
-        CacheKey { scope, root: self.0.root, layout: self.0.layout, kind, part }
+        CacheKey { version: self.version_hash(kind.is_of_chunks()), kind, part }
     }
 
-    pub(crate) fn scope(&self, of_chunks: bool) -> Hash {
-        if of_chunks { self.0.chunks_scope } else { self.0.cache.scope() }
+    pub(crate) fn version_hash(&self, of_chunks: bool) -> Hash {
+        if of_chunks { self.0.chunks_hash } else { self.0.hash }
     }
 
     pub(crate) fn check_part(&self, part: usize) -> Result<(), TableError> {
@@ -355,14 +367,27 @@ impl Version {
     ///
     /// # Errors
     /// As [`Version::part`].
-    pub async fn dir_path(&self, dir: DirId) -> Result<Option<String>, TableError> {
-        self.search(|parts| parts.dir_path(dir)).await
+    pub async fn dir_path(&self, dir: DirId) -> Result<Option<Arc<str>>, TableError> {
+        match self.try_dir_path(dir) {
+            Some(path) => Ok(path),
+            None => Ok(self.keep_dir_path(dir, self.search(|parts| parts.dir_path(dir)).await?)),
+        }
     }
 
     /// [`Version::dir_path`] over the parts at hand. The outer `None` means "not at hand".
     #[must_use]
-    pub fn try_dir_path(&self, dir: DirId) -> Option<Option<String>> {
-        self.search_memory(|parts| parts.dir_path(dir))
+    pub fn try_dir_path(&self, dir: DirId) -> Option<Option<Arc<str>>> {
+        if let Some(path) = self.0.cache.dir_path(&(self.0.number, dir)) {
+            return Some(Some(path));
+        }
+        let path = self.search_memory(|parts| parts.dir_path(dir))?;
+        Some(self.keep_dir_path(dir, path))
+    }
+
+    fn keep_dir_path(&self, dir: DirId, path: Option<String>) -> Option<Arc<str>> {
+        let path: Arc<str> = path?.into();
+        self.0.cache.keep_dir_path((self.0.number, dir), Arc::clone(&path));
+        Some(path)
     }
 
     /// Loads a part from the tables, and writes its local file. Returns it, and whether the file is there.
@@ -437,11 +462,26 @@ impl Version {
         }
     }
 
-    /// Reads the hashes of all chunks, and returns an index of them.
+    /// Reads the hashes of all chunks, and returns an index of them in memory. [`Version::find_chunk`] keeps
+    /// the index in local files instead.
     ///
     /// # Errors
     /// [`TableError`] if the table cannot be read, or if its row count differs from the layout's.
     pub async fn chunk_index(&self) -> Result<ChunkIndex, TableError> {
+        // It grows as rows are decoded: a count that only a footer claims takes no memory.
+        let mut index = ChunkIndex::default();
+        self.each_chunk_hashes(|part, hashes| index.add_part(part, &hashes)).await?;
+        blocking(move || Ok(index.sorted())).await
+    }
+
+    /// Visits the hashes of all chunks, part by part.
+    ///
+    /// # Errors
+    /// As [`Version::chunk_index`].
+    pub(crate) async fn each_chunk_hashes(
+        &self,
+        mut visit: impl FnMut(usize, Vec<Hash>),
+    ) -> Result<(), TableError> {
         let footer = self.chunks_footer().await?;
         let total: u64 = (0..footer.groups()).map(|g| u64::from(footer.rows(g))).sum();
         if total != self.0.doc.chunks {
@@ -454,8 +494,6 @@ impl Version {
                 Ok::<_, TableError>((part, footer.fetch(&*self.0.source, part, column..column + 1).await?))
             })
             .buffered(INDEX_READS);
-        // It grows as rows are decoded: a count that only a footer claims takes no memory.
-        let mut index = ChunkIndex::default();
         while let Some(group) = reads.next().await {
             let (part, group) = group?;
             let this = self.clone();
@@ -464,9 +502,9 @@ impl Version {
                 group.first().map_or(Ok(Vec::new()), |column| decode::chunk_hashes(footer, part, column))
             })
             .await?;
-            index.add_part(part, &hashes);
+            visit(part, hashes);
         }
-        blocking(move || Ok(index.sorted())).await
+        Ok(())
     }
 }
 
@@ -504,8 +542,9 @@ impl Parts<'_> {
         Ok(Some(Found { ordinal, leaf, row: row % LEAF_ROWS }))
     }
 
-    /// Returns the first row of a part whose path is not below `path`, or the number of rows.
-    fn lower_bound_in(&self, part: usize, path: &[u8]) -> Result<usize, MissingPart> {
+    /// Returns the leaf of a part that has `path` if the part has it; the number of the leaf's first row; and
+    /// the first row of the leaf whose path is not below `path`, or the number of its rows.
+    fn seek(&self, part: usize, path: &[u8]) -> Result<(Arc<Leaf>, usize, usize), MissingPart> {
         let at_hand = self.get(part)?;
         let leaf = match &at_hand {
             PartAtHand::Whole(whole) => {
@@ -514,22 +553,31 @@ impl Parts<'_> {
             }
             PartAtHand::Filed(directory) => leaf_of_path(directory.len(), |i| directory.first(i), path),
         };
-        Ok(leaf * LEAF_ROWS + self.leaf(part, &at_hand, leaf)?.lower_bound(path))
+        let found = self.leaf(part, &at_hand, leaf)?;
+        let row = found.lower_bound(path);
+        if leaf * LEAF_ROWS + row == self.index().parts()[part].entries as usize
+            && part + 1 < self.index().parts().len()
+        {
+            // Only the manifest says that the next part begins after `path`; loading the part checks it.
+            self.get(part + 1)?;
+        }
+        Ok((found, leaf * LEAF_ROWS, row))
     }
 
     pub fn lower_bound(&self, path: &[u8]) -> Result<u64, MissingPart> {
-        let Some(at) = self.index().candidate(path) else { return Ok(0) };
-        let row = self.lower_bound_in(at, path)? as u64;
-        if row == u64::from(self.index().parts()[at].entries) && at + 1 < self.index().parts().len() {
-            // Only the manifest says that the next part begins after `path`; loading the part checks it.
-            self.get(at + 1)?;
-        }
-        Ok(self.index().first_ordinal(at) + row)
+        let Some(part) = self.index().candidate(path) else { return Ok(0) };
+        let (_, first, row) = self.seek(part, path)?;
+        Ok(self.index().first_ordinal(part) + (first + row) as u64)
     }
 
     pub fn find(&self, path: &str) -> Result<Option<Found>, MissingPart> {
-        let at = self.lower_bound(path.as_bytes())?;
-        Ok(self.entry(at)?.filter(|f| f.entry().path == path))
+        let Some(part) = self.index().candidate(path.as_bytes()) else { return Ok(None) };
+        let (leaf, first, row) = self.seek(part, path.as_bytes())?;
+        if row == leaf.len() || leaf.entry(row).path != path {
+            return Ok(None);
+        }
+        let ordinal = self.index().first_ordinal(part) + (first + row) as u64;
+        Ok(Some(Found { ordinal, leaf, row }))
     }
 
     fn resolve(&self, path: &str) -> Result<Option<Resolved>, MissingPart> {

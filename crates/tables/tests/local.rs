@@ -107,6 +107,70 @@ fn rows_of_chunks_are_read_one_by_one() {
     });
 }
 
+/// Hashes whose first eight bytes are few, so that rows of one key fill leaves and go on in others.
+fn crowded(n: usize) -> Vec<Entry> {
+    let hash = |i: usize| {
+        let mut hash = Hash::of(&i.to_le_bytes());
+        hash.0[..8].copy_from_slice(&Hash::of(&(i % 7).to_le_bytes()).0[..8]);
+        hash
+    };
+    (0..n).map(|i| Entry::file(format!("{i:08}"), 1, hash(i))).collect()
+}
+
+#[test]
+fn chunks_are_found_in_files_as_in_memory() {
+    for entries in [many(20_000), crowded(9_000), many(3_000)] {
+        let (filed, made) = (entries.len() > 4096, make(&entries));
+        let stage = Stage { made, entries, dir: tempfile::tempdir().expect("tempdir") };
+        runtime().block_on(async {
+            let cache = PartCache::new(256 << 10).with_local(Some(stage.local()));
+            let (version, _) = stage.open(&cache).await;
+            let index = version.chunk_index().await.expect("good");
+            assert_eq!(version.try_find_chunk(index_hash(&stage, 0)), None, "nothing is at hand yet");
+            let check = async |version: &Version| {
+                for i in (0..stage.entries.len()).step_by(97) {
+                    let hash = index_hash(&stage, i);
+                    let found = version.find_chunk(hash).await.expect("good");
+                    assert_eq!(found, index.find(hash).collect::<Vec<_>>());
+                    assert!(!found.is_empty() && version.try_find_chunk(hash) == Some(found));
+                }
+                let absent = Hash::of(b"no such chunk");
+                assert_eq!(version.find_chunk(absent).await, Ok(Vec::new()));
+            };
+            check(&version).await;
+            assert_eq!(stage.filed().len(), usize::from(filed));
+            for broken in [flip, truncate, remove] {
+                broken(&stage.filed());
+                check(&version).await;
+                let cache = PartCache::new(256 << 10).with_local(Some(stage.local()));
+                check(&stage.open(&cache).await.0).await;
+                assert_eq!(stage.filed().len(), usize::from(filed), "it is made again");
+            }
+        });
+    }
+}
+
+fn index_hash(stage: &Stage, i: usize) -> Hash {
+    stage.entries[i].hash.expect("a file")
+}
+
+#[test]
+fn what_is_known_of_samples_is_kept_for_its_index() {
+    let stage = Stage::new(10);
+    runtime().block_on(async {
+        let cache = PartCache::new(1 << 20).with_local(Some(stage.local()));
+        let (version, _) = stage.open(&cache).await;
+        assert_eq!(version.kept_samples(Some).await, None);
+        let pieces = vec![b"form".to_vec(), vec![7; 100_000], vec![]];
+        assert!(version.keep_samples(pieces.clone()).await);
+        assert_eq!(version.kept_samples(Some).await, Some(pieces));
+        flip(&stage.filed());
+        assert_eq!(version.kept_samples(Some).await, None);
+        let (without, _) = stage.open(&PartCache::new(1 << 20)).await;
+        assert!(!without.keep_samples(vec![vec![1]]).await, "there is no directory for it");
+    });
+}
+
 /// Breaks the files of a version, and returns how many.
 type Break = fn(&[PathBuf]) -> u64;
 

@@ -146,7 +146,7 @@ async fn check(made: &Made, entries: &[Entry], cache: PartCache, page: usize) {
 
     for (dir, children) in model(entries) {
         match v.resolve(&dir).await.expect("good").expect("a directory") {
-            Resolved::Dir(id) => assert_eq!(v.dir_path(id).await, Ok(Some(dir.clone()))),
+            Resolved::Dir(id) => assert_eq!(v.dir_path(id).await, Ok(Some(dir.as_str().into()))),
             Resolved::Entry(_) => panic!("{dir} is a directory"),
         }
         let listed = list_all(&v, &dir, page).await;

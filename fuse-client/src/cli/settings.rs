@@ -82,6 +82,8 @@ pub struct Settings {
     pub report: Option<PathBuf>,
     /// The program that starts the user's own server again (`PROGRAM up`), if this is that server's mount.
     pub restart: Option<PathBuf>,
+    /// Whether a keeper holds the mount ([`crate::keeper`]).
+    pub survive: bool,
     /// The other settings.
     pub process: ProcessSettings,
 }

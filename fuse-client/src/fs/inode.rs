@@ -10,6 +10,10 @@
 
 use fletch_core::manifest::locate::DirId;
 
+/// The number of this encoding. A process may take over a mount only from one with the same encoding: the
+/// kernel goes on with the numbers that it knows.
+pub const ENCODING: u32 = 1;
+
 const ROOT: u64 = 1;
 const ENTRY_BASE: u64 = 2;
 const DIR_BIT: u64 = 1 << 63;

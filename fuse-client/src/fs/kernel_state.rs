@@ -2,7 +2,8 @@
 //!
 //! It takes the place of FUSE lookup counts, so that the mount can make the kernel forget a refused version.
 //! A record costs one bit for a file or symlink. Records are only added: the mount does not follow FORGET
-//! requests.
+//! requests. A process that takes over a mount does not know what the kernel was told before, so it records
+//! that every file may be known.
 
 use super::inode::Ino;
 use parking_lot::{Mutex, RwLock};
@@ -25,18 +26,28 @@ type Block = Box<[AtomicU64]>;
 /// The inodes and names that the mount told the kernel.
 #[derive(Debug, Default)]
 pub struct KernelState {
+    /// The number of entries that all count as recorded.
+    all_below: AtomicU64,
     files: RwLock<Vec<OnceLock<Block>>>,
     dirs: Mutex<BTreeSet<u64>>,
     names: Mutex<BTreeSet<Box<[u8]>>>,
 }
 
 impl KernelState {
+    /// Records all files and symlinks of a version with `entries` entries.
+    pub fn record_all(&self, entries: u64) {
+        self.all_below.store(entries, Relaxed);
+    }
+
     /// Records an inode that the mount tells the kernel.
     pub fn record_inode(&self, ino: u64) {
         let Some(Ino::Entry(ordinal)) = Ino::decode(ino) else {
             self.dirs.lock().insert(ino);
             return;
         };
+        if ordinal < self.all_below.load(Relaxed) {
+            return;
+        }
         // A version has at most 2^48 entries, and a block is allocated at its first record.
         let Ok(block) = usize::try_from(ordinal / BLOCK_ENTRIES) else { return };
         let within = ordinal % BLOCK_ENTRIES;
@@ -74,7 +85,8 @@ impl KernelState {
         let dirs: Vec<u64> = self.dirs.lock().iter().copied().collect();
         let blocks = self.files.read().len();
         let files = (0..blocks).flat_map(move |block| self.block(block));
-        Ino::ROOT.number().into_iter().chain(dirs).chain(files)
+        let all = (0..self.all_below.load(Relaxed)).filter_map(|ordinal| Ino::Entry(ordinal).number());
+        Ino::ROOT.number().into_iter().chain(dirs).chain(all).chain(files)
     }
 
     fn block(&self, block: usize) -> Vec<u64> {
@@ -121,6 +133,18 @@ mod tests {
             prop_assert_eq!(got.len(), want.len());
             prop_assert_eq!(got.into_iter().collect::<BTreeSet<u64>>(), want);
         }
+    }
+
+    #[test]
+    fn a_successor_counts_all_files_as_known() {
+        let state = KernelState::default();
+        state.record_all(100);
+        for ordinal in [3, 99, 100] {
+            state.record_inode(Ino::Entry(ordinal).number().expect("in range"));
+        }
+        let entry = |ordinal| Ino::Entry(ordinal).number().expect("in range");
+        let want: Vec<u64> = [1].into_iter().chain((0..=100).map(entry)).collect();
+        assert_eq!(state.inodes().collect::<Vec<_>>(), want);
     }
 
     #[test]

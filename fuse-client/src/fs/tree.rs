@@ -9,6 +9,7 @@ use super::inode::Ino;
 use fletch_core::manifest::locate::DirId;
 use fletch_tables::version::{Found, Resolved};
 use fletch_tables::{ChildKind, Version};
+use std::sync::Arc;
 
 /// The most children read from the tables at once.
 const PAGE: usize = 128;
@@ -224,10 +225,10 @@ impl Tree {
     }
 
     /// Returns the path of a directory, "" for the root.
-    async fn dir_path(&self, ino: u64) -> Result<String, FsError> {
+    async fn dir_path(&self, ino: u64) -> Result<Arc<str>, FsError> {
         let Ino::Dir(id) = decode(ino)? else { return Err(FsError::NotDirectory) };
         if id.depth == 0 {
-            return Ok(String::new());
+            return Ok("".into());
         }
         self.version.dir_path(id).await?.ok_or(FsError::NotFound)
     }

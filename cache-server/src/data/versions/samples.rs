@@ -1,25 +1,26 @@
 //! The samples of a version in one layout, and the units that they lie in.
 //!
-//! A unit is what one fetch loads: a chunk, and further chunks that only one of its samples needs. The units
-//! are built by one pass over the tables, and shared by all jobs of the (domain, root, layout).
+//! A unit is what one fetch loads: a chunk, and further chunks that only one of its samples needs. One pass
+//! over the tables finds the units (`samples/build.rs`). What it found is kept beside the local tables, and
+//! shared by all jobs of the (domain, root, layout).
 //!
 //! Invariant: the first bytes of each sample of a unit lie in that unit. A sample whose entries lie in chunks
 //! that other samples need, too, reads those chunks while it is sent. That costs a fetch, and never a wrong
 //! byte.
+
+mod build;
 
 use super::{Source, VersionError};
 use fletch_core::{
     Hash,
     delivery::receipt::content,
     manifest::{EntryRef, SampleRef},
-    plan::{UnitMap, unit_map::BadUnitMap},
+    plan::{PackedInts, UnitMap, unit_map::BadUnitMap},
 };
-use fletch_store::disk::DiskEngine;
+use fletch_store::{allocator, disk::DiskEngine};
 use fletch_tables::{Found, Table, TableError};
-use std::{
-    collections::{HashMap, HashSet, hash_map::Entry as MapEntry},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Why a version's samples cannot be listed or found.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +40,8 @@ pub enum SamplesError {
 }
 
 /// A chunk, and the position of its row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Chunk {
     /// The hash.
     pub hash: Hash,
@@ -51,17 +53,22 @@ pub struct Chunk {
     pub row: u32,
 }
 
-/// The samples and units of a version. Takes about 20 bytes a sample, 12 a unit and 44 a chunk.
+/// The samples and units of a version.
+///
+/// Takes 44 bytes a chunk, 8 a unit, and what a sample's length takes packed: about two bytes for
+/// photographs. The other numbers of a sample take up to 16 bytes where samples and their chunks lie in
+/// disorder, and next to nothing in a pack.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Samples {
     /// The ordinal of each sample's first entry, and the number of ordinals that it spans.
-    firsts: Box<[u32]>,
-    spans: Box<[u32]>,
+    firsts: PackedInts,
+    spans: PackedInts,
     /// Bytes of each sample's files, at most 2^32 − 1.
-    sizes: Box<[u32]>,
+    sizes: PackedInts,
     /// The unit of each sample.
-    unit_of: Box<[u32]>,
+    unit_of: PackedInts,
     /// The index in `chunks` of each unit's first chunk, and the end.
-    starts: Box<[u32]>,
+    starts: PackedInts,
     /// The chunks of each unit.
     chunks: Box<[Chunk]>,
     /// The units as the orders see them. Lengths are what the chunks occupy on disk.
@@ -73,158 +80,64 @@ fn damaged(why: &str) -> SamplesError {
     VersionError::from(e).into()
 }
 
-/// Collects samples, entry by entry.
-#[derive(Default)]
-struct Build {
-    firsts: Vec<u32>,
-    spans: Vec<u32>,
-    sizes: Vec<u32>,
-    /// The key of the latest sample, to which the next entry may belong.
-    open: Option<String>,
-    /// The first chunk of each sample. Further ones are in `more`, as (sample, chunk).
-    first_chunk: Vec<u32>,
-    more: Vec<(u32, u32)>,
-}
-
 /// How many unknown keys an error names.
 const NAMED_KEYS_MAX: usize = 5;
-/// The chunk of a sample without bytes.
-const NO_CHUNK: u32 = u32::MAX;
-
-impl Build {
-    fn entry(
-        &mut self,
-        ordinal: u64,
-        e: &EntryRef<'_>,
-        chunks: impl Iterator<Item = u32>,
-    ) -> Result<(), SamplesError> {
-        let ordinal = u32::try_from(ordinal).map_err(|_| damaged("more than 2^32 entries"))?;
-        match e.sample {
-            SampleRef::None => return Ok(()),
-            SampleRef::Keyed(key) if self.open.as_deref() == Some(key) => {}
-            SampleRef::Single | SampleRef::Keyed(_) => {
-                self.open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
-                self.firsts.push(ordinal);
-                self.spans.push(0);
-                self.sizes.push(0);
-                self.first_chunk.push(NO_CHUNK);
-            }
-        }
-        let s = self.firsts.len() - 1;
-        self.spans[s] = ordinal - self.firsts[s] + 1;
-        self.sizes[s] = self.sizes[s].saturating_add(u32::try_from(e.size).unwrap_or(u32::MAX));
-        for c in chunks {
-            if self.first_chunk[s] == NO_CHUNK {
-                self.first_chunk[s] = c;
-            } else if self.first_chunk[s] != c {
-                self.more.push((u32::try_from(s).unwrap_or(u32::MAX), c));
-            }
-        }
-        Ok(())
-    }
-}
+/// The first bytes of what is kept: its form.
+const KEPT_FORM: &[u8; 8] = b"fltsmpl1";
 
 impl Samples {
-    /// Reads the tables of a source, part by part.
+    /// Returns what is kept of a source's samples. Else reads its tables part by part, and keeps the result.
     ///
     /// # Errors
     /// Those of the tables; [`SamplesError::Request`] if the version has no sample.
     pub async fn load(source: &Source) -> Result<Self, SamplesError> {
         let version = &source.version;
-        let parts = version.manifest().parts.len();
-        // Chunks by hash, in the order of their rows. A repeated chunk counts as its first row.
-        let mut known: HashMap<Hash, u32> = HashMap::new();
-        let mut rows: Vec<Chunk> = Vec::new();
-        for part in 0..parts {
-            let number = u32::try_from(part).unwrap_or(u32::MAX);
-            for (row, r) in (0u32..).zip(version.chunk_rows(part).await.map_err(VersionError::from)?.iter()) {
-                let next = u32::try_from(rows.len()).map_err(|_| damaged("more than 2^32 chunks"))?;
-                if let MapEntry::Vacant(slot) = known.entry(r.chunk) {
-                    slot.insert(next);
-                    rows.push(Chunk { hash: r.chunk, len: r.len, part: number, row });
-                }
-            }
+        let samples = version.manifest().samples;
+        let kept = move |pieces: Vec<_>| Self::of_pieces(&pieces).filter(|kept| kept.len() == samples);
+        if let Some(kept) = version.kept_samples(kept).await {
+            return Ok(kept);
         }
-        let mut build = Build::default();
-        for part in 0..parts {
-            let loaded = version.part(part).await.map_err(VersionError::from)?;
-            for row in 0..loaded.len() {
-                let e = loaded.entry(row);
-                let mut chunks = Vec::new();
-                for s in loaded.slices(row) {
-                    chunks.push(
-                        *known
-                            .get(&s.chunk)
-                            .ok_or_else(|| damaged("a placement names a chunk that is in no row"))?,
-                    );
-                }
-                build.entry(loaded.first_ordinal() + row as u64, &e, chunks.into_iter())?;
-            }
-        }
-        drop(known);
-        Self::build_units(build, &rows)
+        let built = build::build(source).await?;
+        version.keep_samples(built.to_pieces()).await;
+        // All parts went through memory, and a small part of that stays.
+        tokio::task::spawn_blocking(allocator::release_freed).await.unwrap_or_default();
+        Ok(built)
     }
 
-    fn build_units(build: Build, rows: &[Chunk]) -> Result<Self, SamplesError> {
-        let Build { firsts, spans, sizes, first_chunk, more, .. } = build;
-        if firsts.is_empty() {
-            return Err(SamplesError::Request(
-                "the version has no samples; see --samples of fletch index".to_owned(),
-            ));
+    fn to_pieces(&self) -> Vec<Vec<u8>> {
+        let mut pieces = vec![KEPT_FORM.to_vec()];
+        pieces.extend(self.lists().map(PackedInts::to_bytes));
+        pieces.push(self.chunks.as_bytes().to_vec());
+        pieces
+    }
+
+    fn lists(&self) -> [&PackedInts; 5] {
+        [&self.firsts, &self.spans, &self.sizes, &self.unit_of, &self.starts]
+    }
+
+    /// Returns the samples of [`Samples::to_pieces`]; `None` if the pieces are not of this form.
+    fn of_pieces(pieces: &[Vec<u8>]) -> Option<Self> {
+        let [form, lists @ .., chunks] = pieces else { return None };
+        let lists: Option<Vec<PackedInts>> = lists.iter().map(|list| PackedInts::of_bytes(list)).collect();
+        let [firsts, spans, sizes, unit_of, starts] = <[PackedInts; 5]>::try_from(lists?).ok()?;
+        let chunks = chunks.chunks_exact(size_of::<Chunk>()).map(|chunk| Chunk::read_from_bytes(chunk).ok());
+        let chunks: Box<[Chunk]> = chunks.collect::<Option<_>>()?;
+        let same_length = [&firsts, &spans, &sizes].iter().all(|list| list.len() == unit_of.len());
+        let whole = starts.iter().is_sorted() && starts.iter().last()? as usize == chunks.len();
+        if form != KEPT_FORM || !same_length || !whole {
+            return None;
         }
-        // How many samples need each chunk, and which chunks are a sample's first.
-        let mut users = vec![0u8; rows.len()];
-        let mut heads = vec![false; rows.len()];
-        for &c in first_chunk.iter().filter(|&&c| c != NO_CHUNK) {
-            users[c as usize] = users[c as usize].saturating_add(1);
-            heads[c as usize] = true;
-        }
-        let distinct: HashSet<(u32, u32)> = more.iter().copied().collect();
-        for &(_, c) in &distinct {
-            users[c as usize] = users[c as usize].saturating_add(1);
-        }
-        let mut unit_of_chunk = vec![NO_CHUNK; rows.len()];
-        let mut of_unit: Vec<Vec<u32>> = Vec::new();
-        for (c, _) in heads.iter().enumerate().filter(|(_, h)| **h) {
-            unit_of_chunk[c] = u32::try_from(of_unit.len()).unwrap_or(u32::MAX);
-            of_unit.push(vec![u32::try_from(c).unwrap_or(u32::MAX)]);
-        }
-        let mut own: Vec<(u32, u32)> =
-            distinct.into_iter().filter(|&(_, c)| users[c as usize] == 1 && !heads[c as usize]).collect();
-        own.sort_unstable();
-        for (s, c) in own {
-            let u = unit_of_chunk[first_chunk[s as usize] as usize];
-            of_unit[u as usize].push(c);
-        }
-        // Samples without bytes share one unit without chunks.
-        let nothing = u32::try_from(of_unit.len()).unwrap_or(u32::MAX);
-        if first_chunk.contains(&NO_CHUNK) {
-            of_unit.push(Vec::new());
-        }
-        let unit_of: Vec<u32> = first_chunk
-            .iter()
-            .map(|&c| if c == NO_CHUNK { nothing } else { unit_of_chunk[c as usize] })
-            .collect();
-        let bytes = of_unit
-            .iter()
-            .map(|cs| cs.iter().map(|&c| DiskEngine::footprint(rows[c as usize].len)).sum())
-            .collect();
-        let unit_map = UnitMap::new(&unit_of, bytes)?;
-        let mut starts = vec![0u32];
-        let mut chunks = Vec::with_capacity(rows.len());
-        for cs in &of_unit {
-            chunks.extend(cs.iter().map(|&c| rows[c as usize]));
-            starts.push(u32::try_from(chunks.len()).unwrap_or(u32::MAX));
-        }
-        Ok(Samples {
-            firsts: firsts.into(),
-            spans: spans.into(),
-            sizes: sizes.into(),
-            unit_of: unit_of.into(),
-            starts: starts.into(),
-            chunks: chunks.into(),
-            unit_map: Arc::new(unit_map),
-        })
+        Self::new([firsts, spans, sizes, unit_of, starts], chunks).ok()
+    }
+
+    /// Adds up the units' lengths, and checks that each sample's unit exists.
+    fn new(lists: [PackedInts; 5], chunks: Box<[Chunk]>) -> Result<Self, BadUnitMap> {
+        let [firsts, spans, sizes, unit_of, starts] = lists;
+        let ends = starts.iter().zip(starts.iter().skip(1));
+        let of_unit = |(start, end)| &chunks[start as usize..end as usize];
+        let bytes = ends.map(|ends| of_unit(ends).iter().map(|c| DiskEngine::footprint(c.len)).sum());
+        let unit_map = Arc::new(UnitMap::of_iter(unit_of.iter(), bytes.collect())?);
+        Ok(Samples { firsts, spans, sizes, unit_of, starts, chunks, unit_map })
     }
 
     /// Returns the number of samples.
@@ -236,26 +149,26 @@ impl Samples {
     /// Returns the unit of a sample.
     #[must_use]
     pub fn unit(&self, sample: u32) -> u32 {
-        self.unit_of[sample as usize]
+        self.unit_of.get(sample as usize)
     }
 
     /// Returns the chunks of a unit.
     #[must_use]
     pub fn chunks(&self, unit: u32) -> &[Chunk] {
         let u = unit as usize;
-        &self.chunks[self.starts[u] as usize..self.starts[u + 1] as usize]
+        &self.chunks[self.starts.get(u) as usize..self.starts.get(u + 1) as usize]
     }
 
     /// Returns the ordinal of a sample's first entry, and the number of ordinals that it spans.
     #[must_use]
     pub fn ordinals(&self, sample: u32) -> (u64, u32) {
-        (u64::from(self.firsts[sample as usize]), self.spans[sample as usize])
+        (u64::from(self.firsts.get(sample as usize)), self.spans.get(sample as usize))
     }
 
     /// Returns the bytes of a sample's files, at most 2^32 − 1.
     #[must_use]
     pub fn bytes(&self, sample: u32) -> u64 {
-        self.sizes[sample as usize].into()
+        self.sizes.get(sample as usize).into()
     }
 
     /// Returns the entries of a sample, in order.
@@ -324,7 +237,11 @@ impl Samples {
             let loaded = source.version.part(part).await.map_err(VersionError::from)?;
             let first = loaded.first_ordinal();
             let end = first + loaded.len() as u64;
-            while let Some(&ordinal) = self.firsts.get(s).filter(|&&o| u64::from(o) < end) {
+            while s < self.firsts.len() {
+                let ordinal = self.firsts.get(s);
+                if u64::from(ordinal) >= end {
+                    break;
+                }
                 let row = usize::try_from(u64::from(ordinal) - first).unwrap_or(usize::MAX);
                 let e = loaded.entry(row);
                 visit(if let SampleRef::Keyed(k) = e.sample { k } else { e.path });

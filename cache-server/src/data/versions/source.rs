@@ -5,9 +5,8 @@ use crate::tenancy::state::RegistrationHandle;
 use fletch_core::Hash;
 use fletch_origin::Pin;
 use fletch_store::{Footprint, disk::DiskEngine};
-use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Table, Version};
+use fletch_tables::{ChunkRow, ObjectRef, Table, Version};
 use std::sync::Arc;
-use tokio::sync::OnceCell;
 
 /// One way to a version's bytes.
 pub struct Source {
@@ -23,7 +22,6 @@ pub struct Source {
     pub blocks: TableBlocks,
     /// The entries that were proven to lie where the layout says.
     pub proven: Arc<ProvenFiles>,
-    index: OnceCell<ChunkIndex>,
 }
 
 /// A row of a part's chunk table.
@@ -61,7 +59,7 @@ impl Source {
         blocks: TableBlocks,
     ) -> Self {
         let proven = Arc::new(ProvenFiles::new(version.manifest().entries));
-        Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
+        Source { registered, version, data, tables, blocks, proven }
     }
 
     /// Returns whether the dataset is still registered.
@@ -91,9 +89,8 @@ impl Source {
 
     /// Returns at most `max` rows of a chunk. Empty if the layout has no such chunk.
     pub async fn rows(&self, hash: Hash, max: usize) -> Result<Vec<PartRow>, VersionError> {
-        let index = self.index.get_or_try_init(|| self.version.chunk_index()).await?;
         let mut found = Vec::new();
-        for (part, row) in index.find(hash) {
+        for (part, row) in self.version.find_chunk(hash).await? {
             // The index compares eight bytes of the hash; compare all of them.
             if let Some(row) = self.version.chunk_row(part, row).await?.filter(|r| r.chunk == hash) {
                 found.push(PartRow { part, row });
@@ -110,7 +107,7 @@ impl Source {
     /// The outer `None` says that the tables are not at hand.
     #[must_use]
     pub fn try_row(&self, hash: Hash) -> Option<Option<PartRow>> {
-        for (part, row) in self.index.get()?.find(hash) {
+        for (part, row) in self.version.try_find_chunk(hash)? {
             if let Some(row) = self.version.try_chunk_row(part, row)?.filter(|r| r.chunk == hash) {
                 return Some(Some(PartRow { part, row }));
             }

@@ -23,6 +23,7 @@ use std::ops::Range;
 
 /// The order of the base, before echoes.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "an epoch has one, and reads it for each entry")]
 enum Base {
     /// A permutation of the base's entries.
     Flat(Permutation),

@@ -13,12 +13,14 @@
 
 pub mod bits;
 pub mod key;
+pub mod packed_ints;
 pub mod permutation;
 pub mod unit_map;
 mod world;
 
 pub use bits::Bits;
 pub use key::{Draws, OrderKey};
+pub use packed_ints::{PackedInts, PackedIntsBuilder};
 pub use permutation::Permutation;
 pub use unit_map::{PlanUnits, UnitMap};
 pub use world::{Tail, World};

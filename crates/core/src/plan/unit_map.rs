@@ -4,7 +4,7 @@
 //! A *unit* is what the sweep loads and evicts as one: a chunk, or the several chunks of one sample that is
 //! larger than a chunk. A sample is in exactly one unit.
 
-use super::{Plan, bits::Bits};
+use super::{PackedInts, PackedIntsBuilder, Plan, bits::Bits};
 use crate::Kind;
 use std::{ops::Range, sync::Arc};
 
@@ -12,8 +12,10 @@ use std::{ops::Range, sync::Arc};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitMap {
     bytes: Vec<u64>,
-    starts: Arc<[u32]>,
-    samples: Arc<[u32]>,
+    /// The number of samples before each unit, and of all.
+    starts: Arc<PackedInts>,
+    /// The samples, by unit.
+    samples: Arc<PackedInts>,
     total: u64,
 }
 
@@ -60,20 +62,31 @@ impl BadUnitMap {
 impl UnitMap {
     /// Returns the map in which sample s is in unit `unit_of[s]`, and unit u has `bytes[u]` bytes.
     ///
-    /// A counting sort takes O(samples + units). The map keeps 4 bytes a sample and 12 bytes a unit.
+    /// # Errors
+    /// As [`UnitMap::of_iter`].
+    pub fn new(unit_of: &[u32], bytes: Vec<u64>) -> Result<Self, BadUnitMap> {
+        Self::of_iter(unit_of.iter().copied(), bytes)
+    }
+
+    /// Returns the map in which the units of the samples are those of `unit_of`, in order, and unit u has
+    /// `bytes[u]` bytes.
+    ///
+    /// A counting sort takes O(samples + units). The map keeps 8 bytes a unit, and next to nothing a sample
+    /// where the samples of a unit follow each other, as in a pack; else up to 4 bytes each.
     ///
     /// # Errors
     /// [`BadUnitMap::Unit`], [`BadUnitMap::TooMany`], [`BadUnitMap::TooLong`].
-    pub fn new(unit_of: &[u32], bytes: Vec<u64>) -> Result<Self, BadUnitMap> {
+    pub fn of_iter(unit_of: impl Iterator<Item = u32> + Clone, bytes: Vec<u64>) -> Result<Self, BadUnitMap> {
         let units = bytes.len();
-        for n in [unit_of.len(), units] {
+        let count = unit_of.clone().count();
+        for n in [count, units] {
             if n > 1 << 31 {
                 return Err(BadUnitMap::TooMany(n));
             }
         }
         let total = bytes.iter().try_fold(0u64, |sum, &b| sum.checked_add(b)).ok_or(BadUnitMap::TooLong)?;
         let mut starts = vec![0u32; units + 1];
-        for (sample, &unit) in (0u32..).zip(unit_of) {
+        for (sample, unit) in (0u32..).zip(unit_of.clone()) {
             match starts.get_mut(unit as usize + 1) {
                 Some(n) => *n += 1,
                 None => return Err(BadUnitMap::Unit { sample, unit, units }),
@@ -82,14 +95,19 @@ impl UnitMap {
         for u in 0..units {
             starts[u + 1] += starts[u];
         }
-        let mut next = starts.clone();
-        let mut samples = vec![0u32; unit_of.len()];
-        for (sample, &unit) in (0u32..).zip(unit_of) {
-            let at = &mut next[unit as usize];
-            samples[*at as usize] = sample;
-            *at += 1;
-        }
-        Ok(UnitMap { bytes, starts: starts.into(), samples: samples.into(), total })
+        let packed_starts = starts.iter().copied().collect();
+        let samples: PackedInts = if unit_of.clone().is_sorted() {
+            (0u32..).take(count).collect()
+        } else {
+            let mut samples = vec![0u32; count];
+            for (sample, unit) in (0u32..).zip(unit_of) {
+                let at = &mut starts[unit as usize];
+                samples[*at as usize] = sample;
+                *at += 1;
+            }
+            samples.into_iter().collect()
+        };
+        Ok(UnitMap { bytes, starts: Arc::new(packed_starts), samples: Arc::new(samples), total })
     }
 
     /// Returns the number of units.
@@ -118,22 +136,26 @@ impl UnitMap {
 
     /// Returns the samples of a unit, ascending.
     #[must_use]
-    pub fn samples_of(&self, unit: u32) -> &[u32] {
-        let u = unit as usize;
-        &self.samples[self.starts[u] as usize..self.starts[u + 1] as usize]
+    pub fn samples_of(&self, unit: u32) -> impl ExactSizeIterator<Item = u32> + '_ {
+        range_of(&self.starts, unit).map(|at| self.samples.get(at as usize))
     }
+}
+
+/// Returns the range of a unit.
+fn range_of(starts: &PackedInts, unit: u32) -> Range<u32> {
+    starts.get(unit as usize)..starts.get(unit as usize + 1)
 }
 
 /// The first pass of a plan, sorted by unit. A position in it is a *slot*; the slots of a unit are a range.
 #[derive(Debug, Clone)]
 pub struct PlanUnits {
-    starts: Arc<[u32]>,
-    entries: Arc<[u32]>,
+    starts: Arc<PackedInts>,
+    entries: Arc<PackedInts>,
 }
 
 impl PlanUnits {
-    /// Sorts a plan by unit. A plan of all samples shares the map's own tables; another plan costs 4 bytes an
-    /// entry.
+    /// Sorts a plan by unit. A plan of all samples shares the map's own tables; another plan costs at
+    /// most 4 bytes an entry.
     ///
     /// # Errors
     /// [`BadUnitMap::Samples`] when plan and map belong to different versions.
@@ -144,18 +166,18 @@ impl PlanUnits {
         if plan.is_all() {
             return Ok(PlanUnits::all_of(unit_map));
         }
-        let mut starts = Vec::with_capacity(unit_map.units() + 1);
-        let mut entries = Vec::new();
+        let (mut starts, mut entries) = (PackedIntsBuilder::default(), PackedIntsBuilder::default());
+        let so_far = |entries: &PackedIntsBuilder| u32::try_from(entries.len()).unwrap_or(u32::MAX);
         for unit in 0..unit_map.units() {
-            starts.push(u32::try_from(entries.len()).unwrap_or(u32::MAX));
-            for &s in unit_map.samples_of(u32::try_from(unit).unwrap_or(u32::MAX)) {
+            starts.push(so_far(&entries));
+            for s in unit_map.samples_of(u32::try_from(unit).unwrap_or(u32::MAX)) {
                 if let Some(first) = plan.first_entry(s) {
-                    entries.extend(first..first + plan.copies_of(s));
+                    (first..first + plan.copies_of(s)).for_each(|entry| entries.push(entry));
                 }
             }
         }
-        starts.push(u32::try_from(entries.len()).unwrap_or(u32::MAX));
-        Ok(PlanUnits { starts: starts.into(), entries: entries.into() })
+        starts.push(so_far(&entries));
+        Ok(PlanUnits { starts: Arc::new(starts.finish()), entries: Arc::new(entries.finish()) })
     }
 
     /// Returns the plan of every sample of a map, once, sorted by unit.
@@ -171,12 +193,14 @@ impl PlanUnits {
     /// Builds the value from the number of slots of each unit, and their entries. Returns `None` when the
     /// numbers do not add up.
     pub(crate) fn of_sizes(sizes: &[u32], entries: Vec<u32>) -> Option<Self> {
-        let mut starts = vec![0u32];
+        let (mut starts, mut sum) = (PackedIntsBuilder::default(), 0u32);
+        starts.push(sum);
         for &n in sizes {
-            starts.push(starts[starts.len() - 1].checked_add(n)?);
+            sum = sum.checked_add(n)?;
+            starts.push(sum);
         }
-        let whole = starts[starts.len() - 1] as usize == entries.len();
-        whole.then(|| PlanUnits { starts: starts.into(), entries: entries.into() })
+        let (starts, entries) = (Arc::new(starts.finish()), Arc::new(entries.into_iter().collect()));
+        (sum as usize == PackedInts::len(&entries)).then_some(PlanUnits { starts, entries })
     }
 
     /// Returns how many units the layout has.
@@ -188,32 +212,32 @@ impl PlanUnits {
     /// Returns the number of slots: the entries of one pass.
     #[must_use]
     pub fn slots(&self) -> u32 {
-        self.starts[self.starts.len() - 1]
+        self.starts.get(self.starts.len() - 1)
     }
 
     /// Returns the plan entry of a slot.
     #[must_use]
     pub fn entry(&self, slot: u32) -> u32 {
-        self.entries[slot as usize]
+        self.entries.get(slot as usize)
     }
 
     /// Returns the slots of a unit.
     #[must_use]
     pub fn of_unit(&self, unit: u32) -> Range<u32> {
-        self.starts[unit as usize]..self.starts[unit as usize + 1]
+        range_of(&self.starts, unit)
     }
 
     /// Returns the unit of a slot, by binary search.
     #[must_use]
     pub fn unit(&self, slot: u32) -> u32 {
-        u32::try_from(self.starts.partition_point(|&s| s <= slot) - 1).unwrap_or(u32::MAX)
+        u32::try_from(self.starts.count_at_most(slot) - 1).unwrap_or(u32::MAX)
     }
 
     /// Converts a bitmap over plan entries (pass 0) to a bitmap over slots.
     #[must_use]
     pub fn to_slots(&self, entries: &Bits) -> Bits {
         let mut out = Bits::zeros(u64::from(self.slots()));
-        for (slot, &e) in (0u64..).zip(self.entries.iter()) {
+        for (slot, e) in (0u64..).zip(self.entries.iter()) {
             if entries.get(u64::from(e)) {
                 out.set(slot);
             }
@@ -226,7 +250,7 @@ impl PlanUnits {
     pub fn to_entries(&self, slots: &Bits, len: u64) -> Bits {
         let mut out = Bits::zeros(len);
         for slot in slots.iter_in(0, slots.len()) {
-            out.set(u64::from(self.entries[usize::try_from(slot).unwrap_or(usize::MAX)]));
+            out.set(u64::from(self.entries.get(usize::try_from(slot).unwrap_or(usize::MAX))));
         }
         out
     }

@@ -5,25 +5,24 @@
 
 use super::LocalTable;
 use crate::leaf::Buffer;
-use fletch_core::{Hash, LayoutId, Root};
+use fletch_core::Hash;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first bytes of the footer. They name the format, its version, and the byte order of the numbers.
-const MAGIC: u64 = u64::from_le_bytes(*b"fltleaf1");
-/// The largest directory that is read, in bytes: 512 leaves with paths of the greatest length.
-const DIRECTORY_BYTES_MAX: u64 = 4 << 20;
-/// The largest leaf that is read, in bytes. A part's slices could all be in one leaf.
+const MAGIC: u64 = u64::from_le_bytes(*b"fltleaf2");
+/// The largest directory that is read, in bytes: 1,024 leaves with paths of the greatest length.
+const DIRECTORY_BYTES_MAX: u64 = 8 << 20;
+/// The largest leaf, in bytes. A part's slices could all be in one leaf.
 const LEAF_BYTES_MAX: u64 = 1 << 30;
 
 /// The part that a file is about, and the table of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
-    pub scope: Hash,
-    pub root: Root,
-    pub layout: LayoutId,
+    /// What [`super::version_hash`] returns.
+    pub version: Hash,
     pub part: usize,
     pub table: LocalTable,
 }
@@ -42,16 +41,22 @@ pub(crate) struct Directory {
     firsts: Box<[u8]>,
 }
 
-/// One leaf of a file.
+/// One leaf of a file. There are many, so it is small: half a hash is enough to notice other bytes.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Place {
     /// Where it begins in the file.
-    offset: u64,
-    len: u64,
+    offset: u32,
+    len: u32,
     /// Where the path of its first row ends among those of all leaves.
-    first_end: u64,
-    hash: Hash,
+    first_end: u32,
+    hash: [u8; 16],
+}
+
+fn leaf_hash(bytes: &[u8]) -> [u8; 16] {
+    let mut half = [0; 16];
+    half.copy_from_slice(&Hash::of(bytes).0[..16]);
+    half
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -63,9 +68,7 @@ struct Footer {
     part: u64,
     directory_at: u64,
     directory_hash: Hash,
-    scope: Hash,
-    root: Hash,
-    layout: Hash,
+    version: Hash,
 }
 
 impl Footer {
@@ -77,9 +80,7 @@ impl Footer {
             part: of.part as u64,
             directory_at,
             directory_hash: Hash::of(directory),
-            scope: of.scope,
-            root: of.root.0,
-            layout: of.layout.0,
+            version: of.version,
         }
     }
 }
@@ -112,7 +113,7 @@ impl Directory {
         let places: Box<[Place]> = places.map(|p| Place::read_from_bytes(p).ok()).collect::<Option<_>>()?;
         let mut end = 0;
         for place in &places {
-            if place.first_end < end || place.first_end > firsts.len() as u64 {
+            if place.first_end < end || place.first_end as usize > firsts.len() {
                 return None;
             }
             end = place.first_end;
@@ -122,22 +123,30 @@ impl Directory {
 }
 
 /// Writes a file. Returns its length.
+///
+/// # Errors
+/// Those of the system; [`io::ErrorKind::FileTooLarge`] if it would break a limit of the reader.
 pub(super) fn write<'a>(
     file: &mut File,
     of: &Identity,
     leaves: impl Iterator<Item = NewLeaf<'a>>,
 ) -> io::Result<u64> {
     let mut file = BufWriter::with_capacity(1 << 18, file);
-    let (mut places, mut firsts, mut at) = (Vec::new(), Vec::new(), 0);
+    let (mut places, mut firsts, mut at) = (Vec::new(), Vec::new(), 0u64);
+    let number = |n: u64| u32::try_from(n).map_err(|_| too_long());
     for leaf in leaves {
+        let len = Some(leaf.bytes.len() as u64).filter(|len| *len <= LEAF_BYTES_MAX).ok_or_else(too_long)?;
         file.write_all(leaf.bytes)?;
         firsts.extend_from_slice(leaf.first);
-        let (len, first_end) = (leaf.bytes.len() as u64, firsts.len() as u64);
-        places.push(Place { offset: at, len, first_end, hash: Hash::of(leaf.bytes) });
+        let (offset, first_end) = (number(at)?, number(firsts.len() as u64)?);
+        places.push(Place { offset, len: number(len)?, first_end, hash: leaf_hash(leaf.bytes) });
         at += len;
     }
     let mut directory = places.as_bytes().to_vec();
     directory.extend_from_slice(&firsts);
+    if directory.len() as u64 > DIRECTORY_BYTES_MAX {
+        return Err(too_long());
+    }
     let footer = Footer::new(of, places.len(), at, &directory);
     file.write_all(&directory)?;
     file.write_all(footer.as_bytes())?;
@@ -178,13 +187,16 @@ pub(super) fn read_leaf<T>(
     parse: impl FnOnce(Buffer) -> Option<T>,
 ) -> io::Result<T> {
     let place = directory.leaves.get(leaf).ok_or_else(|| damaged("it has no such leaf"))?;
-    let len = Some(place.len).filter(|len| *len <= LEAF_BYTES_MAX).and_then(|len| usize::try_from(len).ok());
-    let mut buffer = Buffer::zeroed(len.ok_or_else(|| damaged("a leaf is too long"))?);
-    file.read_exact_at(buffer.bytes_mut(), place.offset)?;
-    if Hash::of(buffer.bytes()) != place.hash {
+    let mut buffer = Buffer::zeroed(place.len as usize);
+    file.read_exact_at(buffer.bytes_mut(), place.offset.into())?;
+    if leaf_hash(buffer.bytes()) != place.hash {
         return Err(damaged("a leaf has other bytes than its directory says"));
     }
     parse(buffer).ok_or_else(|| damaged("a leaf breaks the format"))
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, "the part is too long for a local file")
 }
 
 fn cut_short() -> io::Error {

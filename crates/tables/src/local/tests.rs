@@ -6,13 +6,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 fn of(version: u8, part: usize) -> Identity {
     let hash = |n| Hash([n; 32]);
-    Identity {
-        scope: hash(0),
-        root: Root(hash(version)),
-        layout: LayoutId(hash(9)),
-        part,
-        table: LocalTable::Entries,
-    }
+    let version = version_hash(hash(0), Root(hash(version)), LayoutId(hash(9)));
+    Identity { version, part, table: LocalTable::Entries }
 }
 
 fn leaves(len: usize) -> Vec<Vec<u8>> {
@@ -100,8 +95,7 @@ fn the_version_that_was_opened_the_longest_ago_goes_first() {
     let dir = tempfile::tempdir().expect("tempdir");
     let local = LocalTables::open(dir.path(), 20_000, Box::new(|| Ok(()))).expect("writable");
     let open = |version: u8, seconds: u64| {
-        let of = of(version, 0);
-        let folder = File::open(local.folder(of.scope, of.root, of.layout)).expect("there");
+        let folder = File::open(local.folder(of(version, 0).version)).expect("there");
         folder.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).expect("set");
     };
     for version in 1..=3 {

@@ -107,7 +107,7 @@ impl SweepPolicy {
             let mut p = Vec::new();
             for &u in piece {
                 put(&mut p, unit_map.bytes(u));
-                unit_map.samples_of(u).iter().for_each(|&s| unit_of[s as usize] = u);
+                unit_map.samples_of(u).for_each(|s| unit_of[s as usize] = u);
             }
             record::append(&mut out, LENGTHS, &p);
         }

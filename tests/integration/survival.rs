@@ -1,0 +1,240 @@
+//! A mount whose process is killed again and again (`--survive`): programs that read wait, and see no error.
+
+use fletch_tests::bins::{Running, bin, run, stdout};
+use fletch_tests::fixture::{Mounted, Site, is_mounted};
+use fletch_tests::require::{Need, have};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const FILES: usize = 600;
+const IN_A_DIRECTORY: usize = 60;
+const FILE_BYTES: usize = 50_000;
+const READERS: u64 = 64;
+/// A server that runs beside 64 readers on two cores has others to wait for, too.
+const SLOW: Duration = Duration::from_secs(10);
+
+fn name(i: usize) -> String {
+    format!("d{}/f{i:04}", i / IN_A_DIRECTORY)
+}
+
+fn content(i: usize) -> Vec<u8> {
+    let mut bytes = vec![0; FILE_BYTES];
+    blake3::Hasher::new().update(&i.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// Starts a server with the dataset `set`.
+fn serve() -> Site {
+    let site = Site::start(&[]);
+    let tree = site.place("tree");
+    for i in 0..FILES {
+        let path = tree.join(name(i));
+        fs::create_dir_all(path.parent().expect("a directory")).expect("mkdir");
+        fs::write(path, content(i)).expect("write");
+    }
+    let root = site.publish("set", &tree);
+    assert!(!root.is_empty());
+    site
+}
+
+/// Waits until there is an answer, and returns it.
+fn until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let mut answer = None;
+    fletch_tests::watch::until("an answer", within, || {
+        answer = ask();
+        answer.is_some()
+    });
+    answer.expect("until says so")
+}
+
+/// Returns the process that serves the mount of a keeper, if there is one.
+fn worker(keeper: u32) -> Option<Pid> {
+    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok().map(Pid::from_raw)
+}
+
+/// Does one thing that a program does with files, and panics at an error or another byte.
+fn look(dir: &Path, rng: &mut StdRng, held: &(usize, File)) {
+    let i = rng.random_range(0..FILES);
+    let path = dir.join(name(i));
+    let from = rng.random_range(0..FILE_BYTES - 5000);
+    let check = |i: usize, file: &File| {
+        let mut bytes = [0; 5000];
+        file.read_exact_at(&mut bytes, from as u64).unwrap_or_else(|e| panic!("{}: {e}", name(i)));
+        assert!(bytes == content(i)[from..from + 5000], "{}: other bytes", name(i));
+        // The next read asks the mount again.
+        posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("advice");
+    };
+    match rng.random_range(0..10) {
+        0 => {
+            let folder = path.parent().expect("a directory");
+            let names = fs::read_dir(folder).expect("listing").map(|entry| entry.expect("an entry"));
+            assert_eq!(names.count(), IN_A_DIRECTORY, "a listing is whole");
+        }
+        1 => assert_eq!(fs::metadata(&path).expect("stat").len(), FILE_BYTES as u64),
+        2 | 3 => check(held.0, &held.1),
+        _ => check(i, &File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))),
+    }
+}
+
+/// Kills what serves the mount at random moments under readers. Returns the looks that were taken, and the
+/// slowest.
+fn kill_under_readers(mounted: &Mounted, kills: usize, seed: u64) -> (u64, Duration) {
+    let (stop, looks, slowest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS)
+            .map(|k| {
+                let (stop, looks, slowest) = (&stop, &looks, &slowest);
+                scope.spawn(move || {
+                    let mut rng = StdRng::seed_from_u64(seed ^ k);
+                    let held = k as usize % FILES;
+                    let held = (held, File::open(mounted.dir.join(name(held))).expect("open"));
+                    while !stop.load(SeqCst) {
+                        let begun = Instant::now();
+                        look(&mounted.dir, &mut rng, &held);
+                        slowest.fetch_max(begun.elapsed().as_micros() as u64, SeqCst);
+                        looks.fetch_add(1, SeqCst);
+                    }
+                })
+            })
+            .collect();
+        let mut rng = StdRng::seed_from_u64(seed);
+        let keeper = mounted.pid();
+        for _ in 0..kills {
+            thread::sleep(Duration::from_micros(rng.random_range(20_000..300_000)));
+            let victim = until(SLOW, || worker(keeper));
+            kill(victim, Signal::SIGKILL).expect("kill");
+            until(SLOW, || worker(keeper).filter(|next| *next != victim));
+            if readers.iter().any(thread::ScopedJoinHandle::is_finished) {
+                break;
+            }
+        }
+        let before = looks.load(SeqCst);
+        until(SLOW, || (looks.load(SeqCst) > before + 10 * READERS).then_some(()));
+        stop.store(true, SeqCst);
+    });
+    (looks.into_inner(), Duration::from_micros(slowest.into_inner()))
+}
+
+#[test]
+fn what_serves_a_mount_is_killed_under_readers_who_see_no_error() {
+    if !have(&[Need::Fuse, Need::Resend]) {
+        return;
+    }
+    let kills = if std::env::var_os("FLETCH_SOAK").is_some() { 500 } else { 20 };
+    let site = serve();
+    let mounted = site.mount("set", "survivor", &["--survive", "--io-timeout", "60s"]);
+    let (looks, slowest) = kill_under_readers(&mounted, kills, 7);
+    println!("{kills} kills under {READERS} readers: {looks} looks, the slowest took {slowest:?}");
+    assert!(slowest < SLOW, "the slowest look took {slowest:?}");
+    let log = site.mount_log("survivor");
+    assert_eq!(log.matches("took over the mount of set").count(), kills, "{log}");
+    let dir = mounted.dir.clone();
+    mounted.stop();
+    assert!(!is_mounted(&dir));
+}
+
+/// Returns the hash of all files below a directory, in the order of their names, read by other programs.
+fn sum(mut c: Command, dir: &Path) -> Command {
+    c.args(["-c", "find \"$1\" -type f | LC_ALL=C sort | xargs cat | sha256sum", "sum"]).arg(dir);
+    c
+}
+
+#[test]
+fn an_ordinary_users_mount_survives_too() {
+    const USER: u32 = 12_345;
+    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        return;
+    }
+    let device = fs::metadata("/dev/fuse").expect("have says so").permissions().mode();
+    if device & 0o006 != 0o006 {
+        eprintln!("SKIPPED: only root may use /dev/fuse here, so no other user can mount");
+        return;
+    }
+    let site = serve();
+    let home = TempDir::with_prefix("fs-").expect("a directory");
+    fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("chmod");
+    chown(home.path(), Some(USER), Some(USER)).expect("chown");
+    let program = home.path().join("fletch-mount");
+    fs::copy(bin("fletch-mount"), &program).expect("a copy that the user may run");
+    let dir = home.path().join("set");
+    fs::create_dir(&dir).expect("mkdir");
+    chown(&dir, Some(USER), Some(USER)).expect("chown");
+    let as_user = |program: &Path| {
+        let id = USER.to_string();
+        let mut c = Command::new("setpriv");
+        c.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(program);
+        c.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home.path());
+        c
+    };
+    let log = site.place("user").join("log");
+    let words = ["set", "--survive", "--push", "off"];
+    let mounted = Mounted::start_by(as_user(&program), &site.url, dir.clone(), &log, &words);
+    let reader = sum(as_user(Path::new("/bin/sh")), &dir).stdout(Stdio::piped()).spawn().expect("a reader");
+    for _ in 0..5 {
+        thread::sleep(Duration::from_millis(40));
+        kill(until(SLOW, || worker(mounted.pid())), Signal::SIGKILL).expect("kill");
+    }
+    let read = reader.wait_with_output().expect("the reader");
+    let wanted = run(&mut sum(Command::new("sh"), &site.place("tree")));
+    assert!(read.status.success());
+    assert_eq!(stdout(&read), stdout(&wanted));
+    mounted.stop();
+}
+
+/// Ends a process that serves nothing any more.
+fn ended(keeper: &mut Running) -> bool {
+    keeper.wait(SLOW).success()
+}
+
+#[test]
+fn a_mount_without_a_process_fails_reads_in_time_and_recovers() {
+    if !have(&[Need::Fuse, Need::Resend]) {
+        return;
+    }
+    let mut site = serve();
+    // A restarted server has another port, and the same socket.
+    let socket = format!("unix:{}", site.socket().display());
+    let mut mounted = site.mount_from(&socket, "set", "survivor", &["--survive", "--io-timeout", "2s"]);
+    let read = |dir: &Path, i: usize| fs::read(dir.join(name(i)));
+    assert!(read(&mounted.dir, 0).expect("read") == content(0));
+    // No worker can open the version while the server is away.
+    site.end();
+    kill(worker(mounted.pid()).expect("a worker"), Signal::SIGKILL).expect("kill");
+    let begun = Instant::now();
+    let failed = read(&mounted.dir, 1).expect_err("nothing serves the mount");
+    assert_eq!(failed.raw_os_error(), Some(nix::libc::EIO));
+    assert!(begun.elapsed() < SLOW, "{:?}", begun.elapsed());
+    assert!(read(&mounted.dir, 0).expect("the kernel has its pages") == content(0));
+    site.restart();
+    until(Duration::from_secs(30), || read(&mounted.dir, 2).ok().filter(|bytes| *bytes == content(2)));
+    assert_eq!(fs::read_dir(mounted.dir.join("d0")).expect("listing").count(), IN_A_DIRECTORY);
+    // A signal unmounts, whoever serves the mount by now.
+    let dir = mounted.dir.clone();
+    mounted.daemon().signal(Signal::SIGTERM);
+    assert!(ended(mounted.daemon()) && !is_mounted(&dir));
+}
+
+#[test]
+fn a_mount_that_another_program_unmounts_ends_its_keeper() {
+    if !have(&[Need::Fuse, Need::Resend]) {
+        return;
+    }
+    let site = serve();
+    let mut mounted = site.mount("set", "survivor", &["--survive"]);
+    kill(worker(mounted.pid()).expect("a worker"), Signal::SIGKILL).expect("kill");
+    assert!(fs::read(mounted.dir.join(name(3))).expect("read") == content(3));
+    let unmounted = Command::new("umount").arg(&mounted.dir).status().expect("umount");
+    assert!(unmounted.success());
+    assert!(ended(mounted.daemon()), "{}", site.mount_log("survivor"));
+}

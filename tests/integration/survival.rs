@@ -1,6 +1,6 @@
 //! A mount whose process is killed again and again (`--survive`): programs that read wait, and see no error.
 
-use fletch_tests::bins::{Running, bin, run, stdout};
+use fletch_tests::bins::{Running, bin, run, stdout, without_variables};
 use fletch_tests::fixture::{Mounted, Site, is_mounted};
 use fletch_tests::require::{Need, have};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
@@ -142,6 +142,28 @@ fn what_serves_a_mount_is_killed_under_readers_who_see_no_error() {
     let dir = mounted.dir.clone();
     mounted.stop();
     assert!(!is_mounted(&dir));
+}
+
+#[test]
+fn the_program_is_replaced_under_a_mount() {
+    if !have(&[Need::Fuse, Need::Resend]) {
+        return;
+    }
+    let site = serve();
+    let program = site.place("programs").join("fletch-mount");
+    fs::copy(bin("fletch-mount"), &program).expect("copy");
+    let mut c = without_variables(Command::new(&program));
+    c.env("FLETCH_CACHE_DIR", site.place("cache"));
+    let log = site.place("logs").join("log");
+    let mounted = Mounted::start_by(c, &site.url, site.place("mnt"), &log, &["set", "--survive"]);
+    // As a package manager does, slowly: for a moment there is no program.
+    fs::remove_file(&program).expect("removed");
+    kill(worker(mounted.pid()).expect("a worker"), Signal::SIGKILL).expect("kill");
+    thread::sleep(Duration::from_millis(300));
+    fs::copy(bin("fletch-mount"), &program).expect("the new program");
+    assert!(fs::read(mounted.dir.join(name(5))).expect("read") == content(5));
+    assert!(fs::read_to_string(&log).expect("log").contains("cannot start a process for the mount"));
+    mounted.stop();
 }
 
 /// Returns the hash of all files below a directory, in the order of their names, read by other programs.

@@ -36,20 +36,6 @@ pub fn map_from(bytes: u32) -> bool {
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) == 1 }
 }
 
-/// Returns freed memory to the system. For the end of work that needed much more memory than what follows.
-///
-/// It looks at every heap, which takes some milliseconds for 100 MB.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[expect(unsafe_code, reason = "the only way to tell the C library's allocator")]
-pub fn release_freed() {
-    // SAFETY: `malloc_trim` takes the allocator's own locks, and gives back what nothing uses.
-    unsafe { libc::malloc_trim(0) };
-}
-
-/// Does nothing: other C libraries give freed memory back.
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn release_freed() {}
-
 /// Does nothing: other C libraries give large buffers back.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 #[must_use]

@@ -7,13 +7,17 @@
 use crate::leaf::Buffer;
 use crate::local::{Directory, LocalTable, LocalTables, NewLeaf};
 use crate::untrusted::blocking;
-use crate::{TableError, Version};
+use crate::version::lost_footer;
+use crate::{Table, TableError, Version, decode, schema};
 use fletch_core::Hash;
+use futures::StreamExt as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Seek as _, Write as _};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// The row groups that are read at once.
+const GROUPS_AHEAD: usize = 8;
 /// A version with fewer chunks has its index in memory: 64 KiB.
 const FILED_ROWS_MIN: u64 = 4096;
 /// The rows that a file of the index has about. They are sorted in memory.
@@ -156,6 +160,51 @@ fn sorted_rows(shard: BufWriter<File>) -> io::Result<Vec<IndexRow>> {
 }
 
 impl Version {
+    /// Reads the hashes of all chunks, and returns an index of them in memory. [`Version::find_chunk`] keeps
+    /// the index in local files instead.
+    ///
+    /// # Errors
+    /// [`TableError`] if the table cannot be read, or if its row count differs from the layout's.
+    pub async fn chunk_index(&self) -> Result<ChunkIndex, TableError> {
+        // It grows as rows are decoded: a count that only a footer claims takes no memory.
+        let mut index = ChunkIndex::default();
+        self.each_chunk_hashes(|part, hashes| index.add_part(part, &hashes)).await?;
+        blocking(move || Ok(index.sorted())).await
+    }
+
+    /// Visits the hashes of all chunks, part by part.
+    ///
+    /// # Errors
+    /// As [`Version::chunk_index`].
+    pub(crate) async fn each_chunk_hashes(
+        &self,
+        mut visit: impl FnMut(usize, Vec<Hash>),
+    ) -> Result<(), TableError> {
+        let footer = self.chunks_footer().await?;
+        let total: u64 = (0..footer.groups()).map(|g| u64::from(footer.rows(g))).sum();
+        if total != self.0.doc.chunks {
+            let why = format!("it has {total} rows, layout.json says {}", self.0.doc.chunks);
+            return Err(TableError::damaged(Table::Chunks, why));
+        }
+        let mut reads = futures::stream::iter(0..footer.groups())
+            .map(|part| async move {
+                let column = schema::chunks::CHUNK;
+                Ok::<_, TableError>((part, footer.fetch(&*self.0.source, part, column..column + 1).await?))
+            })
+            .buffered(GROUPS_AHEAD);
+        while let Some(group) = reads.next().await {
+            let (part, group) = group?;
+            let this = self.clone();
+            let hashes = blocking(move || {
+                let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
+                group.first().map_or(Ok(Vec::new()), |column| decode::chunk_hashes(footer, part, column))
+            })
+            .await?;
+            visit(part, hashes);
+        }
+        Ok(())
+    }
+
     /// Returns the rows that may describe this chunk, as (part, row) in ascending order. Makes the index
     /// unless it is there.
     ///

@@ -12,29 +12,25 @@ use crate::footer::Footer;
 use crate::leaf::{LEAF_ROWS, Leaf};
 use crate::loaded_part::leaf_of_path;
 use crate::local::{Directory, version_hash};
-use crate::schema::{self, CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
+use crate::schema::{CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
 use crate::untrusted::blocking;
 use crate::{LayoutDoc, LoadedPart, Manifest, Table, TableError, TableRange, TableSource, decode};
 use fletch_core::manifest::LayoutKind;
 use fletch_core::manifest::locate::{DirId, PartIndex, prefix};
 use fletch_core::manifest::{EntryKind, EntryRef, PART_ENTRIES_MAX, Slice};
 use fletch_core::{Hash, LayoutId, Root};
-use futures::StreamExt;
 use std::sync::Arc;
-
-/// The number of row groups that [`Version::each_chunk_hashes`] reads at once.
-const INDEX_READS: usize = 8;
 
 /// One version in one layout. Clones share it.
 #[derive(Clone)]
 pub struct Version(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    source: Arc<dyn TableSource>,
+    pub source: Arc<dyn TableSource>,
     pub root: Root,
     pub layout: LayoutId,
     manifest: Manifest,
-    doc: LayoutDoc,
+    pub doc: LayoutDoc,
     pub index: PartIndex,
     pub cache: PartCache,
     /// The number of this opening in the cache.
@@ -47,7 +43,7 @@ pub(crate) struct Inner {
     entries: Footer,
     placement: Footer,
     /// Read by the first call that needs it: a mount never does.
-    chunks: tokio::sync::OnceCell<Footer>,
+    pub chunks: tokio::sync::OnceCell<Footer>,
     /// Chunks by hash, unless that index is in local files. Locked while it is made.
     pub chunk_index: tokio::sync::OnceCell<ChunkIndex>,
     pub chunk_index_lock: tokio::sync::Mutex<()>,
@@ -409,7 +405,7 @@ impl Version {
         .await
     }
 
-    async fn chunks_footer(&self) -> Result<&Footer, TableError> {
+    pub(crate) async fn chunks_footer(&self) -> Result<&Footer, TableError> {
         let inner = &self.0;
         inner
             .chunks
@@ -461,58 +457,13 @@ impl Version {
             _ => Err(wrong_kind()),
         }
     }
-
-    /// Reads the hashes of all chunks, and returns an index of them in memory. [`Version::find_chunk`] keeps
-    /// the index in local files instead.
-    ///
-    /// # Errors
-    /// [`TableError`] if the table cannot be read, or if its row count differs from the layout's.
-    pub async fn chunk_index(&self) -> Result<ChunkIndex, TableError> {
-        // It grows as rows are decoded: a count that only a footer claims takes no memory.
-        let mut index = ChunkIndex::default();
-        self.each_chunk_hashes(|part, hashes| index.add_part(part, &hashes)).await?;
-        blocking(move || Ok(index.sorted())).await
-    }
-
-    /// Visits the hashes of all chunks, part by part.
-    ///
-    /// # Errors
-    /// As [`Version::chunk_index`].
-    pub(crate) async fn each_chunk_hashes(
-        &self,
-        mut visit: impl FnMut(usize, Vec<Hash>),
-    ) -> Result<(), TableError> {
-        let footer = self.chunks_footer().await?;
-        let total: u64 = (0..footer.groups()).map(|g| u64::from(footer.rows(g))).sum();
-        if total != self.0.doc.chunks {
-            let why = format!("it has {total} rows, layout.json says {}", self.0.doc.chunks);
-            return Err(TableError::damaged(Table::Chunks, why));
-        }
-        let mut reads = futures::stream::iter(0..footer.groups())
-            .map(|part| async move {
-                let column = schema::chunks::CHUNK;
-                Ok::<_, TableError>((part, footer.fetch(&*self.0.source, part, column..column + 1).await?))
-            })
-            .buffered(INDEX_READS);
-        while let Some(group) = reads.next().await {
-            let (part, group) = group?;
-            let this = self.clone();
-            let hashes = blocking(move || {
-                let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
-                group.first().map_or(Ok(Vec::new()), |column| decode::chunk_hashes(footer, part, column))
-            })
-            .await?;
-            visit(part, hashes);
-        }
-        Ok(())
-    }
 }
 
 fn wrong_kind() -> TableError {
     TableError::Internal("the cache returned a value of another kind than its key".into())
 }
 
-fn lost_footer() -> TableError {
+pub(crate) fn lost_footer() -> TableError {
     TableError::Internal("the footer of chunks.parquet was read and is missing".into())
 }
 

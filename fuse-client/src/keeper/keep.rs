@@ -26,6 +26,7 @@ use std::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::process::ExitStatusExt as _,
     },
+    path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
@@ -61,6 +62,14 @@ impl Kept {
         epoll.add(&self.device, EpollEvent::new(EpollFlags::empty(), DEVICE))?;
         Ok(epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO)? > 0)
     }
+
+    /// Has the kernel send all unanswered requests again. It fails only if nothing is mounted any more, which
+    /// the device tells, too.
+    fn resend(&self) {
+        if let Err(error) = fuse::resend(&self.device) {
+            tracing::debug!(%error, "the kernel does not send requests again");
+        }
+    }
 }
 
 /// What ended a wait.
@@ -77,6 +86,8 @@ enum Event {
 struct Keeper {
     epoll: Epoll,
     signals: SignalFd,
+    /// The program of the workers, as a path: an upgrade puts another file there.
+    program: PathBuf,
     io_timeout: Duration,
     /// What a worker accounts its reads to. Its own name for that has the number of its process.
     job: String,
@@ -108,6 +119,7 @@ pub fn run(settings: &Settings) -> Result<u8> {
     Keeper {
         epoll,
         signals,
+        program: std::env::current_exe().context("finding the path of this program")?,
         io_timeout,
         job,
         kept: None,
@@ -156,7 +168,15 @@ impl Keeper {
     /// Starts a worker, and does what it asks for until it is dead. Returns how it ended; `None` if it was
     /// killed and lingers.
     fn serve(&mut self) -> Result<Option<ExitStatus>> {
-        let (socket, mut worker) = self.start_worker()?;
+        let (socket, mut worker) = match self.start_worker() {
+            Ok(started) => started,
+            // An upgrade may just replace the program, or the machine has no room: the mount outlives that.
+            Err(error) if self.kept.is_some() => {
+                tracing::error!(error = format!("{error:#}"), "cannot start a process for the mount");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, SOCKET))?;
         let pid = Pid::from_raw(i32::try_from(worker.id()).unwrap_or(i32::MAX));
         let lingers = loop {
@@ -181,9 +201,7 @@ impl Keeper {
         if let Some(kept) = &self.kept {
             self.away_since.get_or_insert_with(Instant::now);
             // At once: a request that a dead process has read could not even be given up by who made it.
-            if let Err(error) = fuse::resend(&kept.device) {
-                tracing::debug!(%error, "the kernel does not send requests again");
-            }
+            kept.resend();
         }
         if lingers {
             self.lingering.push(worker);
@@ -200,7 +218,7 @@ impl Keeper {
             && let Some(kept) = &self.kept
         {
             // One of its threads may have read a request when it died.
-            fuse::resend(&kept.device)?;
+            kept.resend();
         }
         self.fail_late_requests()
     }
@@ -210,7 +228,7 @@ impl Keeper {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
         // The worker inherits its end.
         fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(&self.program);
         command.args(std::env::args_os().skip(1));
         command.env(SOCKET_VARIABLE, theirs.as_raw_fd().to_string());
         command.env("FLETCH_JOB", &self.job);
@@ -229,19 +247,10 @@ impl Keeper {
             Ok((0, _)) | Err(_) => return Ok(false),
             Ok((len, _)) => len,
         };
-        let answer = match serde_json::from_slice(&buffer[..len])? {
-            Ask::Hello => Answer::Kept(self.kept.as_ref().map(|kept| kept.state.clone())),
-            Ask::Mount { source, allow_other, state } => match self.mount(&source, allow_other, state) {
-                Ok(agreed) => Answer::Device(agreed),
-                Err(error) => Answer::failed(&error),
-            },
-            Ask::Attach => match &self.kept {
-                Some(kept) => {
-                    fuse::resend(&kept.device)?;
-                    Answer::Device(kept.agreed)
-                }
-                None => Answer::failed(&io::Error::other("nothing is kept")),
-            },
+        let answer = match serde_json::from_slice(&buffer[..len]) {
+            // A later build may ask what this one does not know.
+            Err(error) => Answer::failed(&error.into()),
+            Ok(ask) => self.answer_to(ask),
         };
         let device = match (&answer, &self.kept) {
             (Answer::Device(_), Some(kept)) => {
@@ -254,6 +263,23 @@ impl Keeper {
         // The next event says so if it is gone.
         let _gone = passed_device::send(socket, &serde_json::to_vec(&answer)?, device);
         Ok(true)
+    }
+
+    fn answer_to(&mut self, ask: Ask) -> Answer {
+        match ask {
+            Ask::Hello => Answer::Kept(self.kept.as_ref().map(|kept| kept.state.clone())),
+            Ask::Mount { source, allow_other, state } => match self.mount(&source, allow_other, state) {
+                Ok(agreed) => Answer::Device(agreed),
+                Err(error) => Answer::failed(&error),
+            },
+            Ask::Attach => match &self.kept {
+                Some(kept) => {
+                    kept.resend();
+                    Answer::Device(kept.agreed)
+                }
+                None => Answer::failed(&io::Error::other("nothing is kept")),
+            },
+        }
     }
 
     fn mount(&mut self, source: &str, allow_other: bool, state: State) -> io::Result<Agreed> {
@@ -328,7 +354,7 @@ impl Keeper {
         loop {
             match nix::unistd::read(&kept.device, &mut buffer) {
                 Ok(len) => {
-                    let request = wire::parse(&buffer[..len]).map_err(io::Error::other)?;
+                    let Ok(request) = wire::parse(&buffer[..len]) else { continue };
                     if request.operation != Operation::Forget {
                         // Nobody waits for this reply any more if the kernel does not take it.
                         let _unheard =

@@ -17,7 +17,7 @@ use fletch_core::{
     manifest::{EntryRef, SampleRef},
     plan::{PackedInts, UnitMap, unit_map::BadUnitMap},
 };
-use fletch_store::{allocator, disk::DiskEngine};
+use fletch_store::disk::DiskEngine;
 use fletch_tables::{Found, Table, TableError};
 use std::{collections::HashMap, sync::Arc};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -99,8 +99,6 @@ impl Samples {
         }
         let built = build::build(source).await?;
         version.keep_samples(built.to_pieces()).await;
-        // All parts went through memory, and a small part of that stays.
-        tokio::task::spawn_blocking(allocator::release_freed).await.unwrap_or_default();
         Ok(built)
     }
 

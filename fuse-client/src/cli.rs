@@ -117,9 +117,9 @@ pub struct Cli {
     /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
-    /// Let readers wait, without an error, when the process that serves the mount dies (Linux 6.9)
+    /// Let readers wait, without an error, when the process dies [default: true from Linux 6.9]
     #[arg(long, env = "FLETCH_SURVIVE", value_name = "BOOL", num_args = 0..=1,
-        default_missing_value = "true", hide_env = true, conflicts_with = "datasets")]
+        default_missing_value = "true", hide_env = true)]
     pub survive: Option<bool>,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon", hide = true)]
@@ -466,6 +466,7 @@ impl Cli {
             threads,
             io_timeout,
             map_timeout,
+            survive: self.survive.or(file.survive),
             push: self.push.or(file.fuse.push).unwrap_or(Switch::On) == Switch::On,
             log_format: self.log_format.or(file.log.format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(self.metrics_listen).or(file.metrics.listen),
@@ -488,7 +489,6 @@ impl Cli {
                     fallback,
                     report: self.report.map(absolute).transpose()?,
                     restart: self.restart_with,
-                    survive: self.survive.or(file.survive).unwrap_or(false),
                     process,
                 })))
             }

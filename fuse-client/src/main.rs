@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use fletch_mount::cli::{Action, Cli, LogFormat};
-use fletch_mount::keeper::{self, Keeper};
+use fletch_mount::keeper::{self, Keeper, Rules};
 use fletch_mount::{daemon, datasets, mount, mount_helper};
 use fletch_store::allocator;
 use std::io::Write as _;
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let is_worker = Keeper::is_there();
     let outcome = if background && !is_worker { daemon::detach() } else { Ok(()) };
     let run = || match &action {
-        Action::Mount(settings) if settings.survive && !is_worker => keeper::run(settings),
+        action if !is_worker && action.process().survive != Some(false) => keeper::run(rules(action)),
         Action::Mount(settings) => mount::run(settings).map(|()| 0),
         Action::Datasets(settings) => datasets::run(settings).map(|()| 0),
     };
@@ -61,6 +61,16 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+fn rules(action: &Action) -> Rules {
+    let process = action.process();
+    let links = match action {
+        Action::Mount(_) => None,
+        Action::Datasets(settings) => Some(settings.dir.clone()),
+    };
+    let is_required = process.survive == Some(true);
+    Rules { io_timeout: process.io_timeout, job: process.job.to_string(), links, is_required }
 }
 
 /// Becomes `fletch-mount` with the flags that mount(8)'s words mean.

@@ -62,8 +62,9 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
 /// # Errors
 /// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
-    let (keeper, kept) = Keeper::of_process().context("asking the keeper of the mount")?.unzip();
-    let kept = kept.flatten();
+    let keeper = Keeper::of_process().context("asking the keeper of the mount")?;
+    let kept = keeper.as_ref().map(Keeper::kept).transpose().context("asking the keeper of the mount")?;
+    let kept = kept.and_then(|kept| kept.into_iter().next());
     let mut settings = settings.clone();
     let dir = match &kept {
         Some(kept) if kept.inode_encoding != ENCODING => {
@@ -109,12 +110,14 @@ pub fn run(settings: &Settings) -> Result<()> {
     let session = match (&keeper, &kept) {
         (None, _) => fuse::mount(context, &dir, &name, allow_other),
         (Some(keeper), None) => {
-            let state = State { root: opened.version.root(), dir: dir.clone(), inode_encoding: ENCODING };
+            let dataset = settings.target.dataset.clone();
+            let (root, layout) = (opened.version.root(), opened.version.layout());
+            let state = State { root, layout, dataset, dir: dir.clone(), inode_encoding: ENCODING };
             keeper.mount(context, name, allow_other, state)
         }
         (Some(keeper), Some(_)) => {
             runtime.block_on(context.expect_all_known()).context("reading the root directory")?;
-            keeper.attach(context)
+            keeper.attach(context, dir.clone())
         }
     };
     let session = session.map_err(|e| explain_mount(e, &dir))?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
 use fletch_client::fallback::{Fallback, RememberedVersion, resolve};
 use fletch_client::{Client, ClientConfig, ClientError, Servers};
-use fletch_core::{LayoutId, Root};
+use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_origin::{Origin, OriginLimits, OriginUri, Origins};
 use fletch_tables::{LayoutDoc, PartCache, Version, paths};
 use std::{path::Path, sync::Arc, time::Duration};
@@ -107,18 +107,17 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
     Ok(OpenVersion { client, fallback, watch, version, chunks })
 }
 
-/// Opens a version that the server resolved, through a client and a watch that other versions use, too.
+/// Opens a version of a dataset through a client and a watch that other versions use, too.
 ///
 /// # Errors
 /// What failed, and what to do.
 pub async fn open_shared(
     client: &Client,
     watch: &Arc<ServerWatch>,
-    resolved: &ResolvedVersion,
+    (dataset, root, layout): (&DatasetName, Root, LayoutId),
     parts: &PartCache,
 ) -> Result<OpenVersion> {
-    let (root, layout) = (resolved.root, resolved.layout);
-    let client = client.for_dataset(Some(&resolved.dataset));
+    let client = client.for_dataset(Some(dataset));
     let tables = watch.tables(client.tables(root, layout));
     let version = Version::open(tables, root, layout, parts.clone());
     let version = version.await.with_context(|| format!("opening version {root}"))?;

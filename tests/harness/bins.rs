@@ -40,7 +40,8 @@ pub fn bin(name: &str) -> PathBuf {
 /// Returns a command of a built program, without the `FLETCH_*` variables of this process.
 ///
 /// What `fletch` remembers for its user, it remembers for this process. Otherwise a test would find which
-/// store another one called by the same bucket name.
+/// store another one called by the same bucket name. A mount has no keeper unless the test asks for one
+/// ([`with_keeper`]): most tests look at the process that they started, or kill it.
 #[must_use]
 pub fn command(name: &str) -> Command {
     static STATE: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -52,6 +53,7 @@ pub fn command(name: &str) -> Command {
         }
     });
     let mut command = without_variables(Command::new(bin(name)));
+    command.env("FLETCH_SURVIVE", "false");
     if name == "fletch" {
         command.env("FLETCH_STATE_DIR", &*STATE);
     }
@@ -59,6 +61,14 @@ pub fn command(name: &str) -> Command {
         // A mount keeps tables in the cache directory of its user.
         command.env("FLETCH_CACHE_DIR", STATE.join("cache"));
     }
+    command
+}
+
+/// Returns a command of `fletch-mount` as a user calls it: a keeper holds the mount.
+#[must_use]
+pub fn with_keeper() -> Command {
+    let mut command = command("fletch-mount");
+    command.env_remove("FLETCH_SURVIVE");
     command
 }
 

@@ -140,7 +140,7 @@ impl Site {
     #[must_use]
     pub fn place(&self, name: &str) -> PathBuf {
         let p = self.scratch.path().join(name);
-        fs::create_dir_all(&p).expect("scratch");
+        fs::create_dir_all(&p).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
         p
     }
 

@@ -2,9 +2,9 @@
 //! And a mount whose local tables break while it uses them.
 
 use fletch_tests::bins::{Running, command};
-use fletch_tests::fixture::{Mounted, Site};
+use fletch_tests::fixture::{Mounted, Site, files};
 use fletch_tests::require::{Need, have};
-use fletch_tests::watch::peak_rss;
+use fletch_tests::watch::{peak_rss, until};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{chown, symlink};
 use std::path::{Path, PathBuf};
@@ -93,10 +93,16 @@ fn a_million_files_cost_little() {
         peak_rss(m.pid()) / 1_000_000
     );
     // And after a walk of everything, too.
-    let walked = fletch_tests::fixture::files(&m.dir).len();
+    let walked = files(&m.dir).len();
     assert_eq!(walked, scale.dirs * FILES_PER_DIR);
     let rss = peak_rss(m.pid());
     assert!(rss <= scale.mount_bytes_max, "mount took {} MB after a walk", rss / 1_000_000);
+    // The dataset was registered a while ago. So a job finds its samples, and reads no table.
+    let prepared = || site.log().contains("samples are prepared");
+    until("the samples are prepared", Duration::from_secs(60), prepared);
+    let kept = files(&site.cache_dir().join("tables"));
+    let kept = kept.iter().filter(|file| file.to_string_lossy().ends_with(".samples"));
+    assert_eq!(kept.count(), 1);
     eprintln!("index peak {} MiB, ready {ready:?}, mount peak {} MB", peak >> 20, rss / 1_000_000);
     m.stop();
 }

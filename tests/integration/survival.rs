@@ -1,6 +1,6 @@
-//! A mount whose process is killed again and again (`--survive`): programs that read wait, and see no error.
+//! Mounts whose process is killed again and again: programs that read wait, and see no error.
 
-use fletch_tests::bins::{Running, bin, run, stdout, without_variables};
+use fletch_tests::bins::{Running, bin, command, run, stdout, with_keeper, without_variables};
 use fletch_tests::fixture::{Mounted, Site, is_mounted};
 use fletch_tests::require::{Need, have};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
@@ -28,8 +28,12 @@ fn name(i: usize) -> String {
 }
 
 fn content(i: usize) -> Vec<u8> {
-    let mut bytes = vec![0; FILE_BYTES];
-    blake3::Hasher::new().update(&i.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    content_of(i, FILE_BYTES)
+}
+
+fn content_of(seed: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
     bytes
 }
 
@@ -133,11 +137,13 @@ fn what_serves_a_mount_is_killed_under_readers_who_see_no_error() {
     }
     let kills = if std::env::var_os("FLETCH_SOAK").is_some() { 500 } else { 20 };
     let site = serve();
-    let mounted = site.mount("set", "survivor", &["--survive", "--io-timeout", "60s"]);
+    let log = site.place("logs").join("survivor");
+    let words = ["set", "--io-timeout", "60s"];
+    let mounted = Mounted::start_by(with_keeper(), &site.url, site.place("mnt"), &log, &words);
     let (looks, slowest) = kill_under_readers(&mounted, kills, 7);
     println!("{kills} kills under {READERS} readers: {looks} looks, the slowest took {slowest:?}");
     assert!(slowest < SLOW, "the slowest look took {slowest:?}");
-    let log = site.mount_log("survivor");
+    let log = fs::read_to_string(log).expect("log");
     assert_eq!(log.matches("took over the mount of set").count(), kills, "{log}");
     let dir = mounted.dir.clone();
     mounted.stop();
@@ -259,4 +265,129 @@ fn a_mount_that_another_program_unmounts_ends_its_keeper() {
     let unmounted = Command::new("umount").arg(&mounted.dir).status().expect("umount");
     assert!(unmounted.success());
     assert!(ended(mounted.daemon()), "{}", site.mount_log("survivor"));
+}
+
+/// The datasets of the test of `--datasets`, the files of each, and the length of a file.
+const SETS: usize = 12;
+const SET_FILES: usize = 40;
+const SET_FILE_BYTES: usize = 20_000;
+
+fn set_file(site: &Site, set: usize, i: usize) -> std::path::PathBuf {
+    site.place("datasets").join(format!("set-{set:02}/f{i:03}"))
+}
+
+fn set_content(set: usize, i: usize) -> Vec<u8> {
+    content_of(1000 * (set + 1) + i, SET_FILE_BYTES)
+}
+
+fn publish_set(site: &Site, set: usize) {
+    let tree = site.place(&format!("tree-{set:02}"));
+    for i in 0..SET_FILES {
+        fs::write(tree.join(format!("f{i:03}")), set_content(set, i)).expect("write");
+    }
+    assert!(!site.publish(&format!("set-{set:02}"), &tree).is_empty());
+}
+
+/// Reads files of all datasets, through their links, until it is told to stop. Returns how many.
+fn read_sets(site: &Site, seed: u64, stop: &AtomicBool, slowest: &AtomicU64) -> u64 {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut reads = 0;
+    while !stop.load(SeqCst) {
+        let (set, i) = (rng.random_range(0..SETS), rng.random_range(0..SET_FILES));
+        let path = set_file(site, set, i);
+        let begun = Instant::now();
+        let mut bytes = vec![0; SET_FILE_BYTES];
+        let file = File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        file.read_exact_at(&mut bytes, 0).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert!(bytes == set_content(set, i), "{}: other bytes", path.display());
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("advice");
+        slowest.fetch_max(begun.elapsed().as_micros() as u64, SeqCst);
+        reads += 1;
+    }
+    reads
+}
+
+#[test]
+fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        return;
+    }
+    let kills = if std::env::var_os("FLETCH_SOAK").is_some() { 100 } else { 8 };
+    let site = Site::start(&[]);
+    (0..SETS).for_each(|set| publish_set(&site, set));
+    let dir = site.place("datasets");
+    let (ready, log) = (site.place("ready-files").join("file"), site.place("logs").join("datasets"));
+    let mut c = with_keeper();
+    c.arg("--datasets").arg(&dir).args(["--server", &site.url, "--interval", "1s", "--io-timeout", "60s"]);
+    c.arg("--ready-file").arg(&ready);
+    c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).expect("log"));
+    let mut keeper = Running::spawn("fletch-mount", &mut c);
+    until(SLOW, || ready.exists().then_some(()));
+    let (stop, slowest) = (AtomicBool::new(false), AtomicU64::new(0));
+    let reads: u64 = thread::scope(|scope| {
+        let (site, stop, slowest) = (&site, &stop, &slowest);
+        let readers: Vec<_> =
+            (0..16).map(|seed| scope.spawn(move || read_sets(site, seed, stop, slowest))).collect();
+        let mut rng = StdRng::seed_from_u64(11);
+        for _ in 0..kills {
+            thread::sleep(Duration::from_millis(rng.random_range(50..400)));
+            let victim = until(SLOW, || worker(keeper.pid()));
+            kill(victim, Signal::SIGKILL).expect("kill");
+            until(SLOW, || worker(keeper.pid()).filter(|next| *next != victim));
+            assert!(ready.exists(), "the ready file stays");
+            if readers.iter().any(thread::ScopedJoinHandle::is_finished) {
+                break;
+            }
+        }
+        stop.store(true, SeqCst);
+        readers.into_iter().map(|reader| reader.join().expect("a reader")).sum()
+    });
+    let slowest = Duration::from_micros(slowest.into_inner());
+    println!("{kills} kills, {SETS} mounts, 16 readers: {reads} reads, the slowest took {slowest:?}");
+    assert!(reads > 100 && slowest < SLOW, "{reads} reads, the slowest took {slowest:?}");
+
+    // The next process follows the server as the first one did. A link that leads nowhere any more goes.
+    publish_set(&site, SETS);
+    until(SLOW, || fs::read(set_file(&site, SETS, 7)).ok().filter(|bytes| *bytes == set_content(SETS, 7)));
+    kill(until(SLOW, || worker(keeper.pid())), Signal::SIGKILL).expect("kill");
+    run(command("fletch").args(["unregister", "set-00", "--server", &site.url]));
+    until(SLOW, || (!set_file(&site, 0, 0).exists()).then_some(()));
+    assert_eq!(fs::read(set_file(&site, SETS, 8)).expect("read"), set_content(SETS, 8));
+    assert_eq!(fs::read_dir(dir.join("set-05")).expect("listing").count(), SET_FILES);
+    keeper.signal(Signal::SIGTERM);
+    assert!(keeper.wait(Duration::from_secs(26)).success(), "{}", fs::read_to_string(&log).expect("log"));
+    assert!(!ready.exists() && !is_mounted(&dir));
+    assert_eq!(fs::metadata(&dir).expect("the directory").permissions().mode() & 0o777, 0);
+    assert_eq!(fs::read_dir(&dir).expect("listing").count(), 1, "the file that says why");
+}
+
+#[test]
+fn a_signal_ends_all_mounts_of_a_process_that_is_dead() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        return;
+    }
+    let mut site = Site::start(&[]);
+    (0..2).for_each(|set| publish_set(&site, set));
+    let socket = format!("unix:{}", site.socket().display());
+    let (dir, ready) = (site.place("datasets"), site.place("ready-files").join("file"));
+    let mut c = with_keeper();
+    c.arg("--datasets").arg(&dir).args(["--server", &socket, "--io-timeout", "1s", "--interval", "1s"]);
+    c.arg("--ready-file").arg(&ready).stdin(Stdio::null()).stdout(Stdio::null());
+    c.stderr(File::create(site.place("logs").join("datasets")).expect("log"));
+    let mut keeper = Running::spawn("fletch-mount", &mut c);
+    until(SLOW, || ready.exists().then_some(()));
+    // Without the server nothing can be taken over: reads fail in time, and names stay.
+    site.end();
+    kill(until(SLOW, || worker(keeper.pid())), Signal::SIGKILL).expect("kill");
+    let failed = fs::read(set_file(&site, 1, 3)).expect_err("nothing serves the mount");
+    assert_eq!(failed.raw_os_error(), Some(nix::libc::EIO));
+    site.restart();
+    until(SLOW, || fs::read(set_file(&site, 1, 4)).ok().filter(|bytes| *bytes == set_content(1, 4)));
+    let held = File::open(set_file(&site, 0, 1)).expect("open");
+    keeper.signal(Signal::SIGTERM);
+    kill(until(SLOW, || worker(keeper.pid())), Signal::SIGKILL).expect("kill");
+    assert!(!keeper.wait(SLOW).success() || !is_mounted(&dir));
+    let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!table.contains(&dir.display().to_string()), "{table}");
+    assert!(held.read_at(&mut [0; 10], 0).is_err(), "the mount of the open file is gone");
 }

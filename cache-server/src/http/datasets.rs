@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     app::server::Server,
-    data::versions::{Source, UriNotAllowed, VersionError, dataset_bytes},
+    data::versions::{SamplesError, Source, UriNotAllowed, VersionError, dataset_bytes},
     tenancy::{
         auth::Principal,
         state::{RegisterChange, Registration, RegistrationHandle},
@@ -33,6 +33,8 @@ use std::{
 };
 use tokio::task::spawn_blocking;
 
+/// A version with fewer samples is worked out in a tenth of a second, when its first job is declared.
+const SAMPLES_PREPARED_MIN: u64 = 100_000;
 /// The most tags that an error names.
 const TAGS_NAMED: usize = 8;
 /// The most tags that a list has.
@@ -118,9 +120,43 @@ pub async fn register(
         let replaced = done.change == RegisterChange::Replaced;
         tracing::info!(dataset = %name, %uri, %tables, replaced, "a dataset was registered");
     }
+    if let Some(entry) = server.registrations.get(&domain, &done.dataset.name) {
+        prepare_jobs(&server, entry);
+    }
     let status = if done.change == RegisterChange::New { StatusCode::CREATED } else { StatusCode::OK };
     let unconfirmed = unconfirmed(&done.unconfirmed);
     Ok((status, Json(RegisteredDataset { dataset: done.dataset, unconfirmed })).into_response())
+}
+
+/// Works out the samples of a large version in the background, so that its first job need not wait for it.
+fn prepare_jobs(server: &Arc<Server>, entry: Arc<RegistrationHandle>) {
+    if !server.versions.keeps_samples() {
+        return;
+    }
+    let of = Arc::clone(server);
+    server.tasks.spawn(async move {
+        // Whatever fails here fails again for a job, which gets the error.
+        if let Err(error) = prepare_jobs_of_latest(&of, &entry).await {
+            let dataset = &entry.dataset.name;
+            tracing::info!(%dataset, %error, "the samples of a dataset are not prepared");
+        }
+    });
+}
+
+async fn prepare_jobs_of_latest(
+    server: &Arc<Server>,
+    entry: &Arc<RegistrationHandle>,
+) -> Result<(), SamplesError> {
+    let Some(_permit) = server.registry.wait_to_prepare(&entry.domain, &entry.dataset.name).await else {
+        return Ok(());
+    };
+    if server.versions.samples_of_latest(entry).await? >= SAMPLES_PREPARED_MIN {
+        let source = server.versions.resolve_tag(entry, &TagName::latest()).await?;
+        server.registry.prepare(&entry.domain, &source).await?;
+        let (dataset, root) = (&entry.dataset.name, source.version.root());
+        tracing::info!(%dataset, %root, "samples are prepared");
+    }
+    Ok(())
 }
 
 /// Returns a dataset.

@@ -82,8 +82,6 @@ pub struct Settings {
     pub report: Option<PathBuf>,
     /// The program that starts the user's own server again (`PROGRAM up`), if this is that server's mount.
     pub restart: Option<PathBuf>,
-    /// Whether a keeper holds the mount ([`crate::keeper`]).
-    pub survive: bool,
     /// The other settings.
     pub process: ProcessSettings,
 }
@@ -169,6 +167,8 @@ pub struct ProcessSettings {
     pub io_timeout: Duration,
     /// The time that a READ for a page of a mapped file waits for a server that is away.
     pub map_timeout: Duration,
+    /// Whether a keeper holds the mounts ([`crate::keeper`]). `None`: if the kernel can hand requests over.
+    pub survive: Option<bool>,
     /// Whether to push pages.
     pub push: bool,
     /// The format of log lines.

@@ -9,8 +9,10 @@
 //! 1. While nothing is mounted at DIR, the directory below has mode 0000 and the file [`NOT_MOUNTED`]. So has
 //!    each directory of a version. A reader gets an error or that file, never an empty dataset.
 //! 2. A link is replaced in one step, so a reader finds the old version or the new one.
-//! 3. One process has the lock of DIR. The kernel releases it when the process ends, however it ends.
+//! 3. One process has the lock of DIR, and its keeper shares it. The kernel releases it when both have ended,
+//!    however they end.
 
+use crate::keeper::Keeper;
 use crate::mount_dir::real_path;
 use crate::unmount;
 use anyhow::{Context, Result, anyhow, bail};
@@ -26,8 +28,8 @@ use std::{
     fs::{self, File, Permissions},
     io::{self, Write as _},
     os::{
-        fd::AsRawFd as _,
-        unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink},
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink},
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -43,7 +45,7 @@ const VERSIONS: &str = ".versions";
 /// The name of a link until it takes its place.
 const NEW_LINK: &str = ".new-link";
 /// The source of the file system in the mount table.
-const SOURCE: &str = "fletch-datasets";
+pub const SOURCE: &str = "fletch-datasets";
 /// The file system holds links and directories only, which have no pages.
 const OPTIONS: &str = "size=4m,nr_inodes=65536,mode=0000";
 /// The mode of the directory while datasets are shown, and while they are not.
@@ -59,15 +61,49 @@ pub struct DatasetsDir {
     device: String,
     /// Released before the unmount: an open file keeps the file system busy.
     lock: Mutex<Option<Flock<File>>>,
+    is_taken_over: bool,
 }
 
 impl DatasetsDir {
-    /// Detaches what a dead process left at `dir`, closes the directory, and mounts a file system there that
-    /// shows nothing yet. Blocks.
+    /// Opens the directory. With a keeper that holds the lock of the file system there, this process takes
+    /// over the file system. Else it mounts one that shows nothing yet, as [`DatasetsDir::create`]. Blocks.
     ///
     /// # Errors
     /// What is wrong with the directory, and what to do.
-    pub fn open(dir: &Path) -> Result<Self> {
+    pub fn open(dir: &Path, keeper: Option<&Keeper>) -> Result<Self> {
+        let Some(keeper) = keeper else { return DatasetsDir::create(dir) };
+        if let Some(held) = keeper.held().context("asking the keeper of the mounts")?
+            && let Some(opened) = DatasetsDir::take_over(dir, held)?
+        {
+            return Ok(opened);
+        }
+        let opened = DatasetsDir::create(dir)?;
+        if let Some(lock) = &*opened.lock.lock() {
+            keeper.hold(&**lock).context("asking the keeper of the mounts")?;
+        }
+        Ok(opened)
+    }
+
+    /// Takes over the file system whose locked directory `held` is; `None` if it is not at `dir` any more.
+    fn take_over(dir: &Path, held: OwnedFd) -> Result<Option<Self>> {
+        let dir = real_path(dir)?;
+        let file = File::from(held);
+        let is_there = {
+            let (there, held) = (fs::metadata(&dir), file.metadata());
+            there.is_ok_and(|there| {
+                held.is_ok_and(|held| (there.dev(), there.ino()) == (held.dev(), held.ino()))
+            })
+        };
+        let entry = mounts::at(&dir).context("cannot read the mount table")?;
+        let (true, Some(entry)) = (is_there, entry) else { return Ok(None) };
+        // This process shares the lock with the one before it.
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let lock = lock.map_err(|(_, e)| anyhow!(io::Error::from(e)).context("the lock was lost"))?;
+        Ok(Some(DatasetsDir { dir, device: entry.device, lock: Mutex::new(Some(lock)), is_taken_over: true }))
+    }
+
+    /// Detaches what a dead process left at `dir`, closes the directory, and mounts a file system there.
+    fn create(dir: &Path) -> Result<Self> {
         let dir = closed(dir)?;
         mount(Some(SOURCE), &dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(OPTIONS))
             .map_err(|e| explain(e, &dir))?;
@@ -79,7 +115,7 @@ impl DatasetsDir {
             bail!("{} was taken by another fletch-mount at the same moment", dir.display())
         };
         // Dropped after an error, this value detaches the file system.
-        let opened = DatasetsDir { dir, device, lock: Mutex::new(Some(lock)) };
+        let opened = DatasetsDir { dir, device, lock: Mutex::new(Some(lock)), is_taken_over: false };
         opened.hide()?;
         let versions = opened.dir.join(VERSIONS);
         fs::create_dir(&versions).with_context(|| format!("cannot create {}", versions.display()))?;
@@ -91,6 +127,31 @@ impl DatasetsDir {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns whether an earlier process made the file system.
+    #[must_use]
+    pub fn is_taken_over(&self) -> bool {
+        self.is_taken_over
+    }
+
+    /// Returns the links and the versions that they lead to.
+    ///
+    /// # Errors
+    /// The file system is gone.
+    pub fn links(&self) -> Result<Vec<(String, Root)>> {
+        let mut links = Vec::new();
+        let cannot = || format!("cannot read {}", self.dir.display());
+        for entry in fs::read_dir(&self.dir).with_context(cannot)? {
+            let entry = entry.with_context(cannot)?;
+            // Other entries are no links.
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            let root = target.file_name().and_then(|name| name.to_str()?.parse().ok());
+            if let (Ok(name), Some(root)) = (entry.file_name().into_string(), root) {
+                links.push((name, root));
+            }
+        }
+        Ok(links)
     }
 
     /// Returns whether the file system is still mounted.
@@ -108,7 +169,11 @@ impl DatasetsDir {
     /// The file system is gone.
     pub fn show(&self) -> Result<()> {
         let file = self.dir.join(NOT_MOUNTED);
-        fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))?;
+        match fs::remove_file(&file) {
+            // An earlier process showed the links.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.with_context(|| format!("cannot delete {}", file.display()))?,
+        }
         self.set_mode(&self.dir, MODE.0)
     }
 
@@ -140,6 +205,12 @@ impl DatasetsDir {
         made.with_context(|| format!("cannot create {}", dir.display()))?;
         self.set_mode(&dir, MODE.1)?;
         Ok(dir)
+    }
+
+    /// Returns the path of the directory with a mount for each version.
+    #[must_use]
+    pub fn versions(&self) -> PathBuf {
+        self.dir.join(VERSIONS)
     }
 
     /// Returns the path of the directory of a version.

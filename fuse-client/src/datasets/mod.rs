@@ -13,6 +13,7 @@ pub mod version_mount;
 pub mod watcher;
 
 use crate::cli::DatasetsSettings;
+use crate::keeper::Keeper;
 use crate::metrics;
 use crate::mount::{EndSignals, exit_after, say_ready};
 use crate::open_version;
@@ -54,6 +55,8 @@ const END_WITHIN: Duration = Duration::from_secs(25);
 /// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &DatasetsSettings) -> Result<()> {
     let process = &settings.process;
+    // Before the process has another thread.
+    let keeper = Keeper::of_process().context("asking the keeper of the mounts")?.map(Arc::new);
     let blocking = if process.cache.is_some() { BLOCKING_THREADS.0 } else { BLOCKING_THREADS.1 };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -62,9 +65,6 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime")?;
-    if let Some(path) = &settings.ready_file {
-        remove_ready_file(path)?;
-    }
     // Before anything is mounted, so that a signal leaves no mount behind.
     let mut signals = runtime.block_on(async { EndSignals::listen() })?;
     let client = open_version::client(process, &settings.server)?;
@@ -75,7 +75,13 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
         }
         None => None,
     };
-    let dir = DatasetsDir::open(&settings.dir)?;
+    let dir = DatasetsDir::open(&settings.dir, keeper.as_deref());
+    let is_taken_over = dir.as_ref().is_ok_and(DatasetsDir::is_taken_over);
+    // The names that are taken over can be used, and programs wait meanwhile.
+    if let Some(path) = settings.ready_file.as_deref().filter(|_| !is_taken_over) {
+        remove_ready_file(path)?;
+    }
+    let dir = dir?;
     let shared = Arc::new(SharedParts::new(process, Some(&client), runtime.handle()));
     let watch = ServerWatch::new(client.clone(), None);
     let parts = MountParts {
@@ -83,9 +89,12 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
         push: process.push.then(|| PushThreads::start(PUSH_THREADS)).transpose()?,
         allow_other: process.allow_other,
         sessions: SessionThreads::start(process.threads, runtime.handle().clone())?,
+        keeper,
     };
     let tables = process.part_cache();
-    let watcher = Arc::new(Watcher::new(settings, dir, client.clone(), Arc::clone(&watch), tables, parts));
+    let watcher = Watcher::new(settings, dir, client.clone(), Arc::clone(&watch), tables, parts);
+    watcher.take_over()?;
+    let watcher = Arc::new(watcher);
     start_tasks(&runtime, &shared, &watcher, &client, &watch, metrics);
     let outcome = runtime.block_on(async {
         if let Some(node) = &shared.node {

@@ -1,7 +1,9 @@
 //! One mounted version of a process with many mounts.
 
 use crate::access::KernelCache;
+use crate::fs::inode::ENCODING;
 use crate::fuse::{self, FuseSession};
+use crate::keeper::{Keeper, State};
 use crate::mount::{explain_mount, raise_read_ahead};
 use crate::open_version::OpenVersion;
 use crate::push::PushThreads;
@@ -10,7 +12,7 @@ use crate::session::{SessionEnd, SessionThreads};
 use crate::shared_parts::SharedParts;
 use anyhow::{Context, Result, anyhow};
 use fletch_client::Client;
-use fletch_core::{DatasetName, Root};
+use fletch_core::{DatasetName, LayoutId, Root};
 use fletch_host::mounts;
 use nix::{
     errno::Errno,
@@ -57,23 +59,26 @@ pub struct MountParts {
     pub allow_other: bool,
     /// The threads that receive the requests of all mounts.
     pub sessions: SessionThreads,
+    /// The keeper of this process's mounts, if there is one.
+    pub keeper: Option<Arc<Keeper>>,
 }
 
 impl VersionMount {
-    /// Mounts an open version at `dir`.
+    /// Mounts an open version at `dir`. `is_kept`: takes over the mount that is there.
     ///
     /// # Errors
-    /// What failed, and what to do. Nothing stays mounted then.
+    /// What failed, and what to do. Nothing stays mounted then, except what is kept.
     pub async fn mount(
         parts: &MountParts,
         opened: OpenVersion,
         dataset: DatasetName,
         dir: PathBuf,
+        is_kept: bool,
     ) -> Result<Self> {
         let client = opened.client.clone().context("a version of a server has a client")?;
-        let root = opened.version.root();
+        let (root, layout) = (opened.version.root(), opened.version.layout());
         let context = parts.shared.context(&opened, &dataset, false);
-        let mounted = Self::start(parts, &context, &dataset, &dir).await;
+        let mounted = Self::start(parts, &context, (root, layout, &dataset), &dir, is_kept).await;
         if mounted.is_err()
             && let Some(node) = &parts.shared.node
         {
@@ -87,16 +92,28 @@ impl VersionMount {
     async fn start(
         parts: &MountParts,
         context: &Arc<RequestContext>,
-        dataset: &DatasetName,
+        (root, layout, dataset): (Root, LayoutId, &DatasetName),
         dir: &Path,
+        is_kept: bool,
     ) -> Result<(FuseSession, String, SessionEnd)> {
         // The first lookup, without the kernel: a version with unreadable tables is not mounted.
         let first = context.tree.list(1, 0, |entry| entry.offset > 2).await;
         first.map_err(|e| anyhow!("cannot read the root directory of the version: {e}"))?;
+        if is_kept {
+            context.expect_all_known().await.context("reading the root directory")?;
+        }
         let name = format!("{}{dataset}", mounts::SOURCE_PREFIX);
         let (of, at, allow_other) = (Arc::clone(context), dir.to_owned(), parts.allow_other);
-        let session = spawn_blocking(move || fuse::mount(&of, &at, &name, allow_other)).await?;
-        let session = session.map_err(|e| explain_mount(e, dir))?;
+        let (keeper, dataset) = (parts.keeper.clone(), dataset.clone());
+        let session = spawn_blocking(move || match keeper {
+            None => fuse::mount(&of, &at, &name, allow_other),
+            Some(keeper) if is_kept => keeper.attach(&of, at),
+            Some(keeper) => {
+                let state = State { root, layout, dataset, dir: at, inode_encoding: ENCODING };
+                keeper.mount(&of, name, allow_other, state)
+            }
+        });
+        let session = session.await?.map_err(|e| explain_mount(e, dir))?;
         let served = Self::serve(parts, context, dir, &session);
         let (device, end) = served.inspect_err(|_| fuse::abandon(dir))?;
         raise_read_ahead(&device);

@@ -6,6 +6,7 @@
 //! 2. A server that does not answer changes nothing.
 //! 3. One name that fails delays no other name longer than one pass.
 
+mod kept;
 mod names;
 mod reports;
 
@@ -25,6 +26,7 @@ use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_tables::PartCache;
 use futures::{StreamExt as _, stream};
 use globset::GlobMatcher;
+use kept::KeptMount;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,6 +48,8 @@ const AT_ONCE: usize = 8;
 /// The time between the starts of two access checks of all versions. With the time of the checks this stays
 /// below the 5 s that SEMANTICS S21 promises.
 const ACCESS_EVERY: Duration = Duration::from_millis(2500);
+/// The time between two attempts to take over the mounts of an earlier process.
+const KEPT_EVERY: Duration = Duration::from_secs(1);
 /// The names that a log line lists.
 const NAMES_LOGGED: usize = 20;
 
@@ -81,6 +85,8 @@ struct State {
     mounted: BTreeMap<Root, Mounted>,
     /// The counters of mounts that ended.
     ended: Snapshot,
+    /// The mounts of an earlier process that this one does not serve yet.
+    kept: BTreeMap<Root, KeptMount>,
     /// The names over the limit that were logged last.
     logged: Vec<String>,
 }
@@ -212,7 +218,10 @@ impl Watcher {
                     }
                 }
             }
-            sleep(self.rules.interval.saturating_sub(started.elapsed())).await;
+            // Programs wait for the mounts of an earlier process.
+            let waits = !self.state().kept.is_empty();
+            let interval = if waits { KEPT_EVERY.min(self.rules.interval) } else { self.rules.interval };
+            sleep(interval.saturating_sub(started.elapsed())).await;
         }
     }
 
@@ -232,6 +241,7 @@ impl Watcher {
             let dir = self.dir.path().display();
             return Err(anyhow!("another program unmounted {dir}, or mounted over it: start again").into());
         }
+        self.attach_kept().await;
         let wanted = self.wanted_names().await.map_err(PassError::Server)?;
         let mut changed = self.drop_names(&wanted)?;
         changed |= self.forget_ended()?;
@@ -369,7 +379,9 @@ impl Watcher {
         }
         let room = self.rules.mounts_max.saturating_sub(self.state().mounted.len());
         let mut first: Vec<ResolvedVersion> = Vec::new();
-        for root in plan.mount.iter().take(room) {
+        // What an earlier process mounted is there already.
+        let kept: BTreeSet<Root> = self.state().kept.keys().copied().collect();
+        for root in plan.mount.iter().take(room).filter(|root| !kept.contains(root)) {
             first.extend(needed.iter().find(|v| v.root == *root).cloned());
         }
         changed |= !first.is_empty();
@@ -413,9 +425,10 @@ impl Watcher {
 
     async fn mount(&self, version: ResolvedVersion) -> Result<VersionMount> {
         let root = version.root;
-        let opened = open_shared(&self.client, &self.watch, &version, &self.tables).await?;
+        let of = (&version.dataset, root, version.layout);
+        let opened = open_shared(&self.client, &self.watch, of, &self.tables).await?;
         let dir = self.dir.make_version_dir(root)?;
-        let mounted = VersionMount::mount(&self.parts, opened, version.dataset, dir).await;
+        let mounted = VersionMount::mount(&self.parts, opened, version.dataset, dir, false).await;
         if mounted.is_err() {
             self.dir.remove_version_dir(root).context("cannot remove the directory of the version")?;
         }

@@ -1,29 +1,32 @@
-//! A keeper holds the device of a mount, so that the mount outlives the process that serves it.
+//! A keeper holds the devices of mounts, so that they outlive the process that serves them.
 //!
-//! With `--survive` the process that a user starts is the keeper ([`run`]). It starts a second one, the
-//! *worker*, which does all the work. When the worker dies, the programs that read the mount wait. The keeper
-//! has the kernel send all unanswered requests again, and starts another worker, which answers them.
+//! The process that a user starts is the keeper ([`run`]), unless `--survive false` says otherwise. It
+//! starts a second one, the *worker*, which does all the work. When the worker dies, the programs that read
+//! the mounts wait. The keeper has the kernel send all unanswered requests again, and starts another worker,
+//! which answers them.
 //!
-//! | the mount is | because | a program that reads |
+//! | a mount is | because | a program that reads |
 //! |---|---|---|
 //! | served | a worker has the device | gets data |
 //! | waiting | the worker died | gets what the kernel caches; else waits, and can be killed |
-//! | failing | no worker came within `--io-timeout` | gets what the kernel caches, else EIO, until a worker comes |
+//! | failing | no worker took it over within `--io-timeout` | gets what the kernel caches, else EIO, until then |
 //!
-//! 1. The keeper has one thread, no connection and no token. It never touches a path inside its mount.
+//! 1. The keeper has one thread, no connection and no token. It never touches a path inside its mounts.
 //! 2. A worker answers as its predecessor: it serves the same root, with the same inode numbers
 //!    ([`State`]).
 //! 3. A mount ends when a signal asks for it, or when somebody unmounts it. The death of a worker never
 //!    unmounts.
+//! 4. A kernel before Linux 6.9 does not send requests again. There a mount ends with its worker, as without
+//!    a keeper.
 
 mod keep;
 mod worker;
 
-pub use keep::run;
+pub use keep::{Rules, run};
 pub use worker::Keeper;
 
 use crate::handshake::Agreed;
-use fletch_core::Root;
+use fletch_core::{DatasetName, LayoutId, Root};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
 use std::{io, path::PathBuf};
@@ -44,6 +47,9 @@ fn end_signals() -> SigSet {
 pub struct State {
     /// The root of the mounted version. A tag may name another one by now.
     pub root: Root,
+    pub layout: LayoutId,
+    /// The dataset through which the mount reads.
+    pub dataset: DatasetName,
     /// The directory, without links.
     pub dir: PathBuf,
     /// [`crate::fs::inode::ENCODING`].
@@ -54,12 +60,18 @@ pub struct State {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Ask {
-    /// What is kept?
-    Hello,
+    /// What is kept? The answer is one mount: the first after this directory.
+    Kept { after: Option<PathBuf> },
     /// Mount, and give me the device.
     Mount { source: String, allow_other: bool, state: State },
-    /// Give me the device of what is kept.
-    Attach,
+    /// Give me the device of the mount at this directory.
+    Attach { dir: PathBuf },
+    /// Nobody will serve the mount at this directory: let its readers fail.
+    GiveUp { dir: PathBuf },
+    /// Hold the descriptor that comes with this message for the next worker.
+    Hold,
+    /// Give me the descriptor that an earlier worker had you hold.
+    Held,
 }
 
 /// What the keeper answers.
@@ -67,8 +79,11 @@ enum Ask {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Kept(Option<State>),
+    Done,
     /// A device comes with this message.
     Device(Agreed),
+    /// A descriptor comes with this message if it is held.
+    Held,
     Failed {
         errno: Option<i32>,
         is_denied: bool,

@@ -1,18 +1,20 @@
-//! The worker's end: how it gets the device of its mount.
+//! The worker's end: how it gets the devices of its mounts.
 
 use super::{Answer, Ask, MESSAGE_BYTES_MAX, SOCKET_VARIABLE, State, end_signals};
-use crate::fuse::FuseSession;
+use crate::fuse::{self, FuseSession};
 use crate::passed_device;
 use crate::requests::RequestContext;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use parking_lot::Mutex;
 use std::{
     io,
-    os::fd::{FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    path::PathBuf,
 };
 
-/// The keeper of this process's mount. The keeper sees that the worker is gone when this is closed.
+/// The keeper of this process's mounts. The keeper sees that the worker is gone when this is closed.
 #[derive(Debug)]
-pub struct Keeper(OwnedFd);
+pub struct Keeper(Mutex<OwnedFd>);
 
 impl Keeper {
     /// Returns whether a keeper started this process.
@@ -21,13 +23,12 @@ impl Keeper {
         std::env::var_os(SOCKET_VARIABLE).is_some()
     }
 
-    /// Returns the keeper that started this process, and what it keeps for it. Called once, while the process
-    /// has one thread.
+    /// Returns the keeper that started this process. Called once, while the process has one thread.
     ///
     /// # Errors
-    /// The variable names no socket, or the keeper is gone.
+    /// The variable names no socket.
     #[expect(unsafe_code, reason = "the keeper left this descriptor open for this process alone")]
-    pub fn of_process() -> io::Result<Option<(Self, Option<State>)>> {
+    pub fn of_process() -> io::Result<Option<Self>> {
         let Some(number) = std::env::var(SOCKET_VARIABLE).ok().and_then(|n| n.parse::<RawFd>().ok()) else {
             return Ok(None);
         };
@@ -35,14 +36,27 @@ impl Keeper {
         let socket = unsafe { OwnedFd::from_raw_fd(number) };
         fcntl(&socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
         end_signals().thread_unblock()?;
-        let keeper = Keeper(socket);
-        match keeper.ask(&Ask::Hello)? {
-            (Answer::Kept(state), _) => Ok(Some((keeper, state))),
-            _ => Err(unexpected()),
+        Ok(Some(Keeper(Mutex::new(socket))))
+    }
+
+    /// Returns the mounts that are kept, in the order of their directories.
+    ///
+    /// # Errors
+    /// The keeper is gone.
+    pub fn kept(&self) -> io::Result<Vec<State>> {
+        let mut all: Vec<State> = Vec::new();
+        loop {
+            let after = all.last().map(|state| state.dir.clone());
+            match self.ask(&Ask::Kept { after }, None)? {
+                (Answer::Kept(Some(state)), _) => all.push(state),
+                (Answer::Kept(None), _) => return Ok(all),
+                _ => return Err(unexpected()),
+            }
         }
     }
 
-    /// Has the keeper mount, and returns the session.
+    /// Has the keeper mount, and returns the session. Mounts by itself if the keeper is gone: such a mount
+    /// ends with this process.
     ///
     /// # Errors
     /// As [`crate::fuse::mount`].
@@ -53,19 +67,56 @@ impl Keeper {
         allow_other: bool,
         state: State,
     ) -> io::Result<FuseSession> {
-        self.session(fs, &Ask::Mount { source, allow_other, state })
+        let dir = state.dir.clone();
+        match self.session(fs, &Ask::Mount { source: source.clone(), allow_other, state }) {
+            Err(e) if is_gone(&e) => {
+                tracing::warn!(dir = %dir.display(), "the keeper is gone: a mount ends with this process");
+                fuse::mount(fs, &dir, &source, allow_other)
+            }
+            session => session,
+        }
     }
 
-    /// Takes over the mount that the keeper has.
+    /// Takes over the mount that the keeper has at a directory.
+    ///
+    /// # Errors
+    /// The keeper is gone, or has none there.
+    pub fn attach(&self, fs: &RequestContext, dir: PathBuf) -> io::Result<FuseSession> {
+        self.session(fs, &Ask::Attach { dir })
+    }
+
+    /// Has the keeper answer EIO to what reads the mount at a directory, until a worker takes it over.
     ///
     /// # Errors
     /// The keeper is gone.
-    pub fn attach(&self, fs: &RequestContext) -> io::Result<FuseSession> {
-        self.session(fs, &Ask::Attach)
+    pub fn give_up(&self, dir: PathBuf) -> io::Result<()> {
+        self.ask(&Ask::GiveUp { dir }, None).map(|_| ())
+    }
+
+    /// Returns whether the keeper has ended.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.kept().is_err_and(|e| is_gone(&e))
+    }
+
+    /// Has the keeper hold a descriptor for the next worker.
+    ///
+    /// # Errors
+    /// The keeper is gone.
+    pub fn hold(&self, descriptor: &impl AsFd) -> io::Result<()> {
+        self.ask(&Ask::Hold, Some(descriptor.as_fd())).map(|_| ())
+    }
+
+    /// Returns the descriptor that an earlier worker had the keeper hold.
+    ///
+    /// # Errors
+    /// The keeper is gone.
+    pub fn held(&self) -> io::Result<Option<OwnedFd>> {
+        self.ask(&Ask::Held, None).map(|(_, descriptor)| descriptor)
     }
 
     fn session(&self, fs: &RequestContext, ask: &Ask) -> io::Result<FuseSession> {
-        match self.ask(ask)? {
+        match self.ask(ask, None)? {
             (Answer::Device(agreed), Some(device)) => Ok(FuseSession::new(fs, device, agreed)),
             (Answer::Failed { errno: Some(errno), .. }, _) => Err(io::Error::from_raw_os_error(errno)),
             (Answer::Failed { is_denied, why, .. }, _) => {
@@ -76,15 +127,25 @@ impl Keeper {
         }
     }
 
-    fn ask(&self, ask: &Ask) -> io::Result<(Answer, Option<OwnedFd>)> {
-        passed_device::send(&self.0, &serde_json::to_vec(ask)?, None)?;
+    fn ask(&self, ask: &Ask, descriptor: Option<BorrowedFd<'_>>) -> io::Result<(Answer, Option<OwnedFd>)> {
+        // One question at a time, so that each gets its own answer.
+        let socket = self.0.lock();
+        passed_device::send(&socket, &serde_json::to_vec(ask)?, descriptor)?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        let (len, device) = passed_device::receive(&self.0, &mut buffer)?;
+        let (len, device) = passed_device::receive(&socket, &mut buffer)?;
         if len == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the mount is gone"));
         }
         Ok((serde_json::from_slice(&buffer[..len])?, device))
     }
+}
+
+/// Whether an answer says that the keeper is gone.
+fn is_gone(e: &io::Error) -> bool {
+    matches!(
+        e.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
 }
 
 fn unexpected() -> io::Error {

@@ -13,6 +13,7 @@
 
 mod describing;
 mod moving;
+mod preparing;
 
 pub use moving::MovedJob;
 
@@ -22,10 +23,9 @@ use super::{
     record::{RECORD_FILE, Record, RecordSummary, is_long},
     settings::{self, StoredSettings},
 };
-use crate::data::versions::{Home, Source, Sources};
 use crate::{
     app::limits::DECLARED_MAX,
-    data::versions::Samples,
+    data::versions::{Home, Samples, SamplesError, Source, Sources},
     tenancy::tenants::{JobCharges, ShareUse, Stream, TenantLimit},
     training::{
         allocation::Reader,
@@ -139,6 +139,8 @@ pub struct Registry {
     settings: Arc<tokio::sync::Mutex<()>>,
     /// Jobs that go to another server now: they are not opened.
     moving: Mutex<BTreeSet<String>>,
+    /// The datasets whose samples are worked out before a job needs them.
+    preparing: preparing::Queue,
 }
 
 /// Numbers for metrics.
@@ -264,6 +266,7 @@ impl Registry {
             places: Mutex::default(),
             settings: Arc::default(),
             moving: Mutex::default(),
+            preparing: preparing::Queue::default(),
         })
     }
 
@@ -376,7 +379,7 @@ impl Registry {
         &self,
         domain: &Domain,
         source: &Arc<Source>,
-    ) -> Result<(Arc<Shared>, Arc<Samples>), JobError> {
+    ) -> Result<(Arc<Shared>, Arc<Samples>), SamplesError> {
         let place = (domain.clone(), source.version.root(), source.version.layout());
         let shared = Arc::clone(self.places.lock().entry(place).or_default());
         let mut weak = shared.samples.lock().await;

@@ -113,6 +113,9 @@ pub(super) async fn build(source: &Source) -> Result<Samples, SamplesError> {
     let mut reads =
         parts().map(|part| async move { Ok::<_, VersionError>(version.part(part).await?) }).buffered(ahead);
     while let Some(part) = reads.try_next().await? {
+        if !source.is_registered() {
+            return Err(VersionError::NotFound.into());
+        }
         for row in 0..part.len() {
             let chunks = part.slices(row).iter().map(|s| match known.get(&s.chunk) {
                 Some(chunk) => Ok(*chunk),

@@ -1,6 +1,7 @@
 //! The settings of a mount, from flags, environment variables and the settings file. They share one schema: a
 //! flag wins over a variable, a variable over the file, and the file over the default.
 
+use crate::keeper::HoldSettings;
 use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
@@ -17,6 +18,9 @@ mod settings;
 pub use settings::{
     Action, DatasetsSettings, FallbackSettings, ProcessSettings, Settings, TablesDisk, Target,
 };
+
+/// How long a keeper of other processes waits for the next one.
+const HOLD_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// The keys of the settings file.
 pub const KEYS: &[&str] = &[
@@ -81,10 +85,10 @@ const USAGE: &str = "fletch-mount [OPTIONS] DATASET DIR
 )]
 pub struct Cli {
     /// NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, when the mount starts)
-    #[arg(required_unless_present = "datasets", conflicts_with = "datasets")]
+    #[arg(required_unless_present_any = ["datasets", "hold"], conflicts_with_all = ["datasets", "hold"])]
     pub dataset: Option<String>,
     /// Directory to mount at, which must exist
-    #[arg(required_unless_present = "datasets", conflicts_with = "datasets")]
+    #[arg(required_unless_present_any = ["datasets", "hold"], conflicts_with_all = ["datasets", "hold"])]
     pub dir: Option<PathBuf>,
     /// Server: http(s)://host:port or unix:PATH; of a cluster several: URL,URL
     #[arg(long, env = "FLETCH_SERVER", value_name = "URL", hide_env = true)]
@@ -121,6 +125,18 @@ pub struct Cli {
     #[arg(long, env = "FLETCH_SURVIVE", value_name = "BOOL", num_args = 0..=1,
         default_missing_value = "true", hide_env = true)]
     pub survive: Option<bool>,
+    /// Leave the mounts to the keeper at this socket (see --hold): they outlive this process
+    #[arg(long, env = "FLETCH_KEEPER", value_name = "SOCKET", hide_env = true)]
+    pub keeper: Option<PathBuf>,
+    /// Hold the mounts of processes with --keeper SOCKET, as root, and do nothing else
+    #[arg(long, value_name = "SOCKET", requires = "hold_below", conflicts_with_all = ["datasets", "daemon"])]
+    pub hold: Option<PathBuf>,
+    /// The directory below which those processes may mount
+    #[arg(long, value_name = "DIR", requires = "hold")]
+    pub hold_below: Option<PathBuf>,
+    /// How long mounts wait for a process before they are given up [default: 24h]
+    #[arg(long, value_name = "TIME", requires = "hold")]
+    pub hold_for: Option<Span>,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon", hide = true)]
     pub foreground: bool,
@@ -359,6 +375,21 @@ impl DatasetsFlags {
 }
 
 impl Cli {
+    /// Returns the settings of a keeper, if this process is to be one and nothing else.
+    ///
+    /// # Errors
+    /// A usage error.
+    pub fn hold_settings(&self) -> Result<Option<HoldSettings>> {
+        let (Some(socket), Some(below)) = (&self.hold, &self.hold_below) else { return Ok(None) };
+        let below = below.canonicalize().with_context(|| format!("--hold-below {}", below.display()))?;
+        if below.parent().is_none() {
+            bail!("--hold-below / would let processes mount anywhere: give a directory for mounts");
+        }
+        let socket = std::path::absolute(socket).with_context(|| format!("--hold {}", socket.display()))?;
+        let keep = self.hold_for.map_or(HOLD_FOR, |span| span.0);
+        Ok(Some(HoldSettings { socket, below, keep }))
+    }
+
     /// Returns what to do. Reads the settings file and the token.
     ///
     /// # Errors
@@ -467,6 +498,7 @@ impl Cli {
             io_timeout,
             map_timeout,
             survive: self.survive.or(file.survive),
+            keeper: self.keeper.map(absolute).transpose()?,
             push: self.push.or(file.fuse.push).unwrap_or(Switch::On) == Switch::On,
             log_format: self.log_format.or(file.log.format).unwrap_or(LogFormat::Text),
             metrics: self.metrics.or(self.metrics_listen).or(file.metrics.listen),

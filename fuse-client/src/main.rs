@@ -22,12 +22,20 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let background = cli.daemon;
+    match cli.hold_settings() {
+        Ok(None) => {}
+        Ok(Some(settings)) => {
+            start_log(cli.log_format.unwrap_or(LogFormat::Text));
+            return match keeper::hold(settings) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => complain(&e, ExitCode::FAILURE),
+            };
+        }
+        Err(e) => return complain(&e, ExitCode::from(2)),
+    }
     let action = match cli.clone().into_action() {
         Ok(s) => s,
-        Err(e) => {
-            eprintln!("fletch-mount: {e:#}");
-            return ExitCode::from(2);
-        }
+        Err(e) => return complain(&e, ExitCode::from(2)),
     };
     if background && !daemon::is_child() {
         return match daemon::launch(&cli) {
@@ -45,7 +53,7 @@ fn main() -> ExitCode {
     let is_worker = Keeper::is_there();
     let outcome = if background && !is_worker { daemon::detach() } else { Ok(()) };
     let run = || match &action {
-        action if !is_worker && action.process().survive != Some(false) => keeper::run(rules(action)),
+        action if !is_worker && has_own_keeper(action) => keeper::run(rules(action)),
         Action::Mount(settings) => mount::run(settings).map(|()| 0),
         Action::Datasets(settings) => datasets::run(settings).map(|()| 0),
     };
@@ -61,6 +69,17 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+fn complain(e: &anyhow::Error, code: ExitCode) -> ExitCode {
+    eprintln!("fletch-mount: {e:#}");
+    code
+}
+
+/// Whether this process is to start, and keep for, the one that mounts.
+fn has_own_keeper(action: &Action) -> bool {
+    let process = action.process();
+    process.keeper.is_none() && process.survive != Some(false)
 }
 
 fn rules(action: &Action) -> Rules {

@@ -62,8 +62,9 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
 /// # Errors
 /// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
-    let keeper = Keeper::of_process().context("asking the keeper of the mount")?;
-    let kept = keeper.as_ref().map(Keeper::kept).transpose().context("asking the keeper of the mount")?;
+    let set = settings.mount_set(mount_dir::real_path(&settings.dir)?);
+    let keeper = Keeper::of_process(set.as_ref()).context("asking the keeper of the mount")?;
+    let kept = keeper.as_deref().map(Keeper::kept).transpose().context("asking the keeper of the mount")?;
     let kept = kept.and_then(|kept| kept.into_iter().next());
     let mut settings = settings.clone();
     let dir = match &kept {
@@ -115,9 +116,9 @@ pub fn run(settings: &Settings) -> Result<()> {
             let state = State { root, layout, dataset, dir: dir.clone(), inode_encoding: ENCODING };
             keeper.mount(context, name, allow_other, state)
         }
-        (Some(keeper), Some(_)) => {
+        (Some(keeper), Some(kept)) => {
             runtime.block_on(context.expect_all_known()).context("reading the root directory")?;
-            keeper.attach(context, dir.clone())
+            keeper.attach(context, kept.clone())
         }
     };
     let session = session.map_err(|e| explain_mount(e, &dir))?;
@@ -149,8 +150,9 @@ pub fn run(settings: &Settings) -> Result<()> {
     let outcome = runtime.block_on(serve(&running, (session, threads), metrics, signals, &ready));
     // Bounds the rest of this function.
     exit_after(END_WITHIN);
-    let gone = unmount(&dir, &entry.device);
-    runtime.block_on(running.end(matches!(gone, Ok(Unmounted::Clean))));
+    let stays = outcome.is_ok() && keeper.as_ref().is_some_and(|keeper| keeper.is_of_many());
+    let gone = if stays { Ok(Unmounted::Kept) } else { unmount(&dir, &entry.device) };
+    runtime.block_on(running.end(gone.as_ref().ok().copied()));
     if let Some(path) = &settings.report {
         write_report(path, &running.snapshot())?;
     }
@@ -203,9 +205,12 @@ impl RunningMount {
         (self.snapshot)()
     }
 
-    async fn end(&self, clean: bool) {
+    async fn end(&self, unmounted: Option<Unmounted>) {
         self.shared.end().await;
-        tracing::info!(clean, "unmounted");
+        match unmounted {
+            Some(Unmounted::Kept) => tracing::info!("the mount waits for the next process"),
+            how => tracing::info!(clean = how == Some(Unmounted::Clean), "unmounted"),
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! Unmounts within a bound, even if programs still use the mount.
 
+use crate::keeper::Keeper;
 use fletch_host::mounts;
 use nix::{
     errno::Errno,
     mount::{MntFlags, umount2},
 };
 use std::{
+    io,
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -20,6 +22,8 @@ const RETRY_EVERY: Duration = Duration::from_millis(100);
 pub enum Unmounted {
     /// No program used the mount.
     Clean,
+    /// The mount is still there: a keeper has it for the next process.
+    Kept,
     /// Programs still use the mount. It is out of the tree, and its open files fail when this process ends.
     Detached,
 }
@@ -67,12 +71,25 @@ pub fn detach(dir: &Path) -> Result<(), String> {
     attempt(dir, true)
 }
 
-pub(crate) fn attempt(dir: &Path, detach: bool) -> Result<(), String> {
+/// Unmounts `dir` once, or detaches it. A process without privileges has its keeper do it, if that is one of
+/// many processes.
+///
+/// # Errors
+/// The error of the kernel.
+pub(crate) fn once(dir: &Path, detach: bool) -> io::Result<()> {
     let lazy = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
-    match umount2(dir, lazy | MntFlags::UMOUNT_NOFOLLOW) {
-        Ok(()) | Err(Errno::EINVAL) => Ok(()),
-        Err(Errno::EPERM) => fusermount(dir, detach),
-        Err(e) => Err(e.desc().to_owned()),
+    match (umount2(dir, lazy | MntFlags::UMOUNT_NOFOLLOW), Keeper::of_many()) {
+        (Ok(()) | Err(Errno::EINVAL), _) => Ok(()),
+        (Err(Errno::EPERM), Some(keeper)) => keeper.unmount(dir, detach),
+        (Err(e), _) => Err(e.into()),
+    }
+}
+
+pub(crate) fn attempt(dir: &Path, detach: bool) -> Result<(), String> {
+    match once(dir, detach) {
+        Ok(()) => Ok(()),
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => fusermount(dir, detach),
+        Err(e) => Err(e.to_string()),
     }
 }
 

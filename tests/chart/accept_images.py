@@ -483,6 +483,8 @@ def check_pods(stack, pods, scratch, programs, tag):
     link.symlink_to("../default")
     code, log = helm_test(2)
     expect(code == "1" and "is not in" in log, "the pod of `helm test` fails without the mount, and says so")
+    register()
+    check_keeper(stack, pods, test, contents, prefix, (image, port), local)
 
 
 # Reads again and again, and says for each time whether the files are equal, an error, or wrong. The reads go
@@ -565,6 +567,95 @@ def check_readers(pods, test, contents, prefix, register, move, start, mount_pod
         expect(not wrong, f"{name} never saw wrong or empty data {wrong or ''}")
         pods.remove(pod)
     return mount_pod
+
+
+def check_keeper(stack, pods, test, contents, prefix, served, local):
+    """Replaces mount pods without privilege under readers, while another pod holds the mounts."""
+    root = pathlib.Path(f"/run/{prefix}-kept")
+    image, port = served
+    objects, _ = render({
+        "server": {"service": {"port": port}},
+        "images": {"registry": "localhost", "mount": image},
+        "mounts": {"hostPath": str(root), "keeper": {"enabled": True}},
+    })
+    root.mkdir()
+    stack.callback(lambda: shutil.rmtree(root, ignore_errors=True))
+    run("mount", "-t", "tmpfs", "tmpfs", root)
+    stack.callback(lambda: run("umount", "--recursive", "--lazy", root, check=False))
+    run("mount", "--make-shared", root)
+    contents = {**contents, ("claim", "fletch-test"): root / ".ready" / "default"}
+    specs = {name: local(one(objects, "DaemonSet", f"fletch-{name}")["spec"]["template"]["spec"])
+             for name in ("mounts", "mount-keeper")}
+    container = specs["mounts"]["containers"][0]
+    gate = container["readinessProbe"]["exec"]["command"]
+    keeper = pods.play(f"{prefix}-keeper1", specs["mount-keeper"], contents)
+
+    def mount(number):
+        pod = pods.play(f"{prefix}-kept{number}", specs["mounts"], contents)
+        name = f"{prefix}-kept{number}-{container['name']}"
+        until("the gate opens", 30, lambda: subprocess.run(["podman", "exec", name, *gate],
+                                                           capture_output=True).returncode == 0)
+        return pod, name
+
+    pod, name = mount(1)
+    capabilities = run("podman", "exec", name, "grep", "Cap[PEB]", "/proc/1/status").split()[1::2]
+    expect(set(capabilities) == {"0" * 16}, "a mount pod beside a keeper has no capability")
+    readers = {}
+    for propagation in ("HostToContainer", "None"):
+        spec = json.loads(json.dumps(test))
+        spec["containers"][0]["command"] = ["/bin/sh", "/etc/fletch/test/reader.sh"]
+        volume = next(v for v in spec["containers"][0]["volumeMounts"] if v["name"] == "datasets")
+        volume.pop("mountPropagation", None)
+        if propagation != "None":
+            volume["mountPropagation"] = propagation
+        reader = f"{prefix}-kept-reader-{propagation.lower()}"
+        readers[propagation] = (pods.play(reader, spec, contents), f"{reader}-test")
+
+    def looks():
+        """Returns how many looks each reader took, after it checked that each found the data."""
+        seen = []
+        for propagation, (_, reader) in readers.items():
+            lines = [line for line in logs(reader).splitlines() if line]
+            wrong = [line for line in lines if line != "equal"]
+            what = f"a reader with {propagation} saw {len(lines)} times the data"
+            expect(not wrong, f"{what} {wrong[:3] or ''}")
+            seen.append(len(lines))
+        return min(seen)
+
+    def goes_on():
+        before = min(len(logs(reader).splitlines()) for _, reader in readers.values())
+        until("the readers go on", 30, lambda: min(
+            len(logs(reader).splitlines()) for _, reader in readers.values()) > before + 5)
+
+    goes_on()
+    run("podman", "kill", "--signal", "KILL", name)
+    pods.remove(pod)
+    time.sleep(1)
+    pod, name = mount(2)
+    goes_on()
+    looks()
+    expect(True, "a mount pod was killed and replaced")
+    pods.remove(pod)
+    time.sleep(1)
+    pod, name = mount(3)
+    goes_on()
+    looks()
+    expect(True, "a mount pod was deleted and replaced, as in an upgrade")
+    run("podman", "kill", "--signal", "KILL", f"{prefix}-keeper1-keeper")
+    pods.remove(keeper)
+    keeper = pods.play(f"{prefix}-keeper2", specs["mount-keeper"], contents)
+    until("the keeper has the mounts back", 20, lambda: "has the mounts back" in logs(name))
+    pods.remove(pod)
+    pod, name = mount(4)
+    goes_on()
+    looks()
+    expect(True, "the keeper was killed and replaced, and then a mount pod")
+    for reader, _ in readers.values():
+        pods.remove(reader)
+    pods.remove(pod)
+    pods.remove(keeper)
+    left = pathlib.Path("/proc/self/mounts").read_text().count(f"{root}/")
+    expect(left == 0, "when all pods are gone, nothing is mounted")
 
 
 if __name__ == "__main__":

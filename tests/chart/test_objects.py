@@ -14,7 +14,7 @@ from rendering import (
 
 class Objects(unittest.TestCase):
     def test_every_object_is_valid(self):
-        self.assertEqual(len(CI), 10)
+        self.assertEqual(len(CI), 11)
         versions = kube_versions()
         self.assertEqual(len(set(versions)), 2, versions)
         for path in CI:

@@ -160,7 +160,8 @@ class Security(unittest.TestCase):
         for path in CI:
             storage = values(path).get("server", {}).get("cache", {}).get("storage", "claim")
             for name, spec in pod_specs(rendered(path)):
-                if name.endswith("-mounts") or (storage == "hostPath" and name.endswith("-server")):
+                on_host = storage == "hostPath" and name.endswith("-server")
+                if on_host or name.endswith(("-mounts", "-mount-keeper")):
                     continue
                 self.assertEqual(unrestricted(spec), [], f"{path.name}: {name}")
                 for container in containers(spec):
@@ -219,8 +220,20 @@ class Security(unittest.TestCase):
             for name, spec in pod_specs(rendered(path)):
                 for container in containers(spec):
                     privileged = container.get("securityContext", {}).get("privileged", False)
-                    mounts = name.endswith("-mounts") and container in spec["containers"]
+                    has_keeper = values(path).get("mounts", {}).get("keeper", {}).get("enabled", False)
+                    suffix = "-mount-keeper" if has_keeper else "-mounts"
+                    mounts = name.endswith(suffix) and container in spec["containers"]
                     self.assertEqual(privileged, mounts, f"{path.name}: {name}/{container['name']}")
+
+    def test_with_a_keeper_the_mounts_have_no_privilege_and_no_capability(self):
+        objects = ci("keeper")
+        mounts = one(objects, "DaemonSet", "fletch-mounts")["spec"]["template"]["spec"]
+        self.assertEqual(unrestricted(mounts)[0], "volume hostPath")
+        for container in mounts["containers"]:
+            context = container["securityContext"]
+            self.assertEqual(context["capabilities"], {"drop": ["ALL"]})
+            self.assertFalse(context["allowPrivilegeEscalation"])
+            self.assertNotIn("privileged", context)
 
     def test_no_pod_has_a_token_of_the_api(self):
         for path in CI:
@@ -334,7 +347,7 @@ class Server(unittest.TestCase):
                     kind = template["metadata"]["labels"]["app.kubernetes.io/component"]
                     labels[kind] = template["metadata"]["labels"]
                     ports[kind] = {p["name"]: p["containerPort"] for c in template["spec"]["containers"]
-                                   for p in c["ports"]}
+                                   for p in c.get("ports", [])}
                     selector = document["spec"]["selector"]["matchLabels"]
                     self.assertLessEqual(selector.items(), labels[kind].items())
 
@@ -464,12 +477,14 @@ class Mounts(unittest.TestCase):
     def test_mounts_reach_the_host(self):
         for path in CI:
             for name, spec in pod_specs(rendered(path)):
-                if not name.endswith("-mounts"):
+                if not name.endswith(("-mounts", "-mount-keeper")):
                     continue
                 volumes = {v["name"]: v for v in spec["volumes"]}
                 for container in spec["containers"]:
                     mount = next(m for m in container["volumeMounts"] if m["name"] == "mounts")
-                    self.assertEqual(mount["mountPropagation"], "Bidirectional")
+                    mounts_by_itself = container["securityContext"].get("privileged", False)
+                    propagation = "Bidirectional" if mounts_by_itself else "HostToContainer"
+                    self.assertEqual(mount["mountPropagation"], propagation)
                     self.assertEqual(mount["mountPath"], volumes["mounts"]["hostPath"]["path"])
                     # A path that differs from the host's would break the link of the volume.
                     self.assertTrue(container["args"][1].startswith(mount["mountPath"] + "/"))
@@ -477,6 +492,20 @@ class Mounts(unittest.TestCase):
     def test_pods_are_replaced_only_by_hand(self):
         self.assertEqual(one(ci("default"), "DaemonSet")["spec"]["updateStrategy"], {"type": "OnDelete"})
         self.assertIn("nvidia.com/gpu", json.dumps(one(ci("default"), "DaemonSet")["spec"]))
+
+    def test_with_a_keeper_the_mounts_roll_and_the_keeper_stays(self):
+        objects = ci("keeper")
+        mounts, keeper = (one(objects, "DaemonSet", f"fletch-{name}") for name in ("mounts", "mount-keeper"))
+        self.assertEqual(mounts["spec"]["updateStrategy"], {"type": "RollingUpdate"})
+        self.assertEqual(keeper["spec"]["updateStrategy"], {"type": "OnDelete"})
+        mount, held = (of["spec"]["template"]["spec"]["containers"][0] for of in (mounts, keeper))
+        self.assertTrue(held["image"].endswith(":0.1.0-keeper"))
+        self.assertNotEqual(mount["image"], held["image"])
+        args = mount["args"]
+        self.assertEqual(args[args.index("--keeper") + 1], held["args"][held["args"].index("--hold") + 1])
+        self.assertEqual(held["args"][-1], held["volumeMounts"][0]["mountPath"])
+        # No Secret, no network of its own, and nothing of the mounts but their directory.
+        self.assertEqual([v["name"] for v in keeper["spec"]["template"]["spec"]["volumes"]], ["mounts"])
 
     def test_volumes_and_claims_are_pairs(self):
         pairs = 0

@@ -154,7 +154,8 @@ class Values(unittest.TestCase):
 
         defaults = set(leaves(values(CHART / "values.yaml")))
         described = set(known(schema)) - {("global",), ("server", "resources", "claims")}
-        described -= {("mounts", "resources", "claims"), ("cluster", "etcd", "deploy", "resources", "claims")}
+        described -= {("mounts", "resources", "claims"), ("mounts", "keeper", "resources", "claims"),
+                      ("cluster", "etcd", "deploy", "resources", "claims")}
         free = {"podSecurityContext", "securityContext", "requests", "limits", "labels"}
         defaults = {path for path in defaults if not free & set(path[:-1])}
         self.assertEqual(described - defaults, set(), "in the schema only")

@@ -1,6 +1,7 @@
 //! What the command line and the settings file ask for.
 
 use super::LogFormat;
+use crate::keeper::MountSetName;
 use crate::node::{directory::StoreDirectory, settings::CacheSettings};
 use anyhow::Result;
 use fletch_client::{Servers, TlsOptions, TokenSource};
@@ -86,6 +87,22 @@ pub struct Settings {
     pub process: ProcessSettings,
 }
 
+impl Settings {
+    /// Returns the name of this process's mounts at a keeper of many.
+    #[must_use]
+    pub fn mount_set(&self, dir: PathBuf) -> Option<MountSetName> {
+        self.process.mount_set(dir, false)
+    }
+}
+
+impl DatasetsSettings {
+    /// Returns the name of this process's mounts at a keeper of many.
+    #[must_use]
+    pub fn mount_set(&self) -> Option<MountSetName> {
+        self.process.mount_set(self.dir.clone(), true)
+    }
+}
+
 /// The settings of a process that mounts all datasets.
 #[derive(Debug, Clone)]
 pub struct DatasetsSettings {
@@ -121,6 +138,11 @@ pub struct TablesDisk {
 }
 
 impl ProcessSettings {
+    fn mount_set(&self, dir: PathBuf, has_links: bool) -> Option<MountSetName> {
+        let (socket, io_timeout) = (self.keeper.clone()?, self.io_timeout);
+        Some(MountSetName { socket, dir, io_timeout, has_links })
+    }
+
     /// Returns the cache of parts of tables. Blocking. Without a directory that can be used it has memory
     /// only.
     #[must_use]
@@ -169,6 +191,8 @@ pub struct ProcessSettings {
     pub map_timeout: Duration,
     /// Whether a keeper holds the mounts ([`crate::keeper`]). `None`: if the kernel can hand requests over.
     pub survive: Option<bool>,
+    /// The socket of the keeper that holds the mounts of many processes, absolute.
+    pub keeper: Option<PathBuf>,
     /// Whether to push pages.
     pub push: bool,
     /// The format of log lines.

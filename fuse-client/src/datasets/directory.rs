@@ -47,9 +47,11 @@ const NEW_LINK: &str = ".new-link";
 /// The source of the file system in the mount table.
 pub const SOURCE: &str = "fletch-datasets";
 /// The file system holds links and directories only, which have no pages.
-const OPTIONS: &str = "size=4m,nr_inodes=65536,mode=0000";
-/// The mode of the directory while datasets are shown, and while they are not.
-const MODE: (u32, u32) = (0o755, 0o000);
+const OPTIONS: &str = "size=4m,nr_inodes=65536,mode=0700";
+/// The mode of the directory while datasets are shown, while they are not, and while nothing is mounted.
+const MODE_SHOWN: u32 = 0o755;
+const MODE_HIDDEN: u32 = 0o700;
+const MODE_CLOSED: u32 = 0o000;
 /// The most dead mounts that are detached. Each crash leaves one.
 const DEAD_MOUNTS_MAX: usize = 64;
 /// How long a mount may take to say that it lives.
@@ -105,8 +107,11 @@ impl DatasetsDir {
     /// Detaches what a dead process left at `dir`, closes the directory, and mounts a file system there.
     fn create(dir: &Path) -> Result<Self> {
         let dir = closed(dir)?;
-        mount(Some(SOURCE), &dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(OPTIONS))
-            .map_err(|e| explain(e, &dir))?;
+        match (mount_links(&dir), Keeper::of_many()) {
+            (Err(e), Some(keeper)) if e.raw_os_error() == Some(libc::EPERM) => keeper.mount_links(&dir),
+            (mounted, _) => mounted,
+        }
+        .map_err(|e| explain(e, &dir))?;
         let device = match mounts::at(&dir).context("cannot read the mount table")? {
             Some(entry) => entry.device,
             None => bail!("another program unmounted {} at once: start again", dir.display()),
@@ -119,7 +124,7 @@ impl DatasetsDir {
         opened.hide()?;
         let versions = opened.dir.join(VERSIONS);
         fs::create_dir(&versions).with_context(|| format!("cannot create {}", versions.display()))?;
-        opened.set_mode(&versions, MODE.0)?;
+        opened.set_mode(&versions, MODE_SHOWN)?;
         Ok(opened)
     }
 
@@ -174,7 +179,7 @@ impl DatasetsDir {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             removed => removed.with_context(|| format!("cannot delete {}", file.display()))?,
         }
-        self.set_mode(&self.dir, MODE.0)
+        self.set_mode(&self.dir, MODE_SHOWN)
     }
 
     /// Closes the directory: no user but root can list it, and it has the file [`NOT_MOUNTED`].
@@ -184,7 +189,7 @@ impl DatasetsDir {
     pub fn hide(&self) -> Result<()> {
         let file = self.dir.join(NOT_MOUNTED);
         fs::write(&file, NOT_MOUNTED_TEXT).with_context(|| format!("cannot write {}", file.display()))?;
-        self.set_mode(&self.dir, MODE.1)
+        self.set_mode(&self.dir, MODE_HIDDEN)
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> Result<()> {
@@ -203,7 +208,7 @@ impl DatasetsDir {
             made => made.and_then(|()| File::create(dir.join(NOT_MOUNTED)).map(drop)),
         };
         made.with_context(|| format!("cannot create {}", dir.display()))?;
-        self.set_mode(&dir, MODE.1)?;
+        self.set_mode(&dir, MODE_CLOSED)?;
         Ok(dir)
     }
 
@@ -225,6 +230,8 @@ impl DatasetsDir {
     /// The directory is mounted.
     pub fn remove_version_dir(&self, root: Root) -> io::Result<()> {
         let dir = self.version_dir(root);
+        // A process without privileges cannot look into a closed directory, though it owns it.
+        fs::set_permissions(&dir, Permissions::from_mode(MODE_HIDDEN))?;
         fs::remove_file(dir.join(NOT_MOUNTED))?;
         fs::remove_dir(dir)
     }
@@ -251,6 +258,12 @@ impl DatasetsDir {
         fs::remove_file(self.dir.join(name))
     }
 
+    /// Lets go of the file system, which its keeper has for the next process.
+    pub fn leave(&self) {
+        // Dropped, it would be unlocked for the keeper, too.
+        std::mem::forget(self.lock.lock().take());
+    }
+
     /// Unmounts the file system, or detaches it with everything below it. Then the closed directory is there
     /// again. Blocks.
     ///
@@ -270,6 +283,10 @@ impl DatasetsDir {
 impl Drop for DatasetsDir {
     fn drop(&mut self) {
         let dir = self.dir.display();
+        if Keeper::of_many().is_some() {
+            self.leave();
+            return;
+        }
         match self.is_mounted() {
             Ok(false) => {}
             Ok(true) => {
@@ -282,13 +299,22 @@ impl Drop for DatasetsDir {
     }
 }
 
-fn explain(e: Errno, dir: &Path) -> anyhow::Error {
+/// Mounts a file system in memory at `dir`, for links.
+///
+/// # Errors
+/// The error of the kernel.
+pub fn mount_links(dir: &Path) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    Ok(mount(Some(SOURCE), dir, Some("tmpfs"), flags, Some(OPTIONS))?)
+}
+
+fn explain(e: io::Error, dir: &Path) -> anyhow::Error {
     let shown = dir.display();
-    match e {
-        Errno::EPERM | Errno::EACCES => anyhow!(io::Error::from(e))
-            .context(format!("{shown}: --datasets mounts a file system of its own: run it as root")),
-        e => anyhow!(io::Error::from(e)).context(format!("{shown}: cannot mount a file system in memory")),
-    }
+    let what = match e.kind() {
+        io::ErrorKind::PermissionDenied => "--datasets mounts a file system of its own: run it as root",
+        _ => "cannot mount a file system in memory",
+    };
+    anyhow!(e).context(format!("{shown}: {what}"))
 }
 
 /// Returns the lock of the file system at `dir`; `None` if another process has it.
@@ -335,8 +361,7 @@ fn closed(dir: &Path) -> Result<PathBuf> {
 /// follows no link and changes no file that was there before.
 fn close_dir(dir: &Path) -> Result<()> {
     let shown = dir.display();
-    let open = File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(dir);
-    let open = open.with_context(|| format!("cannot open {shown}"))?;
+    let open = open_closed(dir).with_context(|| format!("cannot open {shown}"))?;
     let here = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
     for entry in fs::read_dir(&here).with_context(|| format!("cannot read {shown}"))? {
         let name = entry.with_context(|| format!("cannot read {shown}"))?.file_name();
@@ -354,9 +379,24 @@ fn close_dir(dir: &Path) -> Result<()> {
             let mut made = File::options().write(true).create_new(true).mode(0o444).open(&file)?;
             made.write_all(NOT_MOUNTED_TEXT.as_bytes())?;
         }
-        open.set_permissions(Permissions::from_mode(MODE.1))
+        open.set_permissions(Permissions::from_mode(MODE_CLOSED))
     };
     write().with_context(|| format!("cannot close {shown}"))
+}
+
+/// Opens a directory of this user, also a closed one, and no link.
+fn open_closed(dir: &Path) -> io::Result<File> {
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let open = || File::options().read(true).custom_flags(flags).open(dir);
+    match open() {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            let found = File::options().read(true).custom_flags(flags | libc::O_PATH).open(dir)?;
+            let here = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+            fs::set_permissions(here, Permissions::from_mode(MODE_HIDDEN))?;
+            open()
+        }
+        opened => opened,
+    }
 }
 
 /// Whether the file of a closed directory is there. A link or a pipe is none, and is not opened.

@@ -56,7 +56,8 @@ const END_WITHIN: Duration = Duration::from_secs(25);
 pub fn run(settings: &DatasetsSettings) -> Result<()> {
     let process = &settings.process;
     // Before the process has another thread.
-    let keeper = Keeper::of_process().context("asking the keeper of the mounts")?.map(Arc::new);
+    let keeper =
+        Keeper::of_process(settings.mount_set().as_ref()).context("asking the keeper of the mounts")?;
     let blocking = if process.cache.is_some() { BLOCKING_THREADS.0 } else { BLOCKING_THREADS.1 };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -110,10 +111,16 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     });
     exit_after(END_WITHIN);
     let removed = settings.ready_file.as_deref().map_or(Ok(()), remove_ready_file);
-    let closed = close(&watcher);
+    let stays = outcome.is_ok() && watcher.is_kept_for_others();
+    let closed = if stays { Ok(()) } else { close(&watcher) };
     runtime.block_on(shared.end());
+    if stays {
+        watcher.directory().leave();
+        tracing::info!("the mounts wait for the next process");
+    } else {
+        tracing::info!("all datasets are unmounted");
+    }
     runtime.shutdown_background();
-    tracing::info!("all datasets are unmounted");
     outcome.and(removed).and(closed)
 }
 

@@ -10,14 +10,11 @@ use crate::push::PushThreads;
 use crate::requests::RequestContext;
 use crate::session::{SessionEnd, SessionThreads};
 use crate::shared_parts::SharedParts;
+use crate::unmount;
 use anyhow::{Context, Result, anyhow};
 use fletch_client::Client;
-use fletch_core::{DatasetName, LayoutId, Root};
+use fletch_core::{DatasetName, Root};
 use fletch_host::mounts;
-use nix::{
-    errno::Errno,
-    mount::{MntFlags, umount2},
-};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -64,7 +61,7 @@ pub struct MountParts {
 }
 
 impl VersionMount {
-    /// Mounts an open version at `dir`. `is_kept`: takes over the mount that is there.
+    /// Mounts an open version at `dir`, or takes over the mount that is kept there.
     ///
     /// # Errors
     /// What failed, and what to do. Nothing stays mounted then, except what is kept.
@@ -76,9 +73,16 @@ impl VersionMount {
         is_kept: bool,
     ) -> Result<Self> {
         let client = opened.client.clone().context("a version of a server has a client")?;
-        let (root, layout) = (opened.version.root(), opened.version.layout());
+        let root = opened.version.root();
+        let state = State {
+            root,
+            layout: opened.version.layout(),
+            dataset: dataset.clone(),
+            dir: dir.clone(),
+            inode_encoding: ENCODING,
+        };
         let context = parts.shared.context(&opened, &dataset, false);
-        let mounted = Self::start(parts, &context, (root, layout, &dataset), &dir, is_kept).await;
+        let mounted = Self::start(parts, &context, state, is_kept).await;
         if mounted.is_err()
             && let Some(node) = &parts.shared.node
         {
@@ -92,8 +96,7 @@ impl VersionMount {
     async fn start(
         parts: &MountParts,
         context: &Arc<RequestContext>,
-        (root, layout, dataset): (Root, LayoutId, &DatasetName),
-        dir: &Path,
+        state: State,
         is_kept: bool,
     ) -> Result<(FuseSession, String, SessionEnd)> {
         // The first lookup, without the kernel: a version with unreadable tables is not mounted.
@@ -102,17 +105,15 @@ impl VersionMount {
         if is_kept {
             context.expect_all_known().await.context("reading the root directory")?;
         }
-        let name = format!("{}{dataset}", mounts::SOURCE_PREFIX);
-        let (of, at, allow_other) = (Arc::clone(context), dir.to_owned(), parts.allow_other);
-        let (keeper, dataset) = (parts.keeper.clone(), dataset.clone());
+        let name = format!("{}{}", mounts::SOURCE_PREFIX, state.dataset);
+        let (of, allow_other) = (Arc::clone(context), parts.allow_other);
+        let (keeper, dir) = (parts.keeper.clone(), state.dir.clone());
         let session = spawn_blocking(move || match keeper {
-            None => fuse::mount(&of, &at, &name, allow_other),
-            Some(keeper) if is_kept => keeper.attach(&of, at),
-            Some(keeper) => {
-                let state = State { root, layout, dataset, dir: at, inode_encoding: ENCODING };
-                keeper.mount(&of, name, allow_other, state)
-            }
+            None => fuse::mount(&of, &state.dir, &name, allow_other),
+            Some(keeper) if is_kept => keeper.attach(&of, state),
+            Some(keeper) => keeper.mount(&of, name, allow_other, state),
         });
+        let dir = &dir;
         let session = session.await?.map_err(|e| explain_mount(e, dir))?;
         let served = Self::serve(parts, context, dir, &session);
         let (device, end) = served.inspect_err(|_| fuse::abandon(dir))?;
@@ -155,12 +156,10 @@ impl VersionMount {
         if mounts::of_device(&self.device).context("cannot read the mount table")?.is_none() {
             return Ok(Attempt::Unmounted);
         }
-        match umount2(&self.dir, MntFlags::UMOUNT_NOFOLLOW) {
-            Ok(()) | Err(Errno::EINVAL) => Ok(Attempt::Unmounted),
-            Err(Errno::EBUSY) => Ok(Attempt::Busy),
-            Err(e) => {
-                Err(std::io::Error::from(e)).with_context(|| format!("cannot unmount {}", self.dir.display()))
-            }
+        match unmount::once(&self.dir, false) {
+            Ok(()) => Ok(Attempt::Unmounted),
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(Attempt::Busy),
+            Err(e) => Err(e).with_context(|| format!("cannot unmount {}", self.dir.display())),
         }
     }
 }

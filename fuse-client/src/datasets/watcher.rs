@@ -173,6 +173,12 @@ impl Watcher {
         }
     }
 
+    /// Returns whether the mounts stay when this process ends.
+    #[must_use]
+    pub fn is_kept_for_others(&self) -> bool {
+        self.parts.keeper.as_ref().is_some_and(|keeper| keeper.is_of_many())
+    }
+
     #[must_use]
     pub fn directory(&self) -> &DatasetsDir {
         &self.dir

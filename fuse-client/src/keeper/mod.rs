@@ -19,11 +19,14 @@
 //! 4. A kernel before Linux 6.9 does not send requests again. There a mount ends with its worker, as without
 //!    a keeper.
 
+mod hold;
 mod keep;
+mod mount_set;
 mod worker;
 
+pub use hold::{HoldSettings, hold};
 pub use keep::{Rules, run};
-pub use worker::Keeper;
+pub use worker::{Keeper, MountSetName};
 
 use crate::handshake::Agreed;
 use fletch_core::{DatasetName, LayoutId, Root};
@@ -60,12 +63,23 @@ pub struct State {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Ask {
+    /// The first message to a keeper of many processes: the name of a set of mounts, and how long a mount of
+    /// it may wait for a worker. `links`: the name is the directory of a file system with links.
+    Hello { name: PathBuf, io_timeout_ms: u64, links: bool },
+    /// I live.
+    Alive,
     /// What is kept? The answer is one mount: the first after this directory.
     Kept { after: Option<PathBuf> },
     /// Mount, and give me the device.
     Mount { source: String, allow_other: bool, state: State },
     /// Give me the device of the mount at this directory.
     Attach { dir: PathBuf },
+    /// You were started again: the device of this mount comes with this message.
+    Back { state: State, agreed: Agreed },
+    /// Mount a file system for links at this directory.
+    MountLinks { dir: PathBuf },
+    /// Unmount this directory.
+    Unmount { dir: PathBuf, detach: bool },
     /// Nobody will serve the mount at this directory: let its readers fail.
     GiveUp { dir: PathBuf },
     /// Hold the descriptor that comes with this message for the next worker.

@@ -1,20 +1,64 @@
-//! The worker's end: how it gets the devices of its mounts.
+//! The worker's end: how it gets the devices of its mounts, and gives them to a keeper that starts again.
 
 use super::{Answer, Ask, MESSAGE_BYTES_MAX, SOCKET_VARIABLE, State, end_signals};
 use crate::fuse::{self, FuseSession};
+use crate::handshake::Agreed;
 use crate::passed_device;
 use crate::requests::RequestContext;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+};
 use parking_lot::Mutex;
 use std::{
+    collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-    path::PathBuf,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock, Weak},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// How often the worker says that it lives.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// How often it looks for a keeper that was started again.
+const CONNECT_EVERY: Duration = Duration::from_millis(100);
+/// How long a process that starts waits for its keeper.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// The keeper of many processes, if this process uses one. It may unmount where this process may not.
+static KEEPER_OF_MANY: OnceLock<Weak<Keeper>> = OnceLock::new();
+
+/// What a worker calls its mounts at a keeper of many processes.
+#[derive(Debug, Clone)]
+pub struct MountSetName {
+    /// The socket of the keeper.
+    pub socket: PathBuf,
+    /// The directory of this process's mounts, which is the name.
+    pub dir: PathBuf,
+    /// How long a mount may wait for a worker.
+    pub io_timeout: Duration,
+    /// Whether the directory is a file system with links.
+    pub has_links: bool,
+}
+
+/// A mount that this process serves.
+#[derive(Debug)]
+struct Served {
+    state: State,
+    agreed: Agreed,
+    device: Weak<OwnedFd>,
+}
 
 /// The keeper of this process's mounts. The keeper sees that the worker is gone when this is closed.
 #[derive(Debug)]
-pub struct Keeper(Mutex<OwnedFd>);
+pub struct Keeper {
+    socket: Mutex<OwnedFd>,
+    set: Option<MountSetName>,
+    served: Mutex<BTreeMap<PathBuf, Served>>,
+    held: Mutex<Option<OwnedFd>>,
+}
 
 impl Keeper {
     /// Returns whether a keeper started this process.
@@ -23,20 +67,38 @@ impl Keeper {
         std::env::var_os(SOCKET_VARIABLE).is_some()
     }
 
-    /// Returns the keeper that started this process. Called once, while the process has one thread.
+    /// Returns the keeper that started this process, or the one of `set`. Called once, while the
+    /// process has one thread.
     ///
     /// # Errors
-    /// The variable names no socket.
-    #[expect(unsafe_code, reason = "the keeper left this descriptor open for this process alone")]
-    pub fn of_process() -> io::Result<Option<Self>> {
-        let Some(number) = std::env::var(SOCKET_VARIABLE).ok().and_then(|n| n.parse::<RawFd>().ok()) else {
-            return Ok(None);
+    /// The variable names no socket, or no keeper listens at the socket of `set`.
+    pub fn of_process(set: Option<&MountSetName>) -> io::Result<Option<Arc<Self>>> {
+        let (socket, set) = match (inherited_socket()?, set) {
+            (Some(socket), _) => (socket, None),
+            (None, Some(set)) => (wait_for(set)?, Some(set.clone())),
+            (None, None) => return Ok(None),
         };
-        // SAFETY: the keeper passed the descriptor on for this process, which takes it here and nowhere else.
-        let socket = unsafe { OwnedFd::from_raw_fd(number) };
-        fcntl(&socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
-        end_signals().thread_unblock()?;
-        Ok(Some(Keeper(Mutex::new(socket))))
+        let is_of_many = set.is_some();
+        let (served, held) = (Mutex::default(), Mutex::default());
+        let keeper = Arc::new(Keeper { socket: Mutex::new(socket), set, served, held });
+        if is_of_many {
+            drop(KEEPER_OF_MANY.set(Arc::downgrade(&keeper)));
+        }
+        let of = Arc::downgrade(&keeper);
+        thread::Builder::new().name("fletch-keeper".into()).spawn(move || stay_in_touch(&of))?;
+        Ok(Some(keeper))
+    }
+
+    /// Returns the keeper of many processes that this process uses.
+    #[must_use]
+    pub fn of_many() -> Option<Arc<Self>> {
+        KEEPER_OF_MANY.get()?.upgrade()
+    }
+
+    /// Whether the mounts stay when this process ends: its keeper waits for the next one.
+    #[must_use]
+    pub fn is_of_many(&self) -> bool {
+        self.set.is_some()
     }
 
     /// Returns the mounts that are kept, in the order of their directories.
@@ -68,7 +130,8 @@ impl Keeper {
         state: State,
     ) -> io::Result<FuseSession> {
         let dir = state.dir.clone();
-        match self.session(fs, &Ask::Mount { source: source.clone(), allow_other, state }) {
+        let ask = Ask::Mount { source: source.clone(), allow_other, state: state.clone() };
+        match self.session(fs, &ask, state) {
             Err(e) if is_gone(&e) => {
                 tracing::warn!(dir = %dir.display(), "the keeper is gone: a mount ends with this process");
                 fuse::mount(fs, &dir, &source, allow_other)
@@ -77,12 +140,12 @@ impl Keeper {
         }
     }
 
-    /// Takes over the mount that the keeper has at a directory.
+    /// Takes over a mount that the keeper has.
     ///
     /// # Errors
-    /// The keeper is gone, or has none there.
-    pub fn attach(&self, fs: &RequestContext, dir: PathBuf) -> io::Result<FuseSession> {
-        self.session(fs, &Ask::Attach { dir })
+    /// The keeper is gone, or does not have it any more.
+    pub fn attach(&self, fs: &RequestContext, state: State) -> io::Result<FuseSession> {
+        self.session(fs, &Ask::Attach { dir: state.dir.clone() }, state)
     }
 
     /// Has the keeper answer EIO to what reads the mount at a directory, until a worker takes it over.
@@ -90,13 +153,29 @@ impl Keeper {
     /// # Errors
     /// The keeper is gone.
     pub fn give_up(&self, dir: PathBuf) -> io::Result<()> {
-        self.ask(&Ask::GiveUp { dir }, None).map(|_| ())
+        self.ask_for(&Ask::GiveUp { dir }, None)
+    }
+
+    /// Has the keeper mount a file system for links.
+    ///
+    /// # Errors
+    /// The error of the kernel, or the keeper is gone.
+    pub fn mount_links(&self, dir: &Path) -> io::Result<()> {
+        self.ask_for(&Ask::MountLinks { dir: dir.to_owned() }, None)
+    }
+
+    /// Has the keeper unmount a directory.
+    ///
+    /// # Errors
+    /// The error of the kernel, or the keeper is gone.
+    pub fn unmount(&self, dir: &Path, detach: bool) -> io::Result<()> {
+        self.ask_for(&Ask::Unmount { dir: dir.to_owned(), detach }, None)
     }
 
     /// Returns whether the keeper has ended.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.kept().is_err_and(|e| is_gone(&e))
+        self.ask(&Ask::Alive, None).is_err_and(|e| is_gone(&e))
     }
 
     /// Has the keeper hold a descriptor for the next worker.
@@ -104,7 +183,8 @@ impl Keeper {
     /// # Errors
     /// The keeper is gone.
     pub fn hold(&self, descriptor: &impl AsFd) -> io::Result<()> {
-        self.ask(&Ask::Hold, Some(descriptor.as_fd())).map(|_| ())
+        *self.held.lock() = Some(descriptor.as_fd().try_clone_to_owned()?);
+        self.ask_for(&Ask::Hold, Some(descriptor.as_fd()))
     }
 
     /// Returns the descriptor that an earlier worker had the keeper hold.
@@ -112,42 +192,171 @@ impl Keeper {
     /// # Errors
     /// The keeper is gone.
     pub fn held(&self) -> io::Result<Option<OwnedFd>> {
-        self.ask(&Ask::Held, None).map(|(_, descriptor)| descriptor)
+        let (_, held) = self.ask(&Ask::Held, None)?;
+        *self.held.lock() = held.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(held)
     }
 
-    fn session(&self, fs: &RequestContext, ask: &Ask) -> io::Result<FuseSession> {
+    fn session(&self, fs: &RequestContext, ask: &Ask, state: State) -> io::Result<FuseSession> {
         match self.ask(ask, None)? {
-            (Answer::Device(agreed), Some(device)) => Ok(FuseSession::new(fs, device, agreed)),
-            (Answer::Failed { errno: Some(errno), .. }, _) => Err(io::Error::from_raw_os_error(errno)),
-            (Answer::Failed { is_denied, why, .. }, _) => {
-                let kind = if is_denied { io::ErrorKind::PermissionDenied } else { io::ErrorKind::Other };
-                Err(io::Error::new(kind, why))
+            (Answer::Device(agreed), Some(device)) => {
+                let session = FuseSession::new(fs, device, agreed);
+                let device = Arc::downgrade(&session.device());
+                self.served.lock().insert(state.dir.clone(), Served { state, agreed, device });
+                Ok(session)
             }
-            _ => Err(unexpected()),
+            (answer, _) => Err(answer.into_error()),
+        }
+    }
+
+    /// Asks for something that has no answer but that it was done.
+    fn ask_for(&self, ask: &Ask, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        match self.ask(ask, descriptor)? {
+            (Answer::Done, _) => Ok(()),
+            (answer, _) => Err(answer.into_error()),
         }
     }
 
     fn ask(&self, ask: &Ask, descriptor: Option<BorrowedFd<'_>>) -> io::Result<(Answer, Option<OwnedFd>)> {
         // One question at a time, so that each gets its own answer.
-        let socket = self.0.lock();
-        passed_device::send(&socket, &serde_json::to_vec(ask)?, descriptor)?;
-        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        let (len, device) = passed_device::receive(&socket, &mut buffer)?;
-        if len == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the mount is gone"));
-        }
-        Ok((serde_json::from_slice(&buffer[..len])?, device))
+        ask_at(&self.socket.lock(), ask, descriptor)
     }
+
+    /// Connects to a keeper that was started again, and gives it what the one before had.
+    fn connect_again(&self, set: &MountSetName) -> io::Result<()> {
+        let socket = connect_to(set)?;
+        let done = |(answer, _): (Answer, _)| match answer {
+            Answer::Done => Ok(()),
+            answer => Err(answer.into_error()),
+        };
+        let mut served = self.served.lock();
+        served.retain(|_, mount| mount.device.strong_count() > 0);
+        for mount in served.values() {
+            let Some(device) = mount.device.upgrade() else { continue };
+            let ask = Ask::Back { state: mount.state.clone(), agreed: mount.agreed };
+            if let Err(error) = ask_at(&socket, &ask, Some(device.as_fd())).and_then(done) {
+                let dir = mount.state.dir.display();
+                tracing::warn!(%dir, %error, "the new keeper does not keep a mount");
+            }
+        }
+        if let Some(held) = &*self.held.lock() {
+            done(ask_at(&socket, &Ask::Hold, Some(held.as_fd()))?)?;
+        }
+        tracing::info!(mounts = served.len(), "the keeper was started again, and has the mounts back");
+        *self.socket.lock() = socket;
+        Ok(())
+    }
+}
+
+/// Tells the keeper again and again that this process lives. Looks for another one when it is gone.
+fn stay_in_touch(keeper: &Weak<Keeper>) {
+    let mut is_logged = false;
+    loop {
+        let Some(keeper) = keeper.upgrade() else { return };
+        let pause = match keeper.ask(&Ask::Alive, None) {
+            Ok(_) => {
+                is_logged = false;
+                ALIVE_EVERY
+            }
+            Err(error) => {
+                if !is_logged {
+                    tracing::warn!(%error, "the keeper is gone: the mounts end with this process");
+                    is_logged = true;
+                }
+                // A keeper that started this process is not started again.
+                let Some(set) = keeper.set.clone() else { return };
+                if let Err(error) = keeper.connect_again(&set) {
+                    tracing::trace!(%error, "no keeper yet");
+                }
+                CONNECT_EVERY
+            }
+        };
+        drop(keeper);
+        thread::sleep(pause);
+    }
+}
+
+#[expect(unsafe_code, reason = "the keeper left this descriptor open for this process alone")]
+fn inherited_socket() -> io::Result<Option<OwnedFd>> {
+    let Some(number) = std::env::var(SOCKET_VARIABLE).ok().and_then(|n| n.parse::<RawFd>().ok()) else {
+        return Ok(None);
+    };
+    // SAFETY: the keeper passed the descriptor on for this process, which takes it here and nowhere else.
+    let socket = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl(&socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    end_signals().thread_unblock()?;
+    Ok(Some(socket))
+}
+
+/// Connects to a keeper, which may be starting just now.
+fn wait_for(set: &MountSetName) -> io::Result<OwnedFd> {
+    let until = Instant::now() + CONNECT_WITHIN;
+    loop {
+        match connect_to(set) {
+            Err(e) if is_not_there(&e) && Instant::now() < until => thread::sleep(CONNECT_EVERY),
+            connected => return connected,
+        }
+    }
+}
+
+/// Whether no keeper listens.
+fn is_not_there(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn connect_to(set: &MountSetName) -> io::Result<OwnedFd> {
+    let new = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    let to = UnixAddr::new(&set.socket)?;
+    let shown = set.socket.display();
+    connect(new.as_raw_fd(), &to).map_err(|e| {
+        let e = io::Error::from(e);
+        io::Error::new(
+            e.kind(),
+            format!("no keeper listens at {shown} ({e}): start fletch-mount --hold {shown}"),
+        )
+    })?;
+    let io_timeout_ms = u64::try_from(set.io_timeout.as_millis()).unwrap_or(u64::MAX);
+    let hello = Ask::Hello { name: set.dir.clone(), io_timeout_ms, links: set.has_links };
+    match ask_at(&new, &hello, None)? {
+        (Answer::Done, _) => Ok(new),
+        (answer, _) => Err(answer.into_error()),
+    }
+}
+
+fn ask_at(
+    socket: &OwnedFd,
+    ask: &Ask,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<(Answer, Option<OwnedFd>)> {
+    passed_device::send(socket, &serde_json::to_vec(ask)?, descriptor)?;
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    let (len, device) = passed_device::receive(socket, &mut buffer)?;
+    if len == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the mount is gone"));
+    }
+    Ok((serde_json::from_slice(&buffer[..len])?, device))
 }
 
 /// Whether an answer says that the keeper is gone.
 fn is_gone(e: &io::Error) -> bool {
-    matches!(
-        e.kind(),
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-    )
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(e.kind(), UnexpectedEof | BrokenPipe | ConnectionReset | NotConnected)
 }
 
 fn unexpected() -> io::Error {
     io::Error::other("the keeper of the mount answers something else")
+}
+
+impl Answer {
+    /// Returns the error that the answer tells of, or that it is none that was asked for.
+    fn into_error(self) -> io::Error {
+        match self {
+            Answer::Failed { errno: Some(errno), .. } => io::Error::from_raw_os_error(errno),
+            Answer::Failed { is_denied, why, .. } => {
+                let kind = if is_denied { io::ErrorKind::PermissionDenied } else { io::ErrorKind::Other };
+                io::Error::new(kind, why)
+            }
+            _ => unexpected(),
+        }
+    }
 }

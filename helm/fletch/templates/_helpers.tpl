@@ -50,7 +50,9 @@ annotations:
 {{- $registry := .root.Values.images.registry | trimSuffix "/" -}}
 {{- $repository := $image.repository -}}
 {{- if $registry }}{{ $repository = printf "%s/%s" $registry $repository }}{{ end -}}
-{{- if $image.digest -}}
+{{- if .tag -}}
+{{ printf "%s:%s" $repository .tag }}
+{{- else if $image.digest -}}
 {{ printf "%s@%s" $repository $image.digest }}
 {{- else -}}
 {{ printf "%s:%s" $repository (default .root.Chart.AppVersion $image.tag) }}

@@ -1,0 +1,368 @@
+//! What one worker after the other serves: its mounts, and what it had the keeper hold.
+
+use super::{Answer, Ask, MESSAGE_BYTES_MAX, State};
+use crate::datasets::directory;
+use crate::fuse::{self, abandon};
+use crate::fuse_wire::{self as wire, Operation};
+use crate::handshake::Agreed;
+use crate::mount::raise_read_ahead;
+use crate::session::BUFFER_BYTES;
+use crate::{passed_device, unmount};
+use anyhow::{Result, anyhow};
+use fletch_host::mounts;
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl},
+    sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+};
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Bound,
+    os::fd::{AsFd, OwnedFd},
+    path::{Component, Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// The descriptors that a keeper waits for. Each has a number.
+pub(super) struct Watched {
+    epoll: Epoll,
+    next: u64,
+}
+
+impl Watched {
+    pub fn new() -> io::Result<Self> {
+        Ok(Watched { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, next: 0 })
+    }
+
+    /// Waits for messages, too.
+    pub fn add(&mut self, descriptor: impl AsFd) -> io::Result<u64> {
+        self.add_with(descriptor, EpollFlags::EPOLLIN)
+    }
+
+    /// Waits until the device has failed, which needs no flag: nothing is mounted then.
+    pub fn add_device(&mut self, device: impl AsFd) -> io::Result<u64> {
+        self.add_with(device, EpollFlags::empty())
+    }
+
+    fn add_with(&mut self, descriptor: impl AsFd, flags: EpollFlags) -> io::Result<u64> {
+        let key = self.next;
+        self.next += 1;
+        self.epoll.add(descriptor, EpollEvent::new(flags, key))?;
+        Ok(key)
+    }
+
+    pub fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
+        Ok(self.epoll.delete(descriptor)?)
+    }
+
+    /// Returns the number of a descriptor with something new; `None` after a time without.
+    pub fn wait(&self, within: Duration) -> io::Result<Option<u64>> {
+        let mut events = [EpollEvent::empty()];
+        let timeout = EpollTimeout::try_from(within).unwrap_or(EpollTimeout::MAX);
+        loop {
+            match self.epoll.wait(&mut events, timeout) {
+                Err(Errno::EINTR) => {}
+                Ok(0) => return Ok(None),
+                Ok(_) => return Ok(Some(events[0].data())),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// What a keeper does for the workers of one set.
+#[derive(Debug, Clone, Default)]
+pub(super) struct MountSetRules {
+    /// How long a mount may wait for a worker.
+    pub io_timeout: Duration,
+    /// The file system of links with the mounts below it, if the workers make one.
+    pub links: Option<PathBuf>,
+    /// Whether to refuse a kernel that cannot hand requests over.
+    pub is_required: bool,
+    /// The directory below which a worker may have the keeper mount and unmount; `None` for everywhere.
+    pub below: Option<PathBuf>,
+}
+
+/// A mount that is kept.
+struct Kept {
+    device: OwnedFd,
+    key: u64,
+    /// The number of the mount's device in the mount table.
+    number: String,
+    agreed: Agreed,
+    state: State,
+    /// The socket of the worker that serves the mount.
+    served_by: Option<u64>,
+    /// Since when no worker serves the mount.
+    away_since: Option<Instant>,
+    /// Whether a worker said that none will serve the mount.
+    is_given_up: bool,
+}
+
+impl Kept {
+    /// Has the kernel send all unanswered requests again. It fails only if nothing is mounted any more, which
+    /// the device tells, too.
+    fn resend(&self) {
+        if let Err(error) = fuse::resend(&self.device) {
+            tracing::debug!(%error, "the kernel does not send requests again");
+        }
+    }
+
+    /// Answers EIO to every request, if no worker came in time.
+    fn fail_late_requests(&self, io_timeout: Duration) -> io::Result<()> {
+        let is_late = self.away_since.is_some_and(|since| since.elapsed() >= io_timeout);
+        if !is_late && !self.is_given_up {
+            return Ok(());
+        }
+        let flags = OFlag::from_bits_retain(fcntl(&self.device, FcntlArg::F_GETFL)?);
+        fcntl(&self.device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            match nix::unistd::read(&self.device, &mut buffer) {
+                Ok(len) => {
+                    let Ok(request) = wire::parse(&buffer[..len]) else { continue };
+                    if request.operation != Operation::Forget {
+                        // Nobody waits for this reply any more if the kernel does not take it.
+                        let _unheard =
+                            nix::unistd::write(&self.device, &wire::out_header(request.unique, libc::EIO, 0));
+                    }
+                }
+                Err(Errno::ENOENT | Errno::EINTR) => {}
+                // Nothing waits, or nothing is mounted.
+                Err(_) => break,
+            }
+        }
+        fcntl(&self.device, FcntlArg::F_SETFL(flags))?;
+        Ok(())
+    }
+}
+
+/// The mounts of one worker after the other, by their directories.
+pub(super) struct MountSet {
+    pub rules: MountSetRules,
+    kept: BTreeMap<PathBuf, Kept>,
+    /// What a worker had the keeper hold for the next one.
+    held: Option<OwnedFd>,
+    /// When a worker last took something over.
+    pub attached_at: Option<Instant>,
+}
+
+impl MountSet {
+    pub fn new(rules: MountSetRules) -> Self {
+        MountSet { rules, kept: BTreeMap::new(), held: None, attached_at: None }
+    }
+
+    /// Whether there is something for the next worker. `with_held`: also if it is no mount.
+    pub fn is_keeping(&self, with_held: bool) -> bool {
+        !self.kept.is_empty() || with_held && self.held.is_some()
+    }
+
+    /// Whether the kernel sends the requests of all mounts again.
+    pub fn can_go_on(&self) -> bool {
+        self.kept.values().all(|kept| kept.agreed.resend)
+    }
+
+    /// Answers one question of the worker with this socket. Returns whether the worker is still there.
+    pub fn answer(&mut self, socket: (u64, &OwnedFd), watched: &mut Watched) -> Result<bool> {
+        let Some((ask, descriptor)) = receive(socket.1)? else { return Ok(false) };
+        match ask {
+            Ok(ask) => self.answer_to(ask, descriptor, socket, watched)?,
+            Err(error) => send(socket.1, &Answer::failed(&error), None)?,
+        }
+        Ok(true)
+    }
+
+    fn answer_to(
+        &mut self,
+        ask: Ask,
+        descriptor: Option<OwnedFd>,
+        (key, socket): (u64, &OwnedFd),
+        watched: &mut Watched,
+    ) -> Result<()> {
+        self.is_back(key);
+        let done = |outcome: io::Result<()>| match outcome {
+            Ok(()) => Answer::Done,
+            Err(error) => Answer::failed(&error),
+        };
+        let answer = match ask {
+            Ask::Hello { .. } | Ask::Alive => Answer::Done,
+            Ask::Kept { after } => {
+                let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+                let next = self.kept.range((after, Bound::Unbounded)).next();
+                Answer::Kept(next.map(|(_, kept)| kept.state.clone()))
+            }
+            Ask::Mount { source, allow_other, state } => {
+                let dir = state.dir.clone();
+                match self.mount(&source, allow_other, state, watched) {
+                    Ok(()) => return self.give(&dir, key, socket),
+                    Err(error) => Answer::failed(&error),
+                }
+            }
+            Ask::Attach { dir } => return self.give(&dir, key, socket),
+            Ask::Back { state, agreed } => match descriptor {
+                Some(device) => done(self.keep(device, agreed, state, Some(key), watched)),
+                None => Answer::failed(&io::Error::other("no device came with the message")),
+            },
+            Ask::MountLinks { dir } => done(self.check(&dir).and_then(|()| directory::mount_links(&dir))),
+            Ask::Unmount { dir, detach } => done(self.check(&dir).and_then(|()| unmount::once(&dir, detach))),
+            Ask::GiveUp { dir } => {
+                self.kept.get_mut(&dir).into_iter().for_each(|kept| kept.is_given_up = true);
+                Answer::Done
+            }
+            Ask::Hold => {
+                self.held = descriptor;
+                Answer::Done
+            }
+            Ask::Held => {
+                self.attached_at = Some(Instant::now());
+                return send(socket, &Answer::Held, self.held.as_ref());
+            }
+        };
+        send(socket, &answer, None)
+    }
+
+    /// Gives the worker the device of a mount.
+    fn give(&mut self, dir: &Path, key: u64, socket: &OwnedFd) -> Result<()> {
+        let Some(kept) = self.kept.get_mut(dir) else {
+            return send(socket, &Answer::failed(&io::Error::other("nothing is kept there")), None);
+        };
+        kept.resend();
+        (kept.served_by, kept.away_since, kept.is_given_up) = (Some(key), None, false);
+        self.attached_at = Some(Instant::now());
+        send(socket, &Answer::Device(kept.agreed), Some(&kept.device))
+    }
+
+    /// Refuses a directory that the workers have no business with.
+    fn check(&self, dir: &Path) -> io::Result<()> {
+        let is_plain = dir.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let is_below = self.rules.below.as_ref().is_none_or(|below| dir != below && dir.starts_with(below));
+        if is_plain && is_below {
+            return Ok(());
+        }
+        let why = format!("{} is not below the directory of --hold-below", dir.display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+    }
+
+    fn mount(
+        &mut self,
+        source: &str,
+        allow_other: bool,
+        state: State,
+        watched: &mut Watched,
+    ) -> io::Result<()> {
+        let dir = state.dir.clone();
+        self.check(&dir)?;
+        // Another worker of this set was faster.
+        if self.kept.get(&dir).is_some_and(|kept| kept.state == state) {
+            return Ok(());
+        }
+        let (device, agreed) = fuse::open(&dir, source, allow_other)?;
+        if !agreed.resend && self.rules.is_required {
+            abandon(&dir);
+            return Err(io::Error::other(
+                "this kernel cannot hand requests over to another process: --survive needs Linux 6.9",
+            ));
+        }
+        self.keep(device, agreed, state, None, watched).inspect_err(|_| abandon(&dir))
+    }
+
+    fn keep(
+        &mut self,
+        device: OwnedFd,
+        agreed: Agreed,
+        state: State,
+        served_by: Option<u64>,
+        watched: &mut Watched,
+    ) -> io::Result<()> {
+        let dir = state.dir.clone();
+        self.check(&dir)?;
+        let gone = || io::Error::other("another program removed the mount at once");
+        let number = mounts::at(&dir)?.ok_or_else(gone)?.device;
+        raise_read_ahead(&number);
+        let key = watched.add_device(&device)?;
+        let kept =
+            Kept { device, key, number, agreed, state, served_by, away_since: None, is_given_up: false };
+        // The one before was detached, and programs with open files there still use it: they get errors.
+        if let Some(before) = self.kept.insert(dir, kept) {
+            watched.remove(&before.device)?;
+        }
+        Ok(())
+    }
+
+    /// Notes that a worker says nothing any more: its mounts wait for it, or for another one.
+    pub fn is_away(&mut self, key: u64) {
+        for kept in self.kept.values_mut() {
+            // At once: a request that a dead process has read could not even be given up by who made it.
+            kept.resend();
+            if kept.served_by.is_none_or(|by| by == key) {
+                kept.away_since.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Notes that a worker has ended.
+    pub fn has_ended(&mut self, key: u64) {
+        self.is_away(key);
+        let of_it = self.kept.values_mut().filter(|kept| kept.served_by == Some(key));
+        of_it.for_each(|kept| kept.served_by = None);
+    }
+
+    /// Notes that a worker speaks, whose mounts it serves still.
+    fn is_back(&mut self, key: u64) {
+        let of_it = self.kept.values_mut().filter(|kept| kept.served_by == Some(key));
+        of_it.for_each(|kept| kept.away_since = None);
+    }
+
+    /// Has the kernel send the requests of all mounts again.
+    pub fn resend(&self) {
+        self.kept.values().for_each(Kept::resend);
+    }
+
+    /// Answers EIO to requests that wait for too long.
+    pub fn fail_late_requests(&self) -> Result<()> {
+        Ok(self.kept.values().try_for_each(|kept| kept.fail_late_requests(self.rules.io_timeout))?)
+    }
+
+    /// Lets go of the mount whose device has this number. Returns whether there was one.
+    pub fn forget(&mut self, key: u64, watched: &Watched) -> Result<bool> {
+        let gone = self.kept.iter().find(|(_, kept)| kept.key == key).map(|(dir, _)| dir.clone());
+        let Some(kept) = gone.and_then(|dir| self.kept.remove(&dir)) else { return Ok(false) };
+        watched.remove(&kept.device)?;
+        Ok(true)
+    }
+
+    /// Unmounts what the workers left.
+    pub fn unmount(&self) -> Result<()> {
+        if let Some(links) = self.rules.links.as_ref().filter(|_| self.is_keeping(true)) {
+            // With it go all mounts below. A worker that ended by itself left nothing of this.
+            let is_there = mounts::at(links)?.is_some_and(|entry| entry.source == directory::SOURCE);
+            let detached = if is_there { unmount::detach(links) } else { Ok(()) };
+            return detached.map_err(|why| anyhow!("cannot detach {}: {why}", links.display()));
+        }
+        for kept in self.kept.values() {
+            unmount::unmount(&kept.state.dir, &kept.number)?;
+        }
+        Ok(())
+    }
+}
+
+/// Receives one question, and what came with it; `None` if the worker is gone. A later build may ask what
+/// this one does not know.
+pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(io::Result<Ask>, Option<OwnedFd>)>> {
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    match passed_device::receive(socket, &mut buffer) {
+        // It was killed before it read an answer if this fails.
+        Ok((0, _)) | Err(_) => Ok(None),
+        Ok((len, descriptor)) => {
+            let ask = serde_json::from_slice(&buffer[..len]).map_err(io::Error::from);
+            Ok(Some((ask, descriptor)))
+        }
+    }
+}
+
+/// Sends an answer. If the worker is gone, the next event of its socket says so.
+pub(super) fn send(socket: &OwnedFd, answer: &Answer, descriptor: Option<&OwnedFd>) -> Result<()> {
+    let _gone = passed_device::send(socket, &serde_json::to_vec(answer)?, descriptor.map(OwnedFd::as_fd));
+    Ok(())
+}

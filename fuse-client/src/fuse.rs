@@ -5,6 +5,7 @@
 use crate::access::{Access, KernelCache};
 use crate::fuse_wire::{self as wire, Notification};
 use crate::handshake::{Agreed, Answer, Init};
+use crate::leaving::Push;
 use crate::push::PageCache;
 use crate::requests::RequestContext;
 use crate::session::BUFFER_BYTES;
@@ -135,6 +136,7 @@ struct FusePageCache(Arc<OwnedFd>, Arc<Access>);
 impl PageCache for FusePageCache {
     fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let _in_flight = self.1.enter();
+        let Some(_push) = Push::begin() else { return Err(io::ErrorKind::Interrupted.into()) };
         if let Some(errno) = self.1.refused() {
             return Err(io::Error::from_raw_os_error(errno));
         }

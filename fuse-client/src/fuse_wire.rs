@@ -156,6 +156,12 @@ fn parsed(message: &[u8]) -> Option<Request> {
     Some(Request { unique, ino, pid, operation })
 }
 
+/// Whether the kernel sends a request again: it sets the highest bit of its number, which the reply repeats.
+#[must_use]
+pub fn is_resent(unique: u64) -> bool {
+    unique >> 63 == 1
+}
+
 /// Returns the header of a reply with `len` bytes of payload. An errno of 0 means success.
 #[must_use]
 pub fn out_header(unique: u64, errno: i32, len: usize) -> [u8; OUT_HEADER_BYTES] {

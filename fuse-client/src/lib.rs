@@ -32,6 +32,7 @@ pub mod handshake;
 pub mod hit_connections;
 pub mod keeper;
 pub mod kernel_mount;
+pub mod leaving;
 pub mod mapped_reads;
 pub mod metrics;
 pub mod mount;

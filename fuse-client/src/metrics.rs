@@ -13,7 +13,7 @@ use std::{
 
 mod page;
 
-pub use page::serve;
+pub use page::{PageAddress, listen, serve};
 
 /// The kinds of requests of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,12 +71,28 @@ impl Op {
 
 /// The requests of the kernel, by kind.
 #[derive(Debug, Default)]
-pub struct RequestCounts([AtomicU64; Op::ALL.len()]);
+pub struct RequestCounts {
+    by_kind: [AtomicU64; Op::ALL.len()],
+    /// Requests that the kernel sent again, because the process died that had received them.
+    resent: AtomicU64,
+    /// How often a mount was taken over from an earlier process.
+    takeovers: AtomicU64,
+}
 
 impl RequestCounts {
     /// Counts one request.
     pub fn count(&self, op: Op) {
-        self.0[op as usize].fetch_add(1, Relaxed);
+        self.by_kind[op as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Counts a request that the kernel sent again. It is counted by its kind, too.
+    pub fn count_resent(&self) {
+        self.resent.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a mount that was taken over from an earlier process.
+    pub fn count_takeover(&self) {
+        self.takeovers.fetch_add(1, Relaxed);
     }
 
     /// Returns the number of requests that only a program in the mount causes, without READs. Programs that
@@ -84,13 +100,13 @@ impl RequestCounts {
     #[must_use]
     pub fn of_programs(&self) -> u64 {
         let is_one = |op: &&Op| !matches!(op, Op::Read | Op::Statfs | Op::Xattr | Op::Other);
-        Op::ALL.iter().filter(is_one).map(|op| self.0[*op as usize].load(Relaxed)).sum()
+        Op::ALL.iter().filter(is_one).map(|op| self.by_kind[*op as usize].load(Relaxed)).sum()
     }
 
     /// Returns the number of requests of each kind.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
-        Op::ALL.iter().map(|op| (op.word(), self.0[*op as usize].load(Relaxed))).collect()
+        Op::ALL.iter().map(|op| (op.word(), self.by_kind[*op as usize].load(Relaxed))).collect()
     }
 }
 
@@ -106,6 +122,10 @@ pub struct Snapshot {
     pub job: String,
     /// Requests of the kernel by kind.
     pub requests: BTreeMap<&'static str, u64>,
+    /// Requests that the kernel sent again, because the process died that had received them.
+    pub resent: u64,
+    /// Mounts that were taken over from an earlier process.
+    pub takeovers: u64,
     /// Failures by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// READs of files.
@@ -224,6 +244,8 @@ impl Snapshot {
         let times = context.read_clock.times();
         Snapshot {
             requests: context.requests.counts(),
+            resent: context.requests.resent.load(Relaxed),
+            takeovers: context.requests.takeovers.load(Relaxed),
             faults: faults(context.faults.counts()),
             reads: read.reads.load(Relaxed),
             read_bytes: read.bytes.load(Relaxed),
@@ -249,6 +271,8 @@ impl Snapshot {
         for (fault, n) in &other.faults {
             *self.faults.entry(fault).or_default() += n;
         }
+        self.resent += other.resent;
+        self.takeovers += other.takeovers;
         self.reads += other.reads;
         self.read_bytes += other.read_bytes;
         self.read_memory_bytes += other.read_memory_bytes;
@@ -288,6 +312,8 @@ impl Snapshot {
             counter(o.const_label("result", *result), *n)?;
         }
         for (name, help, n) in [
+            ("resent_requests_total", "Requests that the kernel sent again.", self.resent),
+            ("takeovers_total", "Mounts taken over from an earlier process.", self.takeovers),
             ("read_bytes_total", "Bytes of replies to READs.", self.read_bytes),
             ("read_memory_bytes_total", "Bytes of replies from this mount's memory.", self.read_memory_bytes),
             ("read_disk_bytes_total", "Bytes of replies from this mount's disk.", self.read_disk_bytes),

@@ -9,7 +9,8 @@ use crate::cli::Settings;
 use crate::fs::inode::ENCODING;
 use crate::fuse::{self, FuseSession};
 use crate::keeper::{Keeper, State};
-use crate::metrics::{self, Snapshot};
+use crate::leaving;
+use crate::metrics::{self, PageAddress, Snapshot};
 use crate::open_version::{OpenVersion, open};
 use crate::push::{PushThreads, WATCH_EVERY};
 use crate::requests::RequestContext;
@@ -25,7 +26,6 @@ use fletch_host::{mounts, replace::replace_file};
 use fletch_tables::TableError;
 use std::{io, path::Path, sync::Arc, time::Duration};
 use tokio::{
-    net::TcpListener,
     runtime::{Handle, Runtime},
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
@@ -91,7 +91,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     let opened = runtime.block_on(open(settings))?;
     let metrics = match settings.process.metrics {
         Some(addr) => {
-            let bound = runtime.block_on(TcpListener::bind(addr));
+            let bound = runtime.block_on(metrics::listen(addr, kept.is_some()));
             Some(bound.with_context(|| format!("cannot serve metrics at {addr}"))?)
         }
         None => None,
@@ -151,7 +151,12 @@ pub fn run(settings: &Settings) -> Result<()> {
     // Bounds the rest of this function.
     exit_after(END_WITHIN);
     let stays = outcome.is_ok() && keeper.as_ref().is_some_and(|keeper| keeper.is_of_many());
-    let gone = if stays { Ok(Unmounted::Kept) } else { unmount(&dir, &entry.device) };
+    let gone = if stays {
+        leaving::leave();
+        Ok(Unmounted::Kept)
+    } else {
+        unmount(&dir, &entry.device)
+    };
     runtime.block_on(running.end(gone.as_ref().ok().copied()));
     if let Some(path) = &settings.report {
         write_report(path, &running.snapshot())?;
@@ -239,12 +244,12 @@ impl EndSignals {
 async fn serve(
     running: &RunningMount,
     (session, threads): (FuseSession, usize),
-    metrics: Option<TcpListener>,
+    metrics: Option<PageAddress>,
     mut signals: EndSignals,
     ready: &str,
 ) -> Result<()> {
-    if let Some(listener) = metrics {
-        let page = metrics::serve(listener, Arc::clone(&running.snapshot), running.shared.stop.clone());
+    if let Some(address) = metrics {
+        let page = metrics::serve(address, Arc::clone(&running.snapshot), running.shared.stop.clone());
         running.shared.background.spawn(async move {
             if let Err(error) = page.await {
                 tracing::error!(%error, "metrics are no longer served: mount again to restore them");

@@ -4,7 +4,9 @@
 //! hundreds of mounts cannot afford threads for each: there, all threads wait for all devices (`epoll`,
 //! level-triggered; [`SessionThreads`]).
 //!
-//! 1. Every request gets exactly one reply, also if its work is dropped: then the reply is EIO.
+//! 1. Every request gets exactly one reply, also if its work is dropped: then the reply is EIO. A process
+//!    that leaves its mounts to the next one sends no reply any more ([`crate::leaving`]): its work is
+//!    dropped.
 //! 2. A thread takes at most [`REQUESTS_IN_A_ROW`] requests of a session, and then looks at the others.
 //! 3. A thread of many sessions never waits in a read of a device: another thread may have taken the request
 //!    that it was woken for.
@@ -12,6 +14,7 @@
 use crate::fs::tree::DirEntry;
 use crate::fuse_wire::{self as wire, Listing, ListingReply, Operation, Request};
 use crate::handshake::MESSAGE_BYTES_MAX;
+use crate::leaving;
 use crate::metrics::Op;
 use crate::requests::RequestContext;
 use nix::{
@@ -219,6 +222,9 @@ impl Session {
     fn answer(&self, Request { unique, ino, pid, operation }: Request) {
         let reply = Reply { device: Arc::clone(&self.device), unique, sent: false };
         let (context, runtime) = (&self.context, &self.runtime);
+        if wire::is_resent(unique) {
+            context.requests.count_resent();
+        }
         match operation {
             Operation::Lookup(name) => context.dispatch(Op::Lookup, runtime, |fs| async move {
                 let found = fs.run(fs.tree.lookup(ino, &name)).await;
@@ -320,6 +326,9 @@ impl Reply {
 
     fn write(&mut self, errno: i32, payload: &[u8]) {
         self.sent = true;
+        if leaving::is_silent() {
+            return;
+        }
         let header = wire::out_header(self.unique, errno, payload.len());
         let parts = [IoSlice::new(&header), IoSlice::new(payload)];
         // ENOENT: the program that asked was killed. ENODEV: the mount is gone. Nobody waits then.

@@ -2,6 +2,7 @@
 
 use fletch_tests::bins::{Running, bin, command, run, stdout, with_keeper, without_variables};
 use fletch_tests::fixture::{Mounted, Site, is_mounted};
+use fletch_tests::prometheus::free_port;
 use fletch_tests::require::{Need, have};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::signal::{Signal, kill};
@@ -87,13 +88,38 @@ fn look(dir: &Path, rng: &mut StdRng, held: &(usize, File)) {
         }
         1 => assert_eq!(fs::metadata(&path).expect("stat").len(), FILE_BYTES as u64),
         2 | 3 => check(held.0, &held.1),
+        4 => {
+            let file = File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            #[expect(unsafe_code, reason = "no file of a mount is ever cut short")]
+            // SAFETY: the mount is read-only, and shows one version.
+            let map = unsafe { memmap2::Mmap::map(&file) }.expect("mapped");
+            assert!(map[from..from + 5000] == content(i)[from..from + 5000], "{}: other bytes", name(i));
+            drop(map);
+            posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("advice");
+        }
         _ => check(i, &File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))),
     }
 }
 
-/// Kills what serves the mount at random moments under readers. Returns the looks that were taken, and the
-/// slowest.
-fn kill_under_readers(mounted: &Mounted, kills: usize, seed: u64) -> (u64, Duration) {
+/// Returns the page of metrics at a port, or nothing.
+fn metrics_at(port: u16) -> String {
+    let url = format!("http://127.0.0.1:{port}/metrics");
+    let page = Command::new("curl").args(["-sS", "--max-time", "5", &url]).output().expect("curl");
+    String::from_utf8_lossy(&page.stdout).into_owned()
+}
+
+/// Returns how many requests the kernel sent to this process that it had sent to another one, by the page of
+/// metrics at a port.
+fn resent(port: u16) -> u64 {
+    let page = metrics_at(port);
+    let line = page.lines().find_map(|line| line.strip_prefix("fletch_mount_resent_requests_total "));
+    line.map_or(0, |number| number.parse().expect("a number"))
+}
+
+/// Kills what serves the mount at random moments under readers. Returns the looks that were taken, the
+/// slowest, and how many requests were sent again, as far as the page of metrics at a port could be asked.
+fn kill_under_readers(mounted: &Mounted, kills: usize, seed: u64, port: u16) -> (u64, Duration, u64) {
+    let mut sent_again = 0;
     let (stop, looks, slowest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)
@@ -117,6 +143,7 @@ fn kill_under_readers(mounted: &Mounted, kills: usize, seed: u64) -> (u64, Durat
         for _ in 0..kills {
             thread::sleep(Duration::from_micros(rng.random_range(20_000..300_000)));
             let victim = until(SLOW, || worker(keeper));
+            sent_again += resent(port);
             kill(victim, Signal::SIGKILL).expect("kill");
             until(SLOW, || worker(keeper).filter(|next| *next != victim));
             if readers.iter().any(thread::ScopedJoinHandle::is_finished) {
@@ -127,7 +154,7 @@ fn kill_under_readers(mounted: &Mounted, kills: usize, seed: u64) -> (u64, Durat
         until(SLOW, || (looks.load(SeqCst) > before + 10 * READERS).then_some(()));
         stop.store(true, SeqCst);
     });
-    (looks.into_inner(), Duration::from_micros(slowest.into_inner()))
+    (looks.into_inner(), Duration::from_micros(slowest.into_inner()), sent_again)
 }
 
 #[test]
@@ -138,11 +165,17 @@ fn what_serves_a_mount_is_killed_under_readers_who_see_no_error() {
     let kills = if std::env::var_os("FLETCH_SOAK").is_some() { 500 } else { 20 };
     let site = serve();
     let log = site.place("logs").join("survivor");
-    let words = ["set", "--io-timeout", "60s"];
+    let port = free_port();
+    let words = ["set", "--io-timeout", "60s", "--metrics", &format!("127.0.0.1:{port}")];
     let mounted = Mounted::start_by(with_keeper(), &site.url, site.place("mnt"), &log, &words);
-    let (looks, slowest) = kill_under_readers(&mounted, kills, 7);
-    println!("{kills} kills under {READERS} readers: {looks} looks, the slowest took {slowest:?}");
+    let (looks, slowest, resent) = kill_under_readers(&mounted, kills, 7, port);
+    println!(
+        "{kills} kills under {READERS} readers: {looks} looks, {resent} requests sent again, the slowest \
+         took {slowest:?}"
+    );
     assert!(slowest < SLOW, "the slowest look took {slowest:?}");
+    // The page of a process is not always there before it is killed.
+    assert!(resent >= kills as u64, "{resent} requests were sent again");
     let log = fs::read_to_string(log).expect("log");
     assert_eq!(log.matches("readers wait for the next one").count(), kills, "{log}");
     // Some are killed before they can say so.
@@ -290,51 +323,62 @@ fn publish_set(site: &Site, set: usize) {
     assert!(!site.publish(&format!("set-{set:02}"), &tree).is_empty());
 }
 
-/// Reads files of all datasets, through their links, until it is told to stop. Returns how many.
-fn read_sets(site: &Site, seed: u64, stop: &AtomicBool, slowest: &AtomicU64) -> u64 {
+/// Reads files of all datasets, through their links, until a file tells it to stop. Returns how many, and the
+/// slowest.
+fn read_sets(datasets: &Path, seed: u64, stop: &Path) -> (u64, Duration) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut reads = 0;
-    while !stop.load(SeqCst) {
+    let (mut reads, mut slowest) = (0, Duration::ZERO);
+    while !stop.exists() {
         let (set, i) = (rng.random_range(0..SETS), rng.random_range(0..SET_FILES));
-        let path = set_file(site, set, i);
+        let path = datasets.join(format!("set-{set:02}/f{i:03}"));
         let begun = Instant::now();
         let mut bytes = vec![0; SET_FILE_BYTES];
         let file = File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         file.read_exact_at(&mut bytes, 0).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         assert!(bytes == set_content(set, i), "{}: other bytes", path.display());
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("advice");
-        slowest.fetch_max(begun.elapsed().as_micros() as u64, SeqCst);
+        slowest = slowest.max(begun.elapsed());
         reads += 1;
     }
-    reads
+    (reads, slowest)
 }
 
-/// Reads of many programs while something happens to what serves the mounts.
-struct Readers<'a> {
-    site: &'a Site,
-    stop: AtomicBool,
-    slowest: AtomicU64,
+/// Names the directory of the datasets for [`reads_in_a_process_of_its_own`], which another test starts.
+const READ_VARIABLE: &str = "TEST_READ_DATASETS";
+
+/// The readers of [`under_readers`]. They are a process of their own: a process whose threads wait for a
+/// mount cannot start the one that is to serve it, because its children wait, too.
+#[test]
+fn reads_in_a_process_of_its_own() {
+    let Some(datasets) = std::env::var_os(READ_VARIABLE).map(std::path::PathBuf::from) else { return };
+    let stop = datasets.with_extension("stop");
+    let (reads, slowest) = thread::scope(|scope| {
+        let (datasets, stop) = (&datasets, &stop);
+        let readers: Vec<_> =
+            (0..16).map(|seed| scope.spawn(move || read_sets(datasets, seed, stop))).collect();
+        let all = readers.into_iter().map(|reader| reader.join().expect("a reader"));
+        all.fold((0, Duration::ZERO), |(sum, slowest), (reads, took)| (sum + reads, slowest.max(took)))
+    });
+    println!("16 readers: {reads} reads, the slowest took {slowest:?}");
+    assert!(reads > 100 && slowest < SLOW, "{reads} reads, the slowest took {slowest:?}");
 }
 
-impl<'a> Readers<'a> {
-    fn of(site: &'a Site) -> Self {
-        Readers { site, stop: AtomicBool::new(false), slowest: AtomicU64::new(0) }
-    }
-
-    /// Does `what` under readers that check each byte. Prints how many reads there were, and the slowest.
-    fn under(self, name: &str, what: impl FnOnce(&dyn Fn() -> bool)) {
-        let (site, stop, slowest) = (self.site, &self.stop, &self.slowest);
-        let reads: u64 = thread::scope(|scope| {
-            let readers: Vec<_> =
-                (0..16).map(|seed| scope.spawn(move || read_sets(site, seed, stop, slowest))).collect();
-            what(&|| readers.iter().any(thread::ScopedJoinHandle::is_finished));
-            stop.store(true, SeqCst);
-            readers.into_iter().map(|reader| reader.join().expect("a reader")).sum()
-        });
-        let slowest = Duration::from_micros(self.slowest.into_inner());
-        println!("{name}, {SETS} mounts, 16 readers: {reads} reads, the slowest took {slowest:?}");
-        assert!(reads > 100 && slowest < SLOW, "{reads} reads, the slowest took {slowest:?}");
-    }
+/// Does `what` under readers that check each byte.
+fn under_readers(site: &Site, name: &str, what: impl FnOnce()) {
+    let datasets = site.place("datasets");
+    let mut c = Command::new(std::env::current_exe().expect("this program"));
+    c.args(["reads_in_a_process_of_its_own", "--exact", "--nocapture"]).env(READ_VARIABLE, &datasets);
+    let mut readers = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("readers");
+    // So that they have begun.
+    thread::sleep(Duration::from_millis(200));
+    what();
+    assert!(readers.try_wait().expect("readers").is_none(), "the readers ended early");
+    File::create(datasets.with_extension("stop")).expect("a file");
+    let done = readers.wait_with_output().expect("readers");
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    let figures = said.lines().find(|line| line.contains("16 readers")).expect("figures");
+    println!("{name}, {SETS} mounts, {figures}");
 }
 
 /// Returns a process that mounts all datasets of the site's server, with its ready file.
@@ -358,7 +402,7 @@ fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
     let dir = site.place("datasets");
     let (mut keeper, ready) = datasets(&site, with_keeper(), "datasets", &[]);
     until(SLOW, || ready.exists().then_some(()));
-    Readers::of(&site).under(&format!("{kills} kills"), |has_failed| {
+    under_readers(&site, &format!("{kills} kills"), || {
         let mut rng = StdRng::seed_from_u64(11);
         for _ in 0..kills {
             thread::sleep(Duration::from_millis(rng.random_range(50..400)));
@@ -366,9 +410,6 @@ fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
             kill(victim, Signal::SIGKILL).expect("kill");
             until(SLOW, || worker(keeper.pid()).filter(|next| *next != victim));
             assert!(ready.exists(), "the ready file stays");
-            if has_failed() {
-                break;
-            }
         }
     });
 
@@ -422,11 +463,14 @@ fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
     let mut keeper = hold(&site, "keeper");
     let socket = site.place("keeper").join("socket").display().to_string();
     let tables = site.place("cache").display().to_string();
-    let flags = ["--keeper", &socket, "--allow-other", "--cache-dir", &tables];
+    // While two run, the second one cannot have the port yet.
+    let port = free_port();
+    let metrics = format!("127.0.0.1:{port}");
+    let flags = ["--keeper", &socket, "--allow-other", "--cache-dir", &tables, "--metrics", &metrics];
     let start = |log: &str| datasets(&site, without_capabilities(), log, &flags);
     let (mut first, ready) = start("first");
     until(SLOW, || ready.exists().then_some(()));
-    Readers::of(&site).under("replaced in five ways", |_| {
+    under_readers(&site, "replaced in five ways", || {
         // Killed: the pod was over its memory.
         first.signal(Signal::SIGKILL);
         first.wait(SLOW);
@@ -445,6 +489,8 @@ fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
         third.signal(Signal::SIGTERM);
         assert!(third.wait(SLOW).success());
         thread::sleep(Duration::from_millis(300));
+        let taken_over = format!("fletch_mount_takeovers_total {SETS}");
+        until(SLOW, || metrics_at(port).contains(&taken_over).then_some(()));
         // The keeper is killed, and started again: it gets the mounts back, and gives them to the next one.
         keeper.signal(Signal::SIGKILL);
         keeper.wait(SLOW);
@@ -483,6 +529,34 @@ fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
 fn only_root(dir: &Path, name: &str) -> String {
     let target = fs::read_link(dir.join(name)).expect("a link");
     target.file_name().expect("a root").to_string_lossy().into_owned()
+}
+
+#[test]
+fn a_mount_of_fstab_survives() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        return;
+    }
+    let site = serve();
+    let helper = site.place("sbin").join("mount.fletch");
+    std::os::unix::fs::symlink(bin("fletch-mount"), &helper).expect("symlink");
+    let (dir, log) = (site.place("mnt"), site.place("logs").join("fstab"));
+    let options =
+        format!("server={},log_file={},cache_dir={}", site.url, log.display(), site.place("c").display());
+    let mut mount = without_variables(Command::new(&helper));
+    run(mount.arg("set").arg(&dir).args(["-o", &format!("rw,{options},nofail")]));
+    let of_the_mount = |pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains(&dir.display().to_string())
+    };
+    let all = fs::read_dir("/proc").expect("processes").flatten();
+    let all = all.filter_map(|process| process.file_name().to_string_lossy().parse().ok());
+    let keeper = all.filter(of_the_mount).find(|pid| worker(*pid).is_some()).expect("a keeper");
+    for i in 0..5 {
+        kill(until(SLOW, || worker(keeper)), Signal::SIGKILL).expect("kill");
+        assert!(fs::read(dir.join(name(i))).expect("read") == content(i));
+    }
+    run(Command::new("umount").arg(&dir));
+    until(SLOW, || (!Path::new(&format!("/proc/{keeper}")).exists()).then_some(()));
 }
 
 #[test]

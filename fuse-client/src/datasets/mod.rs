@@ -14,7 +14,8 @@ pub mod watcher;
 
 use crate::cli::DatasetsSettings;
 use crate::keeper::Keeper;
-use crate::metrics;
+use crate::leaving;
+use crate::metrics::{self, PageAddress};
 use crate::mount::{EndSignals, exit_after, say_ready};
 use crate::open_version;
 use crate::push::{PushThreads, WATCH_EVERY};
@@ -31,7 +32,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, runtime::Runtime};
+use tokio::runtime::Runtime;
 use version_mount::{Attempt, MountParts, VersionMount};
 use watcher::Watcher;
 
@@ -71,7 +72,11 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     let client = open_version::client(process, &settings.server)?;
     let metrics = match process.metrics {
         Some(addr) => {
-            let bound = runtime.block_on(TcpListener::bind(addr));
+            let takes_over = match &keeper {
+                Some(keeper) => !keeper.kept().context("asking the keeper of the mounts")?.is_empty(),
+                None => false,
+            };
+            let bound = runtime.block_on(metrics::listen(addr, takes_over));
             Some(bound.with_context(|| format!("cannot serve metrics at {addr}"))?)
         }
         None => None,
@@ -112,7 +117,12 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     exit_after(END_WITHIN);
     let removed = settings.ready_file.as_deref().map_or(Ok(()), remove_ready_file);
     let stays = outcome.is_ok() && watcher.is_kept_for_others();
-    let closed = if stays { Ok(()) } else { close(&watcher) };
+    let closed = if stays {
+        leaving::leave();
+        Ok(())
+    } else {
+        close(&watcher)
+    };
     runtime.block_on(shared.end());
     if stays {
         watcher.directory().leave();
@@ -131,7 +141,7 @@ fn start_tasks(
     watcher: &Arc<Watcher>,
     client: &Client,
     watch: &Arc<ServerWatch>,
-    metrics: Option<TcpListener>,
+    metrics: Option<PageAddress>,
 ) {
     let spawn = |work: futures::future::BoxFuture<'static, ()>| {
         let stop = shared.stop.clone();
@@ -151,13 +161,13 @@ fn start_tasks(
     }));
     let (announced, server, stop) = (Arc::clone(watcher), client.clone(), shared.stop.clone());
     shared.background.spawn_on(announcer::run(server, announced, stop), runtime.handle());
-    if let Some(listener) = metrics {
+    if let Some(address) = metrics {
         let (counted, shared) = (Arc::clone(watcher), Arc::clone(shared));
         let (client, watch) = (client.clone(), Arc::clone(watch));
         let stop = shared.stop.clone();
         let snapshot = Arc::new(move || counted.snapshot(shared.counters(Some(&client), Some(&watch))));
         spawn(Box::pin(async move {
-            if let Err(error) = metrics::serve(listener, snapshot, stop).await {
+            if let Err(error) = metrics::serve(address, snapshot, stop).await {
                 tracing::error!(%error, "metrics are no longer served: start again to restore them");
             }
         }));

@@ -73,7 +73,7 @@ struct Holder {
     signals: (u64, SignalFd),
     listener: (u64, OwnedFd),
     workers: HashMap<u64, Worker>,
-    places: BTreeMap<PathBuf, Held>,
+    sets: BTreeMap<PathBuf, Held>,
     /// Since when a signal has said that the keeper is to end.
     ending_since: Option<Instant>,
 }
@@ -89,11 +89,11 @@ pub fn hold(settings: HoldSettings) -> Result<()> {
     let signals = (watched.add(&signals)?, signals);
     let listener = (watched.add(&listener)?, listener);
     tracing::info!(socket = %settings.socket.display(), below = %settings.below.display(), "holding mounts");
-    let (workers, places) = (HashMap::new(), BTreeMap::new());
-    Holder { settings, watched, signals, listener, workers, places, ending_since: None }.run()
+    let (workers, sets) = (HashMap::new(), BTreeMap::new());
+    Holder { settings, watched, signals, listener, workers, sets, ending_since: None }.run()
 }
 
-/// Listens at a path, which only the own user may use. Creates its directory if necessary, and replaces a
+/// Listens at a path, which only the own user may use. Creates its directory if necessary, and resets a
 /// socket that nobody listens at.
 fn listen_at(path: &Path) -> Result<OwnedFd> {
     let shown = path.display();
@@ -167,7 +167,7 @@ impl Holder {
         let Some(worker) = self.workers.get_mut(&key) else { return Ok(()) };
         (worker.spoke_at, worker.is_silent) = (Instant::now(), false);
         let is_there = match &worker.set {
-            Some(set) => match self.places.get_mut(set) {
+            Some(set) => match self.sets.get_mut(set) {
                 Some(held) => held.set.answer((key, &worker.socket), &mut self.watched)?,
                 None => false,
             },
@@ -181,7 +181,7 @@ impl Holder {
                     };
                     tracing::info!(name = %name.display(), "a process serves mounts");
                     let new = || Held { set: MountSet::new(rules.clone()), alone_since: None };
-                    let held = self.places.entry(name.clone()).or_insert_with(new);
+                    let held = self.sets.entry(name.clone()).or_insert_with(new);
                     held.set.rules = rules;
                     held.alone_since = None;
                     worker.set = Some(name);
@@ -206,10 +206,10 @@ impl Holder {
         self.watched.remove(&worker.socket)?;
         let Some(name) = worker.set else { return Ok(()) };
         let is_last = self.workers.values().all(|other| other.set.as_ref() != Some(&name));
-        if let Some(held) = self.places.get_mut(&name) {
+        if let Some(held) = self.sets.get_mut(&name) {
             held.set.has_ended(key);
             if !held.set.is_keeping(true) {
-                self.places.remove(&name);
+                self.sets.remove(&name);
             } else if is_last {
                 held.alone_since = Some(Instant::now());
                 tracing::warn!(name = %name.display(), "mounts wait for the next process that serves them");
@@ -220,7 +220,7 @@ impl Holder {
 
     /// Lets go of a mount that is gone.
     fn forget(&mut self, key: u64) -> Result<()> {
-        for held in self.places.values_mut() {
+        for held in self.sets.values_mut() {
             if held.set.forget(key, &self.watched)? {
                 break;
             }
@@ -231,29 +231,33 @@ impl Holder {
     /// Does what is due from time to time.
     fn look(&mut self) -> Result<()> {
         for (key, worker) in &mut self.workers {
-            if worker.spoke_at.elapsed() > SILENT_AFTER && !worker.is_silent {
-                worker.is_silent = true;
-                let held = worker.set.as_ref().and_then(|name| self.places.get_mut(name));
-                held.into_iter().for_each(|held| held.set.is_away(*key));
+            if worker.spoke_at.elapsed() <= SILENT_AFTER {
+                continue;
+            }
+            if let Some(held) = worker.set.as_ref().and_then(|name| self.sets.get_mut(name)) {
+                if !std::mem::replace(&mut worker.is_silent, true) {
+                    held.set.is_away(*key);
+                }
+                held.set.release_pages(*key)?;
             }
         }
-        for held in self.places.values() {
-            held.set.fail_late_requests()?;
+        for held in self.sets.values_mut() {
+            held.set.tend_late_requests()?;
         }
         let is_old = |held: &Held| held.alone_since.is_some_and(|at| at.elapsed() > self.settings.keep);
         let old: Vec<PathBuf> =
-            self.places.iter().filter(|(_, held)| is_old(held)).map(|(name, _)| name.clone()).collect();
+            self.sets.iter().filter(|(_, held)| is_old(held)).map(|(name, _)| name.clone()).collect();
         for name in old {
             // The mounts stay, without a device: readers get errors, and never an empty directory.
             tracing::warn!(name = %name.display(), "giving up mounts that no process has served for long");
-            self.places.remove(&name);
+            self.sets.remove(&name);
         }
         Ok(())
     }
 
     /// Unmounts what no worker serves. Those with a worker stay: it has their devices.
     fn end(self) -> Result<()> {
-        for (name, held) in self.places {
+        for (name, held) in self.sets {
             match held.alone_since {
                 Some(_) => held.set.unmount()?,
                 None => {

@@ -188,7 +188,7 @@ impl Keeper {
             // One of its threads may have read a request when it died.
             self.set.resend();
         }
-        self.set.fail_late_requests()
+        self.set.tend_late_requests()
     }
 
     fn start_worker(&self) -> Result<(OwnedFd, Child)> {

@@ -3,7 +3,7 @@
 use super::{Answer, Ask, MESSAGE_BYTES_MAX, State};
 use crate::datasets::directory;
 use crate::fuse::{self, abandon};
-use crate::fuse_wire::{self as wire, Operation};
+use crate::fuse_wire::{self as wire, Operation, Request};
 use crate::handshake::Agreed;
 use crate::mount::raise_read_ahead;
 use crate::session::BUFFER_BYTES;
@@ -16,13 +16,18 @@ use nix::{
     sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io,
     ops::Bound,
     os::fd::{AsFd, OwnedFd},
     path::{Component, Path, PathBuf},
     time::{Duration, Instant},
 };
+
+/// How often requests that wait for a worker are sent again.
+const RESEND_EVERY: Duration = Duration::from_secs(1);
+/// The most READs that are failed for one worker.
+const RELEASED_MAX: usize = 4096;
 
 /// The descriptors that a keeper waits for. Each has a number.
 pub(super) struct Watched {
@@ -98,6 +103,9 @@ struct Kept {
     away_since: Option<Instant>,
     /// Whether a worker said that none will serve the mount.
     is_given_up: bool,
+    resent_at: Instant,
+    /// The READs that were failed for a worker that is dead and not gone, by inode and offset.
+    released: HashSet<(u64, u64)>,
 }
 
 impl Kept {
@@ -109,12 +117,45 @@ impl Kept {
         }
     }
 
+    /// Has requests sent again that wait for long. A worker that is dead, and not gone, may have read them.
+    fn resend_late_requests(&mut self) {
+        if self.away_since.is_some() && self.resent_at.elapsed() > RESEND_EVERY {
+            self.resent_at = Instant::now();
+            self.resend();
+        }
+    }
+
     /// Answers EIO to every request, if no worker came in time.
     fn fail_late_requests(&self, io_timeout: Duration) -> io::Result<()> {
         let is_late = self.away_since.is_some_and(|since| since.elapsed() >= io_timeout);
         if !is_late && !self.is_given_up {
             return Ok(());
         }
+        self.answer_all(|_| true)
+    }
+
+    /// Answers EIO to the first request for each page that a worker, which is dead and not gone, may wait
+    /// for.
+    ///
+    /// Such a request comes from the kernel's read-ahead. When it fails, the page is unlocked, and the
+    /// program that reads it asks once more. That second request waits for the next worker. Only a program
+    /// that has mapped the file with `MADV_RANDOM` gets the error.
+    fn release_pages(&mut self) -> io::Result<()> {
+        let mut released = std::mem::take(&mut self.released);
+        let answered = self.answer_all(|request| match request.operation {
+            Operation::Read { offset, .. } => {
+                released.len() < RELEASED_MAX && released.insert((request.ino, offset))
+            }
+            _ => false,
+        });
+        self.released = released;
+        // What was read and not answered waits again.
+        self.resend();
+        answered
+    }
+
+    /// Reads all requests that wait, and answers EIO to those that `is_failed` returns true for.
+    fn answer_all(&self, mut is_failed: impl FnMut(&Request) -> bool) -> io::Result<()> {
         let flags = OFlag::from_bits_retain(fcntl(&self.device, FcntlArg::F_GETFL)?);
         fcntl(&self.device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let mut buffer = vec![0; BUFFER_BYTES];
@@ -122,7 +163,7 @@ impl Kept {
             match nix::unistd::read(&self.device, &mut buffer) {
                 Ok(len) => {
                     let Ok(request) = wire::parse(&buffer[..len]) else { continue };
-                    if request.operation != Operation::Forget {
+                    if request.operation != Operation::Forget && is_failed(&request) {
                         // Nobody waits for this reply any more if the kernel does not take it.
                         let _unheard =
                             nix::unistd::write(&self.device, &wire::out_header(request.unique, libc::EIO, 0));
@@ -229,6 +270,7 @@ impl MountSet {
         };
         kept.resend();
         (kept.served_by, kept.away_since, kept.is_given_up) = (Some(key), None, false);
+        kept.released.clear();
         self.attached_at = Some(Instant::now());
         send(socket, &Answer::Device(kept.agreed), Some(&kept.device))
     }
@@ -281,8 +323,18 @@ impl MountSet {
         let number = mounts::at(&dir)?.ok_or_else(gone)?.device;
         raise_read_ahead(&number);
         let key = watched.add_device(&device)?;
-        let kept =
-            Kept { device, key, number, agreed, state, served_by, away_since: None, is_given_up: false };
+        let kept = Kept {
+            device,
+            key,
+            number,
+            agreed,
+            state,
+            served_by,
+            away_since: None,
+            is_given_up: false,
+            resent_at: Instant::now(),
+            released: HashSet::new(),
+        };
         // The one before was detached, and programs with open files there still use it: they get errors.
         if let Some(before) = self.kept.insert(dir, kept) {
             watched.remove(&before.device)?;
@@ -319,9 +371,20 @@ impl MountSet {
         self.kept.values().for_each(Kept::resend);
     }
 
-    /// Answers EIO to requests that wait for too long.
-    pub fn fail_late_requests(&self) -> Result<()> {
-        Ok(self.kept.values().try_for_each(|kept| kept.fail_late_requests(self.rules.io_timeout))?)
+    /// Has requests that wait sent again, and answers EIO to those that wait for too long.
+    pub fn tend_late_requests(&mut self) -> Result<()> {
+        for kept in self.kept.values_mut() {
+            kept.resend_late_requests();
+            kept.fail_late_requests(self.rules.io_timeout)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the worker with this socket end, which may be dead and not gone. The kubelet starts no other one
+    /// before.
+    pub fn release_pages(&mut self, key: u64) -> Result<()> {
+        let of_it = self.kept.values_mut().filter(|kept| kept.served_by == Some(key));
+        Ok(of_it.into_iter().try_for_each(Kept::release_pages)?)
     }
 
     /// Lets go of the mount whose device has this number. Returns whether there was one.

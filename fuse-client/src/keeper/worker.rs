@@ -27,8 +27,9 @@ const CONNECT_EVERY: Duration = Duration::from_millis(100);
 /// How long a process that starts waits for its keeper.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// The keeper of many processes, if this process uses one. It may unmount where this process may not.
-static KEEPER_OF_MANY: OnceLock<Weak<Keeper>> = OnceLock::new();
+/// The keeper of this process. It stays connected until the last thread is gone: when the keeper sees the end
+/// of the connection, nobody reads requests any more, and it has them sent again.
+static KEEPER: OnceLock<Arc<Keeper>> = OnceLock::new();
 
 /// What a worker calls its mounts at a keeper of many processes.
 #[derive(Debug, Clone)]
@@ -78,21 +79,20 @@ impl Keeper {
             (None, Some(set)) => (wait_for(set)?, Some(set.clone())),
             (None, None) => return Ok(None),
         };
-        let is_of_many = set.is_some();
         let (served, held) = (Mutex::default(), Mutex::default());
         let keeper = Arc::new(Keeper { socket: Mutex::new(socket), set, served, held });
-        if is_of_many {
-            drop(KEEPER_OF_MANY.set(Arc::downgrade(&keeper)));
-        }
+        // Set once: a process asks for its keeper once.
+        drop(KEEPER.set(Arc::clone(&keeper)));
         let of = Arc::downgrade(&keeper);
         thread::Builder::new().name("fletch-keeper".into()).spawn(move || stay_in_touch(&of))?;
         Ok(Some(keeper))
     }
 
-    /// Returns the keeper of many processes that this process uses.
+    /// Returns the keeper of many processes, if this process uses one. It may unmount where this process may
+    /// not.
     #[must_use]
-    pub fn of_many() -> Option<Arc<Self>> {
-        KEEPER_OF_MANY.get()?.upgrade()
+    pub fn of_many() -> Option<&'static Self> {
+        KEEPER.get().map(|keeper| &**keeper).filter(|keeper| keeper.is_of_many())
     }
 
     /// Whether the mounts stay when this process ends: its keeper waits for the next one.
@@ -145,7 +145,9 @@ impl Keeper {
     /// # Errors
     /// The keeper is gone, or does not have it any more.
     pub fn attach(&self, fs: &RequestContext, state: State) -> io::Result<FuseSession> {
-        self.session(fs, &Ask::Attach { dir: state.dir.clone() }, state)
+        let session = self.session(fs, &Ask::Attach { dir: state.dir.clone() }, state)?;
+        fs.requests.count_takeover();
+        Ok(session)
     }
 
     /// Has the keeper answer EIO to what reads the mount at a directory, until a worker takes it over.

@@ -28,6 +28,8 @@ use tokio_util::sync::CancellationToken;
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection lives, whatever it does.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(5);
+/// The pause between two attempts to listen.
+const BIND_RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// The pause after a failed accept, for example when the process has no descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -51,16 +53,49 @@ fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
     }
 }
 
+/// Where the page is served.
+#[derive(Debug)]
+pub enum PageAddress {
+    /// Here.
+    Listening(TcpListener),
+    /// Here, as soon as an earlier process lets go of it.
+    Later(SocketAddr),
+}
+
+/// Listens at an address. `can_wait`: an earlier process of the same mounts may still have it, and must not
+/// keep this one from serving them.
+///
+/// # Errors
+/// The error of the system.
+pub async fn listen(addr: SocketAddr, can_wait: bool) -> io::Result<PageAddress> {
+    match TcpListener::bind(addr).await {
+        Err(error) if can_wait => {
+            tracing::warn!(%addr, %error, "metrics are served later");
+            Ok(PageAddress::Later(addr))
+        }
+        bound => bound.map(PageAddress::Listening),
+    }
+}
+
 /// Serves `GET /metrics` until `stop`. At a loopback address it answers only requests that name a loopback
 /// address or `localhost` as their host. At another address every host that reaches it may read the page.
 ///
 /// # Errors
 /// The listener failed.
 pub async fn serve(
-    listener: TcpListener,
+    address: PageAddress,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     stop: CancellationToken,
 ) -> io::Result<()> {
+    let listener = match address {
+        PageAddress::Listening(listener) => listener,
+        PageAddress::Later(addr) => loop {
+            sleep(BIND_RETRY_PAUSE).await;
+            if let Ok(listener) = TcpListener::bind(addr).await {
+                break listener;
+            }
+        },
+    };
     let is_loopback = listener.local_addr()?.ip().is_loopback();
     let page = move |uri: Uri, headers: HeaderMap| {
         let allowed = if is_loopback { check_host(&uri, &headers) } else { Ok(()) };
@@ -196,7 +231,8 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let stop = CancellationToken::new();
         let tasks = tokio_util::task::TaskTracker::new();
-        let serving = tasks.spawn(serve(listener, Arc::new(Snapshot::default), stop.clone()));
+        let serving =
+            tasks.spawn(serve(PageAddress::Listening(listener), Arc::new(Snapshot::default), stop.clone()));
         assert!(ask(address).await.contains("fletch_mount_read_bytes_total"));
         let before = sockets();
         let mut idle = Vec::new();

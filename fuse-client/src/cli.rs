@@ -62,7 +62,7 @@ Examples:
 ";
 
 const AFTER: &str = "\
-Options are variables, too: --io-timeout is FLETCH_IO_TIMEOUT (not --daemon, --report, --datasets).
+Options are variables, too: --io-timeout is FLETCH_IO_TIMEOUT (not --daemon, --report, --datasets, --hold).
 Exit codes: 0 ok, 1 failed, 2 usage, 4 server unreachable, 5 denied. A dead mount at DIR is replaced.";
 
 /// The examples come before the options, of which there are many.
@@ -70,7 +70,8 @@ const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usag
 
 /// How the program is called.
 const USAGE: &str = "fletch-mount [OPTIONS] DATASET DIR
-       fletch-mount [OPTIONS] --datasets DIR";
+       fletch-mount [OPTIONS] --datasets DIR
+       fletch-mount --hold SOCKET --hold-below DIR";
 
 /// Shows a version of a dataset, or all datasets of a server, as read-only directories.
 #[derive(Debug, Clone, Parser)]
@@ -121,20 +122,20 @@ pub struct Cli {
     /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
-    /// Let readers wait, without an error, when the process dies [default: true from Linux 6.9]
+    /// Let readers wait when the process dies [default: true, from Linux 6.9]
     #[arg(long, env = "FLETCH_SURVIVE", value_name = "BOOL", num_args = 0..=1,
-        default_missing_value = "true", hide_env = true)]
+        default_missing_value = "true", hide_env = true, hide_possible_values = true)]
     pub survive: Option<bool>,
-    /// Leave the mounts to the keeper at this socket (see --hold): they outlive this process
+    /// Leave the mounts to the keeper at this socket (see --hold)
     #[arg(long, env = "FLETCH_KEEPER", value_name = "SOCKET", hide_env = true)]
     pub keeper: Option<PathBuf>,
-    /// Hold the mounts of processes with --keeper SOCKET, as root, and do nothing else
+    /// Hold the mounts of processes with --keeper SOCKET
     #[arg(long, value_name = "SOCKET", requires = "hold_below", conflicts_with_all = ["datasets", "daemon"])]
     pub hold: Option<PathBuf>,
     /// The directory below which those processes may mount
     #[arg(long, value_name = "DIR", requires = "hold")]
     pub hold_below: Option<PathBuf>,
-    /// How long mounts wait for a process before they are given up [default: 24h]
+    /// Time that mounts wait for the next process [default: 24h]
     #[arg(long, value_name = "TIME", requires = "hold")]
     pub hold_for: Option<Span>,
     /// Stay in the foreground (the default)

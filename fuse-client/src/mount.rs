@@ -150,7 +150,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     let outcome = runtime.block_on(serve(&running, (session, threads), metrics, signals, &ready));
     // Bounds the rest of this function.
     exit_after(END_WITHIN);
-    let stays = outcome.is_ok() && keeper.as_ref().is_some_and(|keeper| keeper.is_of_many());
+    let is_there = || mounts::of_device(&entry.device).is_ok_and(|mount| mount.is_some());
+    let stays = outcome.is_ok() && keeper.is_some_and(|keeper| keeper.is_of_many()) && is_there();
     let gone = if stays {
         leaving::leave();
         Ok(Unmounted::Kept)

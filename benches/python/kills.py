@@ -117,7 +117,7 @@ def run(scratch: Path) -> tuple[list[tuple[float, float]], list[float]]:
 
 def draw(rates: list[float], kills: list[float], path: Path) -> None:
     width, height, left, right, top, bottom = 960, 330, 70, 930, 66, 270
-    about = f"The rate goes to zero at each of {len(kills)} kills, for some tenths of a second, and returns."
+    about = f"The rate drops at each of {len(kills)} kills, for some hundredths of a second, and returns."
     style = ".kill { stroke: #cf4a00; stroke-width: 1.4; stroke-dasharray: 3 3 }"
     svg = Svg(width, height, "Reads a second while what serves a mount is killed", about, style)
     title = "Reads a second through a mount whose process is killed ten times (dashed); none failed"
@@ -155,13 +155,13 @@ def main() -> None:
     for end in ends:
         buckets[int(end / BUCKET_S)] += 1
     rates = [count / BUCKET_S for count in buckets]
-    gaps = []
+    before, gaps = rates[25 : int(kills[0] / BUCKET_S)], []
     for kill in kills:
-        before = max(end for end in ends if end <= kill)
-        gaps.append(min(end for end in ends if end > kill + 0.001) - before)
+        last = max(end for end in ends if end <= kill)
+        gaps.append(min(end for end in ends if end > kill + 0.001) - last)
     figures = {
         "reads": len(times),
-        "reads a second before the first kill": round(statistics.median(rates[25 : int(kills[0] / BUCKET_S)])),
+        "reads a second before the first kill": round(statistics.median(before)),
         "slowest read, s": round(max(end - begin for begin, end in times), 3),
         "no read ended for, s": [round(gap, 3) for gap in gaps],
         "kills, s": [round(kill, 3) for kill in kills],

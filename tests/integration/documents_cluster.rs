@@ -60,6 +60,8 @@ const HERE: &[(&str, &str, &str)] = &[
     (MOUNTS, CLUSTER, "fletch-mount photos /mnt/photos --server http://cache-1.example:7380, …"),
     (MOUNTS, CLUSTER, "fletch-mount photos /mnt/photos --server http://fletch.default.svc:7380"),
     (MOUNTS, OPERATIONS, "fletch-mount --datasets /run/fletch/vision/datasets …"),
+    (MOUNTS, OPERATIONS, "fletch-mount --hold /run/fletch/.keeper/socket --hold-below /run/fletch"),
+    (MOUNTS, OPERATIONS, "fletch-mount --keeper /run/fletch/.keeper/socket …"),
     (MOUNTS, OPERATIONS, "fletch-mount --cache-size SIZE"),
     (MOUNTS, OPERATIONS, "curl --unix-socket DIR/node.sock http://localhost/node/v1/state"),
     (DATASETS, CLUSTER, "fletch.Client( …"),
@@ -620,6 +622,24 @@ fn mounts_find_servers_as_the_documents_say() {
     ended(
         reader.keeps(begin, &values, || ready.exists() && fs::read(node.join("photos").join(path)).is_ok()),
     );
+
+    // The same, held by a keeper, which unmounts when both have ended.
+    let (kept, socket) = (at("run/kept"), dir.join("keeper/socket"));
+    let below = dir.canonicalize().expect("scratch").display().to_string();
+    let values = [
+        ("/run/fletch/.keeper/socket", &*socket.display().to_string()),
+        ("/run/fletch/vision/datasets", &*kept.display().to_string()),
+        ("/etc/fletch/vision.token", &*token.display().to_string()),
+        ("http://cache.example:7380", &*rig.servers[0].url),
+        ("/run/fletch", &*below),
+    ];
+    let begin = "fletch-mount --hold /run/fletch/.keeper/socket --hold-below /run/fletch";
+    let keeper = reader.keeps(begin, &values, || socket.exists());
+    let begin = "fletch-mount --keeper /run/fletch/.keeper/socket …";
+    ended(reader.keeps(begin, &values, || fs::read(kept.join("photos").join(path)).is_ok()));
+    assert!(kept.join("photos").is_symlink(), "the names stay");
+    ended(keeper);
+    assert!(!kept.join("photos").is_symlink());
     reader.has_done_all();
 }
 

@@ -179,6 +179,10 @@ impl Holder {
                         is_required: true,
                         below: Some(self.settings.below.clone()),
                     };
+                    if let Err(error) = rules.check(&name) {
+                        send(&worker.socket, &Answer::failed(&error), None)?;
+                        return Ok(());
+                    }
                     tracing::info!(name = %name.display(), "a process serves mounts");
                     let new = || Held { set: MountSet::new(rules.clone()), alone_since: None };
                     let held = self.sets.entry(name.clone()).or_insert_with(new);

@@ -89,6 +89,19 @@ pub(super) struct MountSetRules {
     pub below: Option<PathBuf>,
 }
 
+impl MountSetRules {
+    /// Refuses a directory that the workers have no business with.
+    pub fn check(&self, dir: &Path) -> io::Result<()> {
+        let is_plain = dir.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let is_below = self.below.as_ref().is_none_or(|below| dir != below && dir.starts_with(below));
+        if is_plain && is_below {
+            return Ok(());
+        }
+        let why = format!("{} is not below the directory of --hold-below", dir.display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+    }
+}
+
 /// A mount that is kept.
 struct Kept {
     device: OwnedFd,
@@ -245,8 +258,12 @@ impl MountSet {
                 Some(device) => done(self.keep(device, agreed, state, Some(key), watched)),
                 None => Answer::failed(&io::Error::other("no device came with the message")),
             },
-            Ask::MountLinks { dir } => done(self.check(&dir).and_then(|()| directory::mount_links(&dir))),
-            Ask::Unmount { dir, detach } => done(self.check(&dir).and_then(|()| unmount::once(&dir, detach))),
+            Ask::MountLinks { dir } => {
+                done(self.rules.check(&dir).and_then(|()| directory::mount_links(&dir)))
+            }
+            Ask::Unmount { dir, detach } => {
+                done(self.rules.check(&dir).and_then(|()| unmount::once(&dir, detach)))
+            }
             Ask::GiveUp { dir } => {
                 self.kept.get_mut(&dir).into_iter().for_each(|kept| kept.is_given_up = true);
                 Answer::Done
@@ -275,17 +292,6 @@ impl MountSet {
         send(socket, &Answer::Device(kept.agreed), Some(&kept.device))
     }
 
-    /// Refuses a directory that the workers have no business with.
-    fn check(&self, dir: &Path) -> io::Result<()> {
-        let is_plain = dir.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        let is_below = self.rules.below.as_ref().is_none_or(|below| dir != below && dir.starts_with(below));
-        if is_plain && is_below {
-            return Ok(());
-        }
-        let why = format!("{} is not below the directory of --hold-below", dir.display());
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
-    }
-
     fn mount(
         &mut self,
         source: &str,
@@ -294,7 +300,7 @@ impl MountSet {
         watched: &mut Watched,
     ) -> io::Result<()> {
         let dir = state.dir.clone();
-        self.check(&dir)?;
+        self.rules.check(&dir)?;
         // Another worker of this set was faster.
         if self.kept.get(&dir).is_some_and(|kept| kept.state == state) {
             return Ok(());
@@ -318,7 +324,7 @@ impl MountSet {
         watched: &mut Watched,
     ) -> io::Result<()> {
         let dir = state.dir.clone();
-        self.check(&dir)?;
+        self.rules.check(&dir)?;
         let gone = || io::Error::other("another program removed the mount at once");
         let number = mounts::at(&dir)?.ok_or_else(gone)?.device;
         raise_read_ahead(&number);

@@ -5,6 +5,7 @@ use fletch_mount::cli::{Action, Cli, LogFormat};
 use fletch_mount::keeper::{self, Keeper, Rules};
 use fletch_mount::{daemon, datasets, mount, mount_helper};
 use fletch_store::allocator;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
@@ -16,6 +17,9 @@ const LOG_DEFAULT: &str = "info";
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::TABLES) {
         eprintln!("fletch-mount: cannot configure the allocator: memory use may exceed --memory");
+    }
+    if let Err(e) = raise_descriptor_limit() {
+        eprintln!("fletch-mount: cannot raise the limit of open files: many mounts may not fit: {e}");
     }
     if mount_helper::is_helper(std::env::args_os().next().as_deref()) {
         return as_helper();
@@ -90,6 +94,12 @@ fn rules(action: &Action) -> Rules {
     };
     let is_required = process.survive == Some(true);
     Rules { io_timeout: process.io_timeout, job: process.job.to_string(), links, is_required }
+}
+
+/// Lets this process open as many files as it may: each mount is one, and so is each client of a node store.
+fn raise_descriptor_limit() -> nix::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
 }
 
 /// Becomes `fletch-mount` with the flags that mount(8)'s words mean.

@@ -3,7 +3,7 @@
 //! `make accept-datasets-mount` lists 200 datasets of 10,000 files; by default the test has 12 of 300.
 
 use fletch_core::Hash;
-use fletch_tests::bins::{Running, command, run, stdout};
+use fletch_tests::bins::{Running, command, run, stdout, with_keeper};
 use fletch_tests::fixture::{Site, files, index};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::{peak_rss, until};
@@ -366,6 +366,32 @@ fn a_domain_sees_its_own_datasets_only() {
     c.arg("--datasets").arg(&dir).args(["--server", &site.url]).arg("--token-file").arg(&wrong);
     assert_eq!(c.output().expect("runs").status.code(), Some(5));
     assert_eq!(fs::metadata(&dir).expect("the directory").permissions().mode() & 0o777, 0);
+
+    // The same for a process that takes over what an earlier one showed: it stays, and so do the names.
+    let (changing, ready) = (home.path().join("changing"), site.place("ready-files").join("node-d"));
+    fs::copy(&a, &changing).expect("copy");
+    let dir = site.place("node-d").join("datasets");
+    let mut c = with_keeper();
+    c.arg("--datasets").arg(&dir).args(["--server", &site.url, "--interval", "1s"]);
+    c.arg("--token-file").arg(&changing).arg("--ready-file").arg(&ready);
+    let log = fs::File::create(site.place("logs").join("node-d")).expect("log");
+    let mut keeper = Running::spawn("fletch-mount", c.stdout(Stdio::null()).stderr(log));
+    until("the daemon is ready", SOON, || ready.exists());
+    fs::write(&changing, "fletch_wrong").expect("write");
+    let children = format!("/proc/{0}/task/{0}/children", keeper.pid());
+    let worker = || fs::read_to_string(&children).expect("children").trim().parse().ok();
+    let first: i32 = worker().expect("a worker");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(first), Signal::SIGKILL).expect("kill");
+    until("another one runs", SOON, || worker().is_some_and(|next: i32| next != first));
+    let second = worker();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(worker(), second, "it stays");
+    assert!(keeper.alive() && dir.join("of-a").is_symlink());
+    fs::copy(&a, &changing).expect("copy");
+    until("the token is right", SOON, || fs::read(dir.join("of-a/sub/1.bin")).is_ok());
+    assert_eq!(content(&dir.join("of-a")), content(&data));
+    keeper.signal(Signal::SIGTERM);
+    assert!(keeper.wait(Duration::from_secs(26)).success());
 }
 
 /// Returns the numbers of datasets and of files in each: those of the accept target, or a few.

@@ -214,7 +214,8 @@ impl Watcher {
                     self.passes_failed.fetch_add(1, Relaxed);
                     if e.is_denied() {
                         self.check_now.notify_one();
-                        if ready.is_some() {
+                        // What was taken over is served before the first pass: its readers keep it.
+                        if ready.is_some() && !self.dir.is_taken_over() {
                             return Err(e.into());
                         }
                     }

@@ -39,6 +39,8 @@ const SILENT_AFTER: Duration = Duration::from_secs(4);
 /// How long a keeper that is to end waits for its workers to end.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 const CONNECTIONS_WAITING_MAX: i32 = 64;
+/// The pause after a failed accept.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The settings of a keeper for other processes.
 #[derive(Debug, Clone)]
@@ -93,7 +95,7 @@ pub fn hold(settings: HoldSettings) -> Result<()> {
     Holder { settings, watched, signals, listener, workers, sets, ending_since: None }.run()
 }
 
-/// Listens at a path, which only the own user may use. Creates its directory if necessary, and resets a
+/// Listens at a path, which only the own user may use. Creates its directory if necessary, and replaces a
 /// socket that nobody listens at.
 fn listen_at(path: &Path) -> Result<OwnedFd> {
     let shown = path.display();
@@ -143,7 +145,7 @@ impl Holder {
     }
 
     fn accept(&mut self) {
-        let accepted = || -> Result<(u64, Worker), io::Error> {
+        let mut accept = || -> io::Result<(u64, Worker)> {
             let socket = accept4(self.listener.1.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
             // SAFETY: the system made the descriptor for this process just now.
             #[expect(unsafe_code, reason = "nix returns the number of the new descriptor")]
@@ -155,10 +157,13 @@ impl Holder {
             let worker = Worker { socket, set: None, spoke_at: Instant::now(), is_silent: false };
             Ok((self.watched.add(&worker.socket)?, worker))
         };
-        let mut accepted = accepted;
-        match accepted() {
+        match accept() {
             Ok((key, worker)) => drop(self.workers.insert(key, worker)),
-            Err(error) => tracing::warn!(%error, "a process was refused"),
+            Err(error) => {
+                tracing::warn!(%error, "a process was refused");
+                // Without a descriptor the same connection waits again at once.
+                std::thread::sleep(ACCEPT_RETRY_PAUSE);
+            }
         }
     }
 

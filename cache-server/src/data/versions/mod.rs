@@ -20,6 +20,7 @@ mod condition;
 mod error;
 mod fetch;
 mod home;
+mod latest;
 mod learned_files;
 pub mod local_tables;
 mod locate;
@@ -53,12 +54,12 @@ pub use sources::{Reader, Sources};
 
 use crate::data::learned::LearnedNames;
 use crate::tenancy::accounting::Accounts;
-use crate::tenancy::state::{Registration, RegistrationHandle, Registrations};
+use crate::tenancy::state::{RegistrationHandle, Registrations};
 use crate::training::benefit::ServiceSums;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{OriginUri, Origins};
 use fletch_store::Footprint;
-use fletch_tables::{FileTotals, LocalStats, LocalTables, PartCache, TagDoc, Version};
+use fletch_tables::{FileTotals, LocalStats, LocalTables, PartCache, TagDoc};
 use home::Homes;
 use lookups::RootLookups;
 use moka::sync::Cache;
@@ -71,7 +72,7 @@ use std::{
     },
     time::Duration,
 };
-use table_blocks::{TableBlocks, TableLocation};
+use table_blocks::TableBlocks;
 use tokio::{sync::OnceCell, time::Instant};
 use tokio_util::task::TaskTracker;
 
@@ -454,41 +455,6 @@ impl Versions {
             %dataset, %root, error = %failed,
             "cannot record a tagged version; after a restart, resolve its tag again"
         );
-    }
-
-    /// Returns the content bytes of a dataset's `latest` version, or 0 without that tag.
-    ///
-    /// The dataset need not be registered.
-    ///
-    /// # Errors
-    /// Those of the origin and the tables.
-    pub async fn bytes_of_latest(&self, entry: &Registration) -> Result<u64, VersionError> {
-        Ok(self.peek_latest(entry).await?.map_or(0, |version| version.manifest().bytes))
-    }
-
-    /// Returns the number of samples of a dataset's `latest` version, or 0 without that tag.
-    ///
-    /// # Errors
-    /// As [`Versions::bytes_of_latest`].
-    pub async fn samples_of_latest(&self, entry: &Registration) -> Result<u64, VersionError> {
-        Ok(self.peek_latest(entry).await?.map_or(0, |version| version.manifest().samples))
-    }
-
-    /// Opens a dataset's `latest` version for one look at it: it is not among the open versions afterwards.
-    async fn peek_latest(&self, entry: &Registration) -> Result<Option<Version>, VersionError> {
-        let doc = match self.tag(entry, &TagName::latest()).await {
-            Err(VersionError::NotFound) => return Ok(None),
-            doc => doc?,
-        };
-        let (tables, blocks, parts) = self.tables_scoped(entry)?;
-        let location = TableLocation { blocks, origin: tables, root: doc.root, layout: doc.layout };
-        Ok(Some(Version::open(Arc::new(location), doc.root, doc.layout, parts).await?))
-    }
-
-    /// Whether what is worked out about a version's samples can be kept.
-    #[must_use]
-    pub fn keeps_samples(&self) -> bool {
-        self.parts.local().is_some()
     }
 
     /// Opens a root of a dataset, in the given layout or in any.

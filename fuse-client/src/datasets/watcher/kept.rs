@@ -6,13 +6,17 @@ use crate::fs::inode::ENCODING;
 use crate::keeper::State as MountState;
 use crate::open_version::open_shared;
 use crate::unmount;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use fletch_client::ClientError;
 use fletch_core::{DatasetName, Kind, Root, TagName};
 use fletch_host::mounts;
 use fletch_tables::TableError;
 use futures::{StreamExt as _, stream};
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A mount that waits to be served.
 #[derive(Debug, Clone)]
@@ -54,8 +58,7 @@ impl Watcher {
             if mount.inode_encoding != ENCODING {
                 let root = mount.root;
                 tracing::warn!(%root, "a version is mounted again: its files have other numbers now");
-                unmount::detach(&mount.dir)
-                    .map_err(|why| anyhow::anyhow!("{}: {why}", mount.dir.display()))?;
+                detach(&mount.dir)?;
                 continue;
             }
             state.kept.insert(mount.root, KeptMount { state: mount, problem: None });
@@ -71,8 +74,7 @@ impl Watcher {
         for mount in mounts::parse(&table) {
             if mount.dir.parent() == Some(&below) && !kept.contains(&mount.dir) {
                 tracing::warn!(dir = %mount.dir.display(), "detached a dead mount");
-                unmount::detach(&mount.dir)
-                    .map_err(|why| anyhow::anyhow!("{}: {why}", mount.dir.display()))?;
+                detach(&mount.dir)?;
             }
         }
         Ok(())
@@ -147,6 +149,10 @@ impl Watcher {
         }
         true
     }
+}
+
+fn detach(dir: &Path) -> Result<()> {
+    unmount::detach(dir).map_err(|why| anyhow!("cannot detach {}: {why}", dir.display()))
 }
 
 /// Whether the server does not know a version, or refuses it.

@@ -10,7 +10,7 @@ use fletch_client::{Client, ClientError};
 use fletch_core::{Hash, Root};
 use fletch_store::{Brought, FetchError, Names};
 use fletch_tables::Version;
-use futures::future::{BoxFuture, FutureExt};
+use futures::future::{BoxFuture, FutureExt, TryFutureExt as _};
 use std::sync::Arc;
 
 /// Fetches the chunks of one version from the server.
@@ -61,6 +61,10 @@ impl ChunkSource for ServerChunks {
         Some(Arc::clone(self.places.as_ref()?) as _)
     }
 
+    fn has_parts(&self) -> bool {
+        self.places.is_none()
+    }
+
     // A hit connection does not say what the bytes of a place hash to.
     fn has_hits(&self) -> bool {
         self.places.is_none() && hit_connections::may_ask(&self.client) && !self.watch.is_gone()
@@ -101,6 +105,8 @@ pub(crate) async fn fetch_from_server(
     match request {
         FetchRequest::Chunk { hash, len } => client.chunk_unchecked(root, *hash, *len).await,
         FetchRequest::File { path, len, chunk, .. } => client.file_unchecked(root, path, *len, *chunk).await,
+        FetchRequest::Part { chunk, from, len } => client.part_unchecked(root, *chunk, *from, *len).await,
+        FetchRequest::Groups { chunk, len } => client.groups_unchecked(root, *chunk, *len).await,
     }
 }
 
@@ -120,6 +126,10 @@ impl ChunkSource for FallbackChunks {
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (fallback, root, location) = (self.fallback.clone(), self.root, location.clone());
+        if let (FetchRequest::Groups { .. }, Some(client)) = (&request, fallback.server().cloned()) {
+            let asked = async move { fetch_from_server(client, root, &request).await };
+            return asked.map_err(|e| FetchError::new(e.kind(), e)).boxed();
+        }
         async move {
             let (_, len) = request.hash_and_len();
             let got = fallback
@@ -130,6 +140,12 @@ impl ChunkSource for FallbackChunks {
             got.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()
+    }
+
+    // An origin that is read in the server's place has parts, but no hashes of groups: then the reader reads
+    // whole chunks.
+    fn has_parts(&self) -> bool {
+        self.fallback.server().is_some()
     }
 
     fn has_hits(&self) -> bool {

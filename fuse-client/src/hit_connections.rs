@@ -110,6 +110,8 @@ fn request<'a>(client: &Client, root: Root, wanted: &'a FetchRequest) -> HitRequ
     let wanted = match wanted {
         FetchRequest::Chunk { .. } => Wanted::Chunk,
         FetchRequest::File { path, .. } => Wanted::File(path),
+        FetchRequest::Part { from, .. } => Wanted::Part(*from),
+        FetchRequest::Groups { .. } => Wanted::Groups,
     };
     client.hit_request(root, wanted, hash, size)
 }
@@ -170,7 +172,7 @@ mod tests {
             line.clear();
             input.read_line(&mut line).expect("a line");
         }
-        let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/2\r\n\r\n";
+        let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/3\r\n\r\n";
         output.write_all(upgraded).expect("sent");
         let mut length = [0; 2];
         while input.read_exact(&mut length).is_ok() {

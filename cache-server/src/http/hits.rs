@@ -7,8 +7,8 @@
 //! machine. No other origin can hold the thread.
 //!
 //! Invariants:
-//! 1. (I1) only [`fletch_core::Verified`] bytes are sent or put into a window, and their hash is the one that
-//!    was asked for;
+//! 1. (I1) only [`fletch_core::Verified`] bytes are sent or put into a window, of the chunk or file that was
+//!    asked for; and hashes of groups that make the name of that chunk;
 //! 2. (I6) the connection counts like any other, and ends where an HTTP connection would: when it is idle,
 //!    takes its bytes too slowly, makes room, or the server stops;
 //! 3. (I7) each request is authenticated anew and passes the one access check; requests for one version that
@@ -46,12 +46,13 @@ use bytes::Bytes;
 use fletch_api::{
     Code, Problem, headers,
     hits::{
-        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, REQUEST_BYTES_AHEAD_MAX, REQUEST_BYTES_MAX,
-        REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX, WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted,
+        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, PROTOCOL_BEFORE, REQUEST_BYTES_AHEAD_MAX,
+        REQUEST_BYTES_MAX, REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX, WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted,
     },
     routes,
 };
 use fletch_core::{DatasetName, JobName, Root};
+use fletch_store::Tier;
 use fletch_window::{Offer, Window};
 use futures::FutureExt as _;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -76,13 +77,13 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 
 /// Begins a hit connection.
 ///
-/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/2`. After the 101 the
-/// connection speaks that protocol: a client of this machine asks for chunks and files that the server has in
-/// memory or on disk, and gets them without a wait.
+/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/3`, or `/2` for a client of
+/// an older version. After the 101 the connection speaks that protocol: a client of this machine asks for
+/// chunks, parts of chunks and files that the server has in memory or on disk, and gets them without a wait.
 #[utoipa::path(
     get, path = "/v1/hits", tag = "bytes",
     params(
-        ("Upgrade" = String, Header, description = "`fletch-hits/2`"),
+        ("Upgrade" = String, Header, description = "`fletch-hits/3` or `fletch-hits/2`"),
         ("Fletch-Component" = Option<String>, Header,
             description = "The program that reads: `mount`, `loader`, `cli` or `peer`"),
     ),
@@ -104,10 +105,11 @@ pub async fn get(
         let detail = "hit connections begin on the unix socket of the server";
         return Err(ApiError::new(Code::BadRequest, detail, "read chunks by HTTP from another machine"));
     }
-    if request.get(header::UPGRADE).is_none_or(|v| v.as_bytes() != PROTOCOL.as_bytes()) {
+    let asked = |protocol: &str| request.get(header::UPGRADE).is_some_and(|v| v == protocol);
+    let Some(protocol) = [PROTOCOL, PROTOCOL_BEFORE].into_iter().find(|p| asked(p)) else {
         let detail = format!("the header Upgrade must be {PROTOCOL}");
         return Err(ApiError::new(Code::BadRequest, detail, "use a client of the same version"));
-    }
+    };
     let permit = server.tenants.hit_connections.try_acquire(&principal.tenant, 1).map_err(|_| {
         server.tenants.count_refusal(&principal.tenant, TenantLimit::HitConnections);
         let hint = "read by HTTP, as clients do by themselves";
@@ -116,7 +118,7 @@ pub async fn get(
     let component = request.get(headers::COMPONENT).and_then(|v| v.to_str().ok()).unwrap_or("");
     let upgrade: [(HeaderName, HeaderValue); 2] = [
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
-        (header::UPGRADE, HeaderValue::from_static(PROTOCOL)),
+        (header::UPGRADE, HeaderValue::from_static(protocol)),
     ];
     let mut response = (StatusCode::SWITCHING_PROTOCOLS, upgrade).into_response();
     let session = HitSession {
@@ -166,7 +168,8 @@ impl Caller {
 /// Bytes that are sent, and what is held until they are.
 struct Found {
     bytes: Bytes,
-    charge: Charge,
+    /// The account of content. Hashes of groups are none.
+    charge: Option<Charge>,
     _permit: FairPermit,
     _held: Option<Arc<HeldMemory>>,
 }
@@ -234,7 +237,9 @@ impl HitSession {
                     if !window.opened.as_mut().is_some_and(|w| w.put(place, &found.bytes)) {
                         return Err(broken("the place is not in a window"));
                     }
-                    found.charge.add(found.bytes.len());
+                    if let Some(charge) = &found.charge {
+                        charge.add(found.bytes.len());
+                    }
                     answers.put(HitAnswer::InWindow(request.size))
                 }
                 (None, _) => answers.put(HitAnswer::NotHere),
@@ -282,11 +287,20 @@ impl HitSession {
             Wanted::File(path) => {
                 server.reads.file_at_hand(sources, path, request.hash, request.size.into())?
             }
+            Wanted::Part(from) => {
+                let range = from as usize..from as usize + request.size as usize;
+                server.reads.range_at_hand(sources, request.hash, &range)?
+            }
+            Wanted::Groups => {
+                let groups = server.reads.groups_at_hand(sources, request.hash)?;
+                SpanBytes { bytes: Bytes::copy_from_slice(groups.as_bytes()), tier: Tier::Memory }
+            }
         };
         if bytes.len() != request.size as usize {
             return None;
         }
-        let charge = (caller.charges)(cost_of(tier));
+        let is_content = request.wanted != Wanted::Groups;
+        let charge = is_content.then(|| (caller.charges)(cost_of(tier)));
         Some(Found { bytes, charge, _permit: permit, _held: held })
     }
 }
@@ -415,7 +429,7 @@ impl<'a> Answers<'a> {
     /// Sends an answer with bytes.
     fn send(&mut self, answer: HitAnswer, found: &Found) -> io::Result<()> {
         self.put(answer)?;
-        let sent = send(self.socket, &self.waiting, &found.bytes, Some(&found.charge));
+        let sent = send(self.socket, &self.waiting, &found.bytes, found.charge.as_ref());
         self.waiting.clear();
         sent
     }

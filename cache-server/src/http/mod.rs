@@ -81,6 +81,7 @@ struct Contract;
 fn api() -> (Router<Arc<Server>>, OpenApi) {
     OpenApiRouter::with_openapi(<Contract as utoipa::OpenApi>::openapi())
         .routes(documented!(chunks::get))
+        .routes(documented!(chunks::groups))
         .routes(documented!(tables::manifest))
         .routes(documented!(tables::entries))
         .routes(documented!(tables::layout))

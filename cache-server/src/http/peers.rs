@@ -269,7 +269,7 @@ async fn keep(
     only_check: bool,
 ) -> ApiResult<AtPeer> {
     let (asker, tenant, costs, dataset) = (Asker::Peer, &payer.tenant, &payer.costs, sources.dataset_id());
-    let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part: None };
+    let read = ChunkRead { asker, tenant, costs, sources, hash, located, dataset, part: None, run: None };
     if only_check {
         return match server.reads.chunks.check(&read).await {
             ChunkCheck::Whole => Ok(AtPeer::Hit),

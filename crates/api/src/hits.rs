@@ -1,19 +1,21 @@
 //! The protocol of a hit connection: a client of this machine asks for bytes that the server has at hand.
 //!
 //! The connection begins as HTTP/1.1 on the unix socket: `GET /v1/hits` with `Connection: upgrade` and
-//! `Upgrade: fletch-hits/2`. The server checks it like any request and answers 101. Then the client sends
+//! `Upgrade: fletch-hits/3`. The server checks it like any request and answers 101. Then the client sends
 //! requests, and the server answers them in their order. Numbers are little-endian.
 //!
 //! ```text
 //! request  length u16 · kind u8 · job u8 · dataset u8 · target u8 · size u32 · place u32 · root [32]
-//!          · hash [32] · the names of job and dataset, of `job` and `dataset` bytes · for a file its path
+//!          · hash [32] · the names of job and dataset, of `job` and `dataset` bytes · for a file its path,
+//!          for a part of a chunk where it begins, u32
 //! answer   status u8 · 0 [3] · length u32 · with HERE as many bytes
 //! ```
 //!
 //! 1. `length` of a request counts the bytes after it, and is at most [`REQUEST_BYTES_MAX`].
-//! 2. The server answers at once. If it has the bytes, it sends all `size` of them, which hash to `hash`
-//!    ([`HERE`]), or puts them into the window ([`IN_WINDOW`]), as `target` says. In each other case it
-//!    answers [`NOT_HERE`] without bytes. Then the client asks by HTTP, which waits, and says what is wrong.
+//! 2. The server answers at once. If it has the bytes, it sends all `size` of them ([`HERE`]), or puts them
+//!    into the window ([`IN_WINDOW`]), as `target` says. In each other case it answers [`NOT_HERE`] without
+//!    bytes. Then the client asks by HTTP, which waits, and says what is wrong. A chunk and a file hash to
+//!    `hash`. A part of a chunk, and the hashes of a chunk's groups, are those of the chunk `hash`.
 //! 3. A client may send up to [`REQUESTS_AHEAD_MAX`] requests for the window before it reads their answers.
 //!    It waits for each answer with bytes before it sends more: else both sides might wait for each other.
 //! 4. A request that breaks these rules ends the connection.
@@ -36,7 +38,9 @@ use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};
 
 /// The name and version of the protocol, in the `Upgrade` header.
-pub const PROTOCOL: &str = "fletch-hits/2";
+pub const PROTOCOL: &str = "fletch-hits/3";
+/// The version before, which servers still speak: it has no parts of chunks and no hashes of groups.
+pub const PROTOCOL_BEFORE: &str = "fletch-hits/2";
 /// The longest window, in bytes.
 pub const WINDOW_BYTES_MAX: u32 = 32 << 20;
 /// The most windows of a connection. Each is at least twice as long as the one before.
@@ -76,6 +80,10 @@ pub enum Wanted<'a> {
     Chunk,
     /// The whole file at a path of the version, which lies in one chunk.
     File(&'a str),
+    /// Bytes of a chunk of the version, from here on.
+    Part(u32),
+    /// The hashes of the groups of a chunk of the version.
+    Groups,
 }
 
 /// A request.
@@ -85,7 +93,7 @@ pub struct HitRequest<'a> {
     pub root: Root,
     /// What is asked for.
     pub wanted: Wanted<'a>,
-    /// BLAKE3 of the bytes.
+    /// BLAKE3 of the bytes, or of the chunk that they are of.
     pub hash: Hash,
     /// The number of bytes.
     pub size: u32,
@@ -113,6 +121,8 @@ pub enum BadHitRequest {
 
 const KIND_CHUNK: u8 = 1;
 const KIND_FILE: u8 = 2;
+const KIND_PART: u8 = 3;
+const KIND_GROUPS: u8 = 4;
 const TO_ANSWER: u8 = 0;
 const TO_WINDOW: u8 = 1;
 
@@ -124,11 +134,17 @@ impl HitRequest<'_> {
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadHitRequest> {
         let job = self.job.as_ref().map_or("", JobName::as_str);
         let dataset = self.dataset.as_ref().map_or("", DatasetName::as_str);
-        let (kind, path) = match self.wanted {
-            Wanted::Chunk => (KIND_CHUNK, ""),
-            Wanted::File(path) => (KIND_FILE, path),
+        let begin;
+        let (kind, rest): (u8, &[u8]) = match self.wanted {
+            Wanted::Chunk => (KIND_CHUNK, &[]),
+            Wanted::Groups => (KIND_GROUPS, &[]),
+            Wanted::File(path) => (KIND_FILE, path.as_bytes()),
+            Wanted::Part(from) => {
+                begin = from.to_le_bytes();
+                (KIND_PART, &begin)
+            }
         };
-        let bytes = FIXED_BYTES + job.len() + dataset.len() + path.len();
+        let bytes = FIXED_BYTES + job.len() + dataset.len() + rest.len();
         let length = u16::try_from(bytes).ok().filter(|_| bytes <= REQUEST_BYTES_MAX);
         let lengths = (length, u8::try_from(job.len()), u8::try_from(dataset.len()));
         let (Some(length), Ok(job_length), Ok(dataset_length)) = lengths else {
@@ -142,8 +158,8 @@ impl HitRequest<'_> {
         out.put_u32_le(place);
         out.put_slice(&self.root.0.0);
         out.put_slice(&self.hash.0);
-        for text in [job, dataset, path] {
-            out.put_slice(text.as_bytes());
+        for bytes in [job.as_bytes(), dataset.as_bytes(), rest] {
+            out.put_slice(bytes);
         }
         Ok(())
     }
@@ -171,12 +187,17 @@ impl HitRequest<'_> {
         };
         let (root, hash) = (Root(hash()), hash());
         let (job, rest) = rest.split_at_checked(job.into()).ok_or(BadHitRequest::Length)?;
-        let (dataset, path) = rest.split_at_checked(dataset.into()).ok_or(BadHitRequest::Length)?;
+        let (dataset, rest) = rest.split_at_checked(dataset.into()).ok_or(BadHitRequest::Length)?;
         let text = |bytes| std::str::from_utf8(bytes).map_err(|_| BadHitRequest::Name);
         let wanted = match kind {
-            KIND_CHUNK if path.is_empty() => Wanted::Chunk,
-            KIND_CHUNK => return Err(BadHitRequest::Length),
-            KIND_FILE => Wanted::File(text(path)?),
+            KIND_CHUNK if rest.is_empty() => Wanted::Chunk,
+            KIND_GROUPS if rest.is_empty() => Wanted::Groups,
+            KIND_PART => {
+                let from = rest.try_into().map_err(|_| BadHitRequest::Length)?;
+                Wanted::Part(u32::from_le_bytes(from))
+            }
+            KIND_CHUNK | KIND_GROUPS => return Err(BadHitRequest::Length),
+            KIND_FILE => Wanted::File(text(rest)?),
             _ => return Err(BadHitRequest::Kind),
         };
         let job = match text(job)? {
@@ -248,7 +269,8 @@ mod tests {
     #[test]
     fn a_request_is_parsed_as_it_was_encoded() {
         let path = "a/b.jpg".repeat(1000);
-        for wanted in [Wanted::Chunk, Wanted::File("a/b.jpg"), Wanted::File(&path)] {
+        let part = Wanted::Part(0x0403_0201);
+        for wanted in [Wanted::Chunk, Wanted::File("a/b.jpg"), Wanted::File(&path), part, Wanted::Groups] {
             for place in [None, Some(0), Some(u32::MAX)] {
                 let (asked, mut out) = (HitRequest { place, ..request(wanted) }, vec![7]);
                 asked.encode(&mut out).expect("it is short enough");
@@ -272,6 +294,8 @@ mod tests {
             (3, 2, BadHitRequest::Kind),
             (8, 1, BadHitRequest::Kind),
             (0, KIND_CHUNK, BadHitRequest::Length),
+            (0, KIND_PART, BadHitRequest::Length),
+            (0, KIND_GROUPS, BadHitRequest::Length),
             (1, 200, BadHitRequest::Length),
             (FIXED_BYTES, b'/', BadHitRequest::Name),
             (whole.len() - 1, 0xff, BadHitRequest::Name),

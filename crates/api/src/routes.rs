@@ -8,6 +8,8 @@ const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_')
 
 /// GET, HEAD: a chunk of a version.
 pub const CHUNK: &str = "/v1/versions/{root}/chunks/{hash}";
+/// GET: the hashes of the groups of a chunk.
+pub const CHUNK_GROUPS: &str = "/v1/versions/{root}/chunks/{hash}/groups";
 /// GET, HEAD: the manifest of a version.
 pub const MANIFEST: &str = "/v1/versions/{root}/manifest.json";
 /// GET, HEAD: the entries table of a version.
@@ -147,6 +149,12 @@ pub const METRICS: &str = "/metrics";
 #[must_use]
 pub fn chunk(root: Root, hash: Hash) -> String {
     format!("/v1/versions/{root}/chunks/{hash}")
+}
+
+/// Returns the path of the hashes of a chunk's groups.
+#[must_use]
+pub fn chunk_groups(root: Root, hash: Hash) -> String {
+    format!("/v1/versions/{root}/chunks/{hash}/groups")
 }
 
 /// Returns the path of a chunk for another server of the cluster.
@@ -358,6 +366,7 @@ mod tests {
                 .replace("{version}", "latest")
         };
         assert_eq!(chunk(root, h), fill(CHUNK));
+        assert_eq!(chunk_groups(root, h), fill(CHUNK_GROUPS));
         assert_eq!(manifest(root), fill(MANIFEST));
         assert_eq!(peer_chunk(root, h), fill(PEER_CHUNK));
         assert_eq!(peer_dataset_chunks(&name), fill(PEER_DATASET_CHUNKS));

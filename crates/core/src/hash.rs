@@ -30,6 +30,8 @@ pub mod context {
     pub const LOCATION: &str = "fletch 2026 location 1";
     /// The short form of a location name in a domain.
     pub const LEARNED: &str = "fletch 2026 learned 1";
+    /// The name of a run of groups of a chunk.
+    pub const GROUP_RUN: &str = "fletch 2026 group run 1";
     /// One delivered sample in a receipt.
     pub const RECEIPT: &str = "fletch 2026 receipt 1";
 }

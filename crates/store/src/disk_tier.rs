@@ -32,7 +32,7 @@ use crate::{
 };
 use append_queue::Queue;
 use fletch_bounds::{Gate, pass_gate};
-use fletch_core::{Hash, StoreKey, Verified};
+use fletch_core::{Expected, Hash, StoreKey, Verified, verified::Grouped};
 use parking_lot::{Condvar, Mutex, RwLock};
 pub(crate) use promise::PromiseOutcome;
 use promise::Promises;
@@ -409,32 +409,32 @@ impl DiskTier {
         key: &StoreKey,
         buffer: PooledBuffer,
         until: Instant,
-    ) -> Option<Verified> {
+    ) -> Option<Grouped> {
         self.read_verified(key, None, buffer, until).await
     }
 
-    /// Reads as many bytes as `buffer` is long, from `offset` of the chunk, if they hash to `part`.
+    /// Reads as many bytes as `buffer` is long, from the part's offset in the chunk, if they are what is
+    /// expected.
     ///
-    /// If they do not, the chunk may be damaged or the caller's offset may be wrong, so nothing is
+    /// If they are not, the chunk may be damaged or the caller's offset may be wrong, so nothing is
     /// quarantined.
     pub(crate) async fn read_part(
         self: &Arc<Self>,
         key: &StoreKey,
-        offset: usize,
-        part: Hash,
+        part: ChunkPart,
         buffer: PooledBuffer,
         until: Instant,
     ) -> Option<Verified> {
-        self.read_verified(key, Some((offset, part)), buffer, until).await
+        self.read_verified(key, Some(part), buffer, until).await.map(|(verified, _)| verified)
     }
 
     async fn read_verified(
         self: &Arc<Self>,
         key: &StoreKey,
-        part: Option<(usize, Hash)>,
+        part: Option<ChunkPart>,
         buffer: PooledBuffer,
         until: Instant,
-    ) -> Option<Verified> {
+    ) -> Option<Grouped> {
         let engine = self.engine()?;
         let now = Instant::now();
         let by = now + READ_WAIT.min(until.saturating_duration_since(now) / 4);
@@ -447,12 +447,13 @@ impl DiskTier {
         let (disk, of) = (Arc::clone(self), key.clone());
         let job = spawn_blocking(move || {
             let _permit = permit;
+            let is_whole = part.is_none();
             // The engine counts its errors and turns itself off.
             let found = engine.get_with(&of, |record| {
                 verify(record.len(), (of.hash, part), buffer, |at, piece| record.read_at(at, piece))
             });
             let found = found.ok().flatten()?;
-            if found.is_none() && part.is_none() {
+            if found.is_none() && is_whole {
                 Counters::add(&disk.counters.corrupt, 1);
                 engine.quarantine(&of);
             }
@@ -464,7 +465,7 @@ impl DiskTier {
         }
     }
 
-    fn give_up_read(&self, key: &StoreKey) -> Option<Verified> {
+    fn give_up_read(&self, key: &StoreKey) -> Option<Grouped> {
         Counters::add(&self.counters.late, 1);
         let chunk = key.hash;
         tracing::warn!(%chunk, "reading a chunk from disk takes too long; the read goes on without the disk");
@@ -472,24 +473,38 @@ impl DiskTier {
     }
 }
 
-/// Fills `buffer` by `read` with a record of `len` bytes, or with the part of it that begins at an offset and
-/// has a hash of its own. `None` if that does not fit, or has another hash.
+/// Bytes of a chunk that are read alone.
+#[derive(Debug, Clone)]
+pub(crate) struct ChunkPart {
+    /// Where they begin in the chunk.
+    pub offset: usize,
+    /// A file that lies in the chunk, or a run of the chunk's groups.
+    pub expected: Expected,
+}
+
+/// Fills `buffer` by `read` with a record of `len` bytes, or with a part of it. `None` if that does not fit,
+/// or is not what is expected.
 fn verify(
     len: usize,
-    (hash, part): (Hash, Option<(usize, Hash)>),
+    (hash, part): (Hash, Option<ChunkPart>),
     buffer: PooledBuffer,
     read: impl Fn(usize, &mut [u8]) -> io::Result<()>,
-) -> io::Result<Option<Verified>> {
+) -> io::Result<Option<Grouped>> {
     let wanted = buffer.as_ref().len();
-    let fits = match part {
+    let fits = match &part {
         None => len == wanted,
-        Some((offset, _)) => offset.checked_add(wanted).is_some_and(|end| end <= len),
+        Some(part) => part.offset.checked_add(wanted).is_some_and(|end| end <= len),
     };
     if !fits {
         return Ok(None);
     }
-    let (offset, hash) = part.unwrap_or((0, hash));
-    Verified::fill(hash, buffer, |at, piece| read(offset + at, piece)).map(Result::ok)
+    match part {
+        None => Verified::fill_grouped(hash, buffer, read).map(Result::ok),
+        Some(ChunkPart { offset, expected }) => {
+            let filled = Verified::fill(expected, buffer, |at, piece| read(offset + at, piece))?;
+            Ok(filled.ok().map(|verified| (verified, None)))
+        }
+    }
 }
 
 #[cfg(test)]

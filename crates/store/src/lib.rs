@@ -6,6 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `read`, `outcome`, `flight`, `memory`, `buffer_pool`, `copies` | the read path in memory |
+//! | `read/runs` | reads of a part of a long chunk, by the hashes of its groups |
 //! | `no_wait` | reads that never wait, on the calling thread |
 //! | `disk_tier` | the handle of the disk tier, always present, that reads use |
 //! | `disk` | the engine of an open disk tier: slabs, index, eviction, recovery |
@@ -50,7 +51,7 @@ pub use copies::{Copies, Gathered};
 pub use dataset_id::DatasetId;
 pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;
-pub use outcome::{AtPeer, FetchError, Hit, ReadError, Tier};
+pub use outcome::{AtPeer, FetchError, Hit, PartHit, ReadError, Tier};
 pub use pins::Pinned;
 pub use read::{AtOnce, Brought, Fetch, Names, Store, StoreLimits};
 pub use shares::{

@@ -4,11 +4,12 @@
 //! usual ([`Store::read`]).
 
 use crate::{
-    outcome::{Hit, Tier},
+    disk_tier::ChunkPart,
+    outcome::{Hit, PartHit, Tier},
     read::Store,
     stats::Counters,
 };
-use fletch_core::{Hash, StoreKey};
+use fletch_core::{Expected, Hash, StoreKey, groups::GroupRun};
 use std::ops::Range;
 
 impl Store {
@@ -31,7 +32,21 @@ impl Store {
             return Some(hit);
         }
         let size = u32::try_from(at.len()).ok().filter(|&size| size <= len)?;
-        self.read_disk_no_wait(&key, (chunk, len), Some((at.start, part)), size)
+        let part = ChunkPart { offset: at.start, expected: Expected::Whole(part) };
+        self.read_disk_no_wait(&key, (chunk, len), Some(part), size)
+    }
+
+    /// Returns the bytes of a run of groups of a chunk, from memory or disk. See [`Store::run`].
+    #[must_use]
+    pub fn run_no_wait(&self, chunk: &StoreKey, run: &GroupRun) -> Option<PartHit> {
+        if let Some(hit) = self.run_in_memory(chunk, run) {
+            return Some(hit);
+        }
+        let (disk, buffer) = self.disk_for_run(chunk, run).zip(self.memory.try_buffer(run.len()))?;
+        let part = ChunkPart { offset: run.range().start, expected: Expected::Run(run.clone()) };
+        let (verified, _) = disk.read_no_wait(chunk, Some(part), buffer)?;
+        Counters::add(&self.counters.hits_disk, 1);
+        Some(PartHit { hit: Hit { chunk: verified, tier: Tier::Disk }, begins: run.range().start })
     }
 
     /// Reads a chunk on disk, or a part of it, and keeps what was read in memory under `key`.
@@ -39,12 +54,13 @@ impl Store {
         &self,
         key: &StoreKey,
         (chunk, len): (&StoreKey, u32),
-        part: Option<(usize, Hash)>,
+        part: Option<ChunkPart>,
         size: u32,
     ) -> Option<Hit> {
         let disk = self.disk().filter(|d| d.has(chunk, len))?;
         let buffer = self.memory.try_buffer(size)?;
-        let verified = disk.read_no_wait(chunk, part, buffer)?;
+        let (verified, groups) = disk.read_no_wait(chunk, part, buffer)?;
+        self.groups.learn(groups);
         Counters::add(&self.counters.hits_disk, 1);
         self.memory.insert(key.clone(), verified.clone());
         Some(Hit { chunk: verified, tier: Tier::Disk })

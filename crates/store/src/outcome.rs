@@ -1,7 +1,8 @@
 //! The outcome of a read: a verified chunk and the tier that it came from, or an error.
 
+use bytes::Bytes;
 use fletch_core::{Kind, Mismatch, Verified};
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, ops::Range, sync::Arc, time::Duration};
 
 /// Why a fetch failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -125,4 +126,22 @@ pub struct Hit {
     pub chunk: Verified,
     /// The tier that it came from.
     pub tier: Tier,
+}
+
+/// Verified bytes of a chunk: all of it, or the groups that a reader needs.
+#[derive(Debug, Clone)]
+pub struct PartHit {
+    /// The bytes, and their tier.
+    pub hit: Hit,
+    /// Where they begin in the chunk.
+    pub begins: usize,
+}
+
+impl PartHit {
+    /// Returns the bytes `range` of the chunk, or `None` if they are not all there.
+    #[must_use]
+    pub fn slice(&self, range: &Range<usize>) -> Option<Bytes> {
+        let from = range.start.checked_sub(self.begins)?;
+        self.hit.chunk.slice(from..from + range.len())
+    }
 }

@@ -6,7 +6,7 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::DiskError,
-    disk_tier::DiskTier,
+    disk_tier::{ChunkPart, DiskTier},
     flight::{FlightRole, Flights, LeaderGuard, SharedOutcome},
     memory::{Memory, bind_permit},
     outcome::{FetchError, Hit, ReadError, Tier},
@@ -15,7 +15,7 @@ use crate::{
 };
 use bytes::Bytes;
 use fletch_bounds::{Gate, carried, pass_gate};
-use fletch_core::{Hash, Mismatch, StoreKey, Verified};
+use fletch_core::{Expected, Hash, Mismatch, StoreKey, Verified, groups::GroupRun, verified::Grouped};
 use futures::future::BoxFuture;
 use std::{ops::Range, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
@@ -24,9 +24,11 @@ use tracing::{Instrument as _, info_span};
 
 mod at_once;
 mod learn;
+mod runs;
 
 pub use at_once::{AtOnce, Brought};
 pub use learn::Names;
+pub(crate) use runs::{KnownGroups, groups_bytes};
 
 /// Largest chunk that is hashed on the async thread (0.03 ms). Larger chunks are hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
@@ -65,6 +67,8 @@ struct FlightRequest {
     fetch: Fetch,
     /// The record of what names stand for.
     names: Option<Arc<dyn Names>>,
+    /// The run of groups, if no whole chunk is wanted. `key` has its name.
+    run: Option<GroupRun>,
 }
 
 impl FlightRequest {
@@ -75,6 +79,11 @@ impl FlightRequest {
             None => self.key.hash,
         };
         Some(StoreKey { domain: self.key.domain.clone(), hash })
+    }
+
+    /// Returns what the bytes under a key must be.
+    fn expected(&self, key: &StoreKey) -> Expected {
+        self.run.clone().map_or(Expected::Whole(key.hash), Expected::Run)
     }
 }
 
@@ -87,6 +96,7 @@ pub struct Store {
     flights: Arc<Flights>,
     tasks: TaskTracker,
     pub(crate) counters: Counters,
+    pub(crate) groups: KnownGroups,
 }
 
 impl Store {
@@ -95,7 +105,8 @@ impl Store {
     pub fn new(limits: StoreLimits, disk: Option<Arc<DiskTier>>, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Store {
             limits,
-            memory: Memory::new(limits.memory_bytes),
+            groups: KnownGroups::new(groups_bytes(limits.memory_bytes)),
+            memory: Memory::new(limits.memory_bytes - groups_bytes(limits.memory_bytes)),
             disk,
             flights: Arc::default(),
             tasks,
@@ -219,7 +230,8 @@ impl Store {
             return Ok(hit);
         }
         let until = Instant::now() + self.limits.deadline;
-        self.join(FlightRequest { key, len, until, dataset, fetch, names: None }, at_once).await
+        let request = FlightRequest { key, len, until, dataset, fetch, names: None, run: None };
+        self.join(request, at_once).await
     }
 
     /// Joins a flight, or leads one; and once more after the error of another reader's fetch.
@@ -310,9 +322,8 @@ impl Store {
             Counters::add(&self.counters.overloaded, 1);
             return Err(ReadError::Overloaded { len: size, within });
         };
-        let Some(verified) = disk.read_part(chunk, at.start, part, buffer, until).await else {
-            return Ok(None);
-        };
+        let part = ChunkPart { offset: at.start, expected: Expected::Whole(part) };
+        let Some(verified) = disk.read_part(chunk, part, buffer, until).await else { return Ok(None) };
         Counters::add(&self.counters.hits_disk, 1);
         self.memory.insert(key, verified.clone());
         Ok(Some(Hit { chunk: verified, tier: Tier::Disk }))
@@ -352,7 +363,8 @@ impl Store {
                 let key = content.unwrap_or_else(|| key.clone());
                 match self.read_from_disk(&key, *len, until).await {
                     Ok(None) => {
-                        let fetched = self.fetch_verified(&key, *len, until, fetch).await;
+                        let expected = request.expected(&key);
+                        let fetched = self.fetch_verified((&key, expected), *len, until, fetch).await;
                         fetched.map(|chunk| self.fetched(&key, *dataset, chunk))
                     }
                     Ok(Some(chunk)) => Ok(Hit { chunk, tier: Tier::Disk }),
@@ -385,13 +397,16 @@ impl Store {
         let buffer = self.memory.buffer(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
         let found = disk.read(key, buffer, until).await;
         Counters::add(&self.counters.hits_disk, u64::from(found.is_some()));
-        Ok(found)
+        Ok(found.map(|(chunk, groups)| {
+            self.groups.learn(groups);
+            chunk
+        }))
     }
 
     /// Fetches the chunk until an attempt returns its bytes.
     async fn fetch_verified(
         &self,
-        key: &StoreKey,
+        (key, expected): (&StoreKey, Expected),
         len: u32,
         until: Instant,
         fetch: &Fetch,
@@ -410,8 +425,11 @@ impl Store {
                 }
                 Err(_) => return Err(ReadError::Deadline(within)),
             };
-            match check(key, len, bind_permit(bytes, permit)).await? {
-                Ok(chunk) => return Ok(chunk),
+            match check(expected.clone(), len, bind_permit(bytes, permit)).await? {
+                Ok((chunk, groups)) => {
+                    self.groups.learn(groups);
+                    return Ok(chunk);
+                }
                 Err(wrong) => {
                     Counters::add(&self.counters.corrupt, 1);
                     tracing::warn!(chunk = %key.hash, attempt, %wrong, "a fetch returned wrong bytes");
@@ -426,14 +444,13 @@ impl Store {
 /// Hashes fetched bytes (I1). The outer error is a lost blocking thread.
 ///
 /// Bytes of another length are wrong whatever they hash to: their permit would be wrong too.
-async fn check(key: &StoreKey, len: u32, bytes: Bytes) -> Result<Result<Verified, Mismatch>, ReadError> {
-    let expected = key.hash;
+async fn check(expected: Expected, len: u32, bytes: Bytes) -> Result<Result<Grouped, Mismatch>, ReadError> {
     let verify = move || {
         let fits = bytes.len() == len as usize;
         let got = bytes.len();
-        Verified::check(expected, bytes).and_then(|v| {
+        Verified::check_grouped(expected, bytes).and_then(|(v, groups)| {
             let hash = v.hash();
-            if fits { Ok(v) } else { Err(Mismatch { expected, got: hash, len: got }) }
+            if fits { Ok((v, groups)) } else { Err(Mismatch { expected: hash, got: hash, len: got }) }
         })
     };
     if len as usize <= INLINE_HASH_BYTES {

@@ -138,7 +138,10 @@ impl Store {
         let until = Instant::now() + self.deadline();
         let Some(buffer) = self.buffer(len, until).await else { return ChunkCheck::Unread };
         match disk.read(key, buffer, until).await {
-            Some(_) => ChunkCheck::Whole,
+            Some((_, groups)) => {
+                self.groups.learn(groups);
+                ChunkCheck::Whole
+            }
             None if disk.has(key, len) => ChunkCheck::Unread,
             None => ChunkCheck::Damaged,
         }

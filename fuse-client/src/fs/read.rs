@@ -8,14 +8,17 @@
 //! 3. Prefetch never makes a reader wait: a slice that gets no permit at once is not prefetched.
 
 use super::error::FsError;
-use super::sequential::SequentialReads;
+use super::sequential::{ReadPattern, SequentialReads};
 use super::tree::Tree;
 use bytes::{Bytes, BytesMut};
 use fletch_client::fallback::OriginLocation;
+use fletch_core::groups::GROUPED_BYTES_MIN;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, Root, StoreKey, Verified};
-use fletch_store::{AtOnce, Brought, DatasetId, Fetch, FetchError, Hit, Names, ReadError, Store, Tier};
+use fletch_store::{
+    AtOnce, Brought, DatasetId, Fetch, FetchError, Hit, Names, PartHit, ReadError, Store, Tier,
+};
 use fletch_tables::paths;
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, FutureExt as _, try_join_all};
@@ -75,14 +78,31 @@ pub enum FetchRequest {
         /// The chunk, by which the server is chosen. `None` if it is not known.
         chunk: Option<Hash>,
     },
+    /// A part of a chunk.
+    Part {
+        /// BLAKE3 of the whole chunk.
+        chunk: Hash,
+        /// The chunk's first byte that is wanted.
+        from: u32,
+        /// How many bytes are wanted.
+        len: u32,
+    },
+    /// The hashes of the groups of a chunk.
+    Groups {
+        /// BLAKE3 of the chunk.
+        chunk: Hash,
+        /// The length of the hashes in bytes.
+        len: u32,
+    },
 }
 
 impl FetchRequest {
-    /// Returns the hash of the bytes, and their length.
+    /// Returns the hash of the bytes, or of the chunk that they are of; and their length.
     #[must_use]
     pub fn hash_and_len(&self) -> (Hash, u32) {
         match self {
             FetchRequest::Chunk { hash, len } | FetchRequest::File { hash, len, .. } => (*hash, *len),
+            FetchRequest::Part { chunk, len, .. } | FetchRequest::Groups { chunk, len } => (*chunk, *len),
         }
     }
 }
@@ -101,6 +121,12 @@ pub trait ChunkSource: Send + Sync {
     /// Returns what the names of the chunks stand for, if they are the names of places, as in a draft.
     fn names(&self) -> Option<Arc<dyn Names>> {
         None
+    }
+
+    /// Returns whether the source has parts of chunks, and the hashes of their groups. Without them whole
+    /// chunks are read.
+    fn has_parts(&self) -> bool {
+        false
     }
 
     /// Returns whether [`ChunkSource::hit`] may find bytes, on this thread and now.
@@ -176,20 +202,20 @@ impl ReadCounters {
 }
 
 /// What the store is asked for.
-struct StoreRequest {
-    key: StoreKey,
-    len: u32,
+pub(super) struct StoreRequest {
+    pub key: StoreKey,
+    pub len: u32,
     wanted: FetchRequest,
     fetch: Fetch,
 }
 
 /// Reads chunks of one version through the store.
 #[derive(Clone)]
-struct StoreReads {
-    store: Arc<Store>,
+pub(super) struct StoreReads {
+    pub store: Arc<Store>,
     dataset: DatasetId,
     /// What the names of the chunks stand for, if the version is a draft.
-    names: Option<Arc<dyn Names>>,
+    pub names: Option<Arc<dyn Names>>,
 }
 
 impl StoreReads {
@@ -212,11 +238,20 @@ impl StoreReads {
     }
 }
 
+/// How a program asks for bytes.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// Whether the kernel keeps the pages.
+    kernel_keeps: bool,
+    /// Whether the program reads the file here and there.
+    is_scattered: bool,
+}
+
 /// Reads files of one version.
 pub struct Reader {
     tree: Tree,
-    reads: StoreReads,
-    source: Arc<dyn ChunkSource>,
+    pub(super) reads: StoreReads,
+    pub(super) source: Arc<dyn ChunkSource>,
     domain: Domain,
     sequential: SequentialReads,
     prefetch_permits: Arc<Semaphore>,
@@ -282,21 +317,23 @@ impl Reader {
         if offset >= end {
             return Ok(ReadReply { bytes: Bytes::new(), push: None });
         }
-        if found.slices().len() > 1 {
-            self.prefetch_slices(ino, &found, offset, end);
+        let pattern = self.pattern(ino, &found, offset, end);
+        if pattern.enters_slice && found.slices().len() > 1 {
+            self.prefetch_slices(&found, end);
         }
+        let how = Asked { kernel_keeps, is_scattered: pattern.is_scattered };
         let named = |error| FsError::Read { path: found.entry().path.to_owned(), error };
         let (slices, shared) = slices_to_read(&found);
         let mut wanted = ranges(&slices, offset..end);
         let (first, second) = (wanted.next(), wanted.next());
         let (bytes, hit) = match (first, second) {
             (Some(one), None) => {
-                let hit = self.bytes(&found, &one, shared, kernel_keeps).await.map_err(named)?;
+                let hit = self.bytes(&found, &one, shared, how).await.map_err(named)?;
                 (self.cut(&hit, &one).map_err(named)?, Some(hit))
             }
             (Some(one), Some(two)) => {
                 let all: Vec<ChunkRange> = [one, two].into_iter().chain(wanted).collect();
-                let hits = all.iter().map(|r| self.bytes(&found, r, None, kernel_keeps));
+                let hits = all.iter().map(|r| self.bytes(&found, r, None, how));
                 let hits = try_join_all(hits).await.map_err(named)?;
                 let mut whole = BytesMut::with_capacity(size as usize);
                 for (hit, range) in hits.iter().zip(&all) {
@@ -345,30 +382,51 @@ impl Reader {
         found: &Found,
         of: &ChunkRange,
         shared: Option<Arc<str>>,
-        kernel_keeps: bool,
-    ) -> Result<Hit, ReadError> {
+        how: Asked,
+    ) -> Result<PartHit, ReadError> {
+        if how.is_scattered
+            && shared.is_none()
+            && let Some(part) = self.part(found, of).await?
+        {
+            return Ok(part);
+        }
         let StoreRequest { key, len, wanted, fetch } = self.store_request(found, of, shared);
         if !self.source.has_hits() {
-            return self.reads.read(key, len, fetch).await;
+            return Ok(PartHit { hit: self.reads.read(key, len, fetch).await?, begins: 0 });
         }
         // Nobody reads bytes again of which the kernel keeps all pages.
         let is_whole = of.range.start == 0 && u32::try_from(of.range.end).is_ok_and(|end| end == len);
-        let keep = !(is_whole && kernel_keeps);
+        let keep = !(is_whole && how.kernel_keeps);
         let mut bring = || self.source.bring(&wanted);
         let mut fill = |buffer: &mut [u8]| self.source.hit(&wanted, buffer);
         let at_once = AtOnce { bring: Some(&mut bring), fill: &mut fill, keep };
-        self.reads.store.read_with(key, len, self.reads.dataset, fetch, Some(at_once)).await
+        let hit = self.reads.store.read_with(key, len, self.reads.dataset, fetch, Some(at_once)).await?;
+        Ok(PartHit { hit, begins: 0 })
     }
 
-    fn cut(&self, hit: &Hit, range: &ChunkRange) -> Result<Bytes, ReadError> {
-        let bytes = hit.chunk.slice(range.range.clone()).ok_or(ReadError::Lost)?;
-        self.counters.count(hit.tier, &bytes);
+    fn cut(&self, part: &PartHit, range: &ChunkRange) -> Result<Bytes, ReadError> {
+        let bytes = part.slice(&range.range).ok_or(ReadError::Lost)?;
+        self.counters.count(part.hit.tier, &bytes);
         Ok(bytes)
+    }
+
+    /// Records a READ, if the file is long enough for it to matter how a program reads it.
+    fn pattern(&self, ino: u64, found: &Found, offset: u64, end: u64) -> ReadPattern {
+        if found.entry().size < u64::from(GROUPED_BYTES_MIN) {
+            return ReadPattern { enters_slice: false, is_scattered: false };
+        }
+        let slice_bytes = u64::from(self.tree.version().layout_doc().params.slice_bytes.max(1));
+        self.sequential.note(ino, offset, end, (end - 1) / slice_bytes)
     }
 
     /// Returns what to ask the store for a slice: a chunk that ends where the slice ends, or, if the path of
     /// its file is given, that file alone.
-    fn store_request(&self, found: &Found, of: &ChunkRange, shared: Option<Arc<str>>) -> StoreRequest {
+    pub(super) fn store_request(
+        &self,
+        found: &Found,
+        of: &ChunkRange,
+        shared: Option<Arc<str>>,
+    ) -> StoreRequest {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
         let location = self.origin_location(found, of);
         let wanted = match shared {
@@ -384,7 +442,7 @@ impl Reader {
 
     /// Returns where the origin has a slice: the object of the chunk for a small file of a pack, else the
     /// file's own object.
-    fn origin_location(&self, found: &Found, of: &ChunkRange) -> OriginLocation {
+    pub(super) fn origin_location(&self, found: &Found, of: &ChunkRange) -> OriginLocation {
         let params = &self.tree.version().layout_doc().params;
         match (params.kind, found.slices()) {
             (LayoutKind::Pack, [one]) if one.len <= params.slice_bytes => OriginLocation::TablesObject {
@@ -399,12 +457,8 @@ impl Reader {
         }
     }
 
-    /// Prefetches the slices after `end` if a program reads the file from front to back.
-    fn prefetch_slices(&self, ino: u64, found: &Found, offset: u64, end: u64) {
-        let slice_bytes = u64::from(self.tree.version().layout_doc().params.slice_bytes.max(1));
-        if !self.sequential.enters_slice(ino, offset, end, (end - 1) / slice_bytes) {
-            return;
-        }
+    /// Prefetches the slices after `end`, for a program that reads the file from front to back.
+    fn prefetch_slices(&self, found: &Found, end: u64) {
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
             let StoreRequest { key, len, fetch, .. } = self.store_request(found, &next, None);
@@ -440,7 +494,7 @@ fn slices_to_read(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
 }
 
 /// Returns what to push after a READ of the first `end` bytes of a file of `len` bytes.
-fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<PagePush> {
+fn push(part: &PartHit, first: Slice, end: u64, len: u64) -> Option<PagePush> {
     if end >= READ_BYTES_FULL {
         return None;
     }
@@ -455,6 +509,6 @@ fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<PagePush> {
     }
     let base = u64::from(first.chunk_offset);
     let at = |x: u64| usize::try_from(base + x).ok();
-    let bytes = hit.chunk.slice(at(offset)?..at(until)?)?;
+    let bytes = part.slice(&(at(offset)?..at(until)?))?;
     Some(PagePush { offset, bytes })
 }

@@ -259,6 +259,10 @@ impl Node {
                 FetchRequest::File { path, hash, len, .. } => {
                     client.node_file_unchecked(root, *hash, *len, path).await
                 }
+                // A node store keeps whole chunks, and its clients ask for nothing else.
+                FetchRequest::Part { .. } | FetchRequest::Groups { .. } => {
+                    Err(ClientError::Config("the store of a node has whole chunks only".into()))
+                }
             }
         };
         let answer = tokio::select! {

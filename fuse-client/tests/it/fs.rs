@@ -4,7 +4,7 @@ use crate::support::dataset::{Dataset, InMemory, Node, many};
 use bytes::Bytes;
 use fletch_client::fallback::OriginLocation;
 use fletch_client::{Client, ClientConfig, Endpoint};
-use fletch_core::Hash;
+use fletch_core::{Hash, Verified};
 use fletch_core::Kind;
 use fletch_mount::fs::attr::InodeKind;
 use fletch_mount::fs::error::FsError;
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::Arc,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 use tokio_util::task::TaskTracker;
@@ -200,9 +200,17 @@ struct Chunks {
     fetched: AtomicU64,
     lie: AtomicU64,
     log: Mutex<Vec<Hash>>,
+    /// Whether it has parts of chunks.
+    parts: AtomicBool,
+    /// What was asked for of parts and hashes.
+    parts_log: Mutex<Vec<FetchRequest>>,
 }
 
 impl ChunkSource for Chunks {
+    fn has_parts(&self) -> bool {
+        self.parts.load(Relaxed)
+    }
+
     fn fetch(
         &self,
         wanted: FetchRequest,
@@ -218,6 +226,16 @@ impl ChunkSource for Chunks {
                 Node::File(bytes) => bytes.clone(),
                 other => panic!("{path} is {other:?}"),
             },
+            FetchRequest::Part { chunk, from, len } => {
+                self.parts_log.lock().push(wanted.clone());
+                self.dataset.chunks[chunk].slice(*from as usize..(*from + *len) as usize)
+            }
+            FetchRequest::Groups { chunk, .. } => {
+                self.parts_log.lock().push(wanted.clone());
+                let checked = Verified::check_grouped(*chunk, self.dataset.chunks[chunk].clone());
+                let groups = checked.expect("the right chunk").1.expect("a long chunk");
+                Bytes::copy_from_slice(groups.as_bytes())
+            }
         };
         assert_eq!(bytes.len(), len as usize);
         if self.lie.load(Relaxed) > 0 {
@@ -243,6 +261,8 @@ async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTrack
         fetched: AtomicU64::new(0),
         lie: AtomicU64::new(0),
         log: Mutex::default(),
+        parts: AtomicBool::new(false),
+        parts_log: Mutex::default(),
     });
     let store = Store::new(limits, None, tasks.clone());
     let reader = Reader::new(tree.clone(), store, source.clone(), tasks.clone());
@@ -252,6 +272,52 @@ async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTrack
 #[tokio::test]
 async fn every_range_of_every_file_has_the_right_bytes() {
     ranges_are_bytes(Arc::new(Dataset::odd())).await;
+}
+
+#[tokio::test]
+async fn a_small_part_of_a_long_chunk_is_read_without_the_chunk() {
+    let dataset = Arc::new(Dataset::odd());
+    let (tree, reader, source, _) = reader(&dataset).await;
+    source.parts.store(true, Relaxed);
+    let path = "shards/9m.tar";
+    let Node::File(bytes) = &dataset.nodes[path] else { panic!("a file") };
+    let ino = lookup(&tree, path).await.expect("file").ino;
+    let read = async |offset: u64, size: u32| {
+        let got = reader.read(ino, offset, size).await.expect("read").bytes;
+        assert_eq!(got, bytes.slice(offset as usize..offset as usize + size as usize));
+    };
+    let kib = 1 << 10;
+    let asked = || std::mem::take(&mut *source.parts_log.lock());
+    let part = |asked: &FetchRequest| match asked {
+        FetchRequest::Part { from, len, .. } => Some((*from / kib, *len / kib)),
+        _ => None,
+    };
+    read(5000 * 1024, 4096).await;
+    let [groups, one] = &asked()[..] else { panic!("the hashes and a part") };
+    assert!(matches!(groups, FetchRequest::Groups { .. }));
+    assert_eq!(part(one), Some((5000 - 4096 - 8, 16)), "one group of the second chunk");
+    read(5000 * 1024 + 4096, 4096).await;
+    assert_eq!(asked(), [], "the group is in memory");
+    read(7000 * 1024, 100_000).await;
+    assert_eq!(asked().iter().map(part).collect::<Vec<_>>(), [Some((2896, 112))], "no hashes again");
+    read(2000 * 1024, 4096).await;
+    assert_eq!(asked().len(), 2, "another chunk has other hashes");
+    assert_eq!(source.log.lock().len(), 5, "and nothing else was asked for");
+    read(0, 4096).await;
+    assert_eq!(asked(), [], "whoever begins at the front gets whole chunks");
+    // Lies about a part, then about hashes: the whole chunk is read.
+    for lies in [2, 1] {
+        let (tree, reader, source, _) = self::reader(&dataset).await;
+        source.parts.store(true, Relaxed);
+        let ino = lookup(&tree, path).await.expect("file").ino;
+        if lies == 2 {
+            assert_eq!(reader.read(ino, 5_000_000, 10).await.expect("read").bytes.len(), 10);
+        }
+        source.lie.store(lies, Relaxed);
+        let got = reader.read(ino, 6_000_000, 4096).await.expect("read").bytes;
+        assert_eq!(got, bytes.slice(6_000_000..6_004_096));
+        assert_eq!(source.lie.load(Relaxed), 0);
+    }
 }
 
 #[tokio::test]
@@ -280,7 +346,14 @@ async fn a_file_of_a_pack_is_fetched_and_checked_alone() {
 }
 
 async fn ranges_are_bytes(dataset: Arc<Dataset>) {
-    let (tree, reader, _, _) = reader(&dataset).await;
+    for parts in [false, true] {
+        ranges_of_files(&dataset, parts).await;
+    }
+}
+
+async fn ranges_of_files(dataset: &Arc<Dataset>, parts: bool) {
+    let (tree, reader, source, _) = reader(dataset).await;
+    source.parts.store(parts, Relaxed);
     for (path, node) in &dataset.nodes {
         let Node::File(bytes) = node else { continue };
         let ino = lookup(&tree, path).await.expect("file").ino;

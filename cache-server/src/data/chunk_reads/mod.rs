@@ -31,9 +31,9 @@ use crate::{
 };
 use fletch_api::routes;
 use fletch_bounds::{Gate, Waits, in_waits, pass_gate};
-use fletch_core::{Domain, Hash, Kind, StoreKey, Tenant};
+use fletch_core::{Domain, Expected, Hash, Kind, StoreKey, Tenant, groups::GroupRun};
 use fletch_store::{
-    AtOnce, AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier, Warmed,
+    AtOnce, AtPeer, ChunkCheck, DatasetId, Fetch, FetchError, Hit, PartHit, ReadError, Store, Tier, Warmed,
 };
 use futures::{FutureExt as _, future::BoxFuture};
 use parking_lot::Mutex;
@@ -90,11 +90,18 @@ pub struct ChunkRead<'a> {
     pub dataset: DatasetId,
     /// The file, if the bytes are one that is read alone.
     pub part: Option<PackedPart>,
+    /// The groups of a chunk, if the bytes are such. `hash` is their name.
+    pub run: Option<&'a GroupRun>,
 }
 
 impl ChunkRead<'_> {
     fn key(&self) -> StoreKey {
         StoreKey { domain: self.sources.domain.clone(), hash: self.hash }
+    }
+
+    /// What the bytes must be.
+    fn expected(&self) -> Expected {
+        self.run.map_or(Expected::Whole(self.hash), |run| Expected::Run(run.clone()))
     }
 
     /// The key that decides who owns the bytes.
@@ -293,6 +300,27 @@ impl ChunkReads {
         in_waits(Arc::clone(&running.waits), reading).await
     }
 
+    /// Reads groups of a chunk from the origin. `chunk` is the chunk's own key, `run` the groups of the read.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub async fn read_run(
+        self: &Arc<Self>,
+        read: &ChunkRead<'_>,
+        chunk: &StoreKey,
+        run: &GroupRun,
+    ) -> Result<PartHit, ReadError> {
+        let running =
+            WatchedRead { read, watch: &self.watch, began: Instant::now(), waits: Waits::of_part() };
+        let reading = async {
+            let of = (read.sources, &**read.costs);
+            let fetch = ChunkFetch::fetch(&self.versions, of, read.expected(), read.located);
+            let fetch = self.permitted(read, &read.key(), fetch).await?;
+            self.store.fetch_run(chunk, run.clone(), fetch).await
+        };
+        in_waits(Arc::clone(&running.waits), reading).await
+    }
+
     /// Returns the key under which the store keeps a chunk of a version. A name of a draft that was never
     /// read has nothing there.
     #[must_use]
@@ -442,14 +470,14 @@ impl ChunkReads {
     /// Returns a fetch that is used to ask the owners only. It holds no memory, because no bytes come.
     fn at_owners(self: &Arc<Self>, read: &ChunkRead<'_>, owners: Vec<PeerAddress>) -> Arc<PeerFetch> {
         let of = (read.sources, &**read.costs);
-        let from_origin = ChunkFetch::fetch(&self.versions, of, read.hash, read.located);
+        let from_origin = ChunkFetch::fetch(&self.versions, of, read.expected(), read.located);
         PeerFetch::new(self, read, owners.into_iter().map(Place::owner).collect(), None, from_origin)
     }
 
     /// Decides whom a fetch asks, and waits for what it has to hold.
     async fn prepare(self: &Arc<Self>, read: &ChunkRead<'_>, key: &StoreKey) -> Result<Prepared, ReadError> {
         let of = (read.sources, &**read.costs);
-        let from_origin = ChunkFetch::fetch(&self.versions, of, read.hash, read.located);
+        let from_origin = ChunkFetch::fetch(&self.versions, of, read.expected(), read.located);
         let is_cold = || self.store.needs_fetch(key, read.located.len);
         let (places, keeps): (Places, _) = match self.route(read) {
             Route::Owners(owners) => (owners.into_iter().map(Place::owner).collect(), false),

@@ -5,7 +5,10 @@ use crate::{
     tenancy::tenants::{NoChunkMemory, NoOriginPermit},
 };
 use fletch_api::Code;
-use fletch_core::manifest::{EntryKind, EntryRef};
+use fletch_core::{
+    groups::GROUPED_BYTES_MIN,
+    manifest::{EntryKind, EntryRef},
+};
 use fletch_store::ReadError;
 use std::borrow::Cow;
 use tokio::task::JoinError;
@@ -38,6 +41,9 @@ pub enum ContentError {
         /// What to request instead.
         hint: String,
     },
+    /// The chunk is so short that its groups have no hashes of their own.
+    #[error("the chunk is always read whole: it is shorter than {GROUPED_BYTES_MIN} bytes")]
+    Ungrouped,
     /// A task of the server was lost.
     #[error("a task of the server was lost: {0}")]
     Task(#[from] JoinError),
@@ -64,6 +70,7 @@ impl ContentError {
             ContentError::Memory(_) => Code::Overloaded,
             ContentError::Tables(_) => Code::TablesCorrupt,
             ContentError::NotAFile { .. } => Code::NotAFile,
+            ContentError::Ungrouped => Code::BadRequest,
             ContentError::Task(_) => Code::Internal,
         }
     }
@@ -77,6 +84,7 @@ impl ContentError {
             ContentError::Memory(_) => NoChunkMemory::HINT,
             ContentError::Tables(_) => "index or pack the dataset again; no wrong byte was delivered",
             ContentError::NotAFile { hint, .. } => return Cow::Owned(hint.clone()),
+            ContentError::Ungrouped => "read the chunk, and hash all of it",
             ContentError::Task(_) => SEE_LOG,
         })
     }

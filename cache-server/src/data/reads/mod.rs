@@ -3,6 +3,7 @@
 //! ```text
 //! Reads  is the version still registered? ─▶ memory ─▶ chunk_reads (disk, other servers, origin), counted
 //!   spans     the bytes of an entry, as ranges of the chunks that hold them
+//!   ranges    a part of a long chunk, without the rest of it
 //!   at_hand   what can be read on this thread now, for hit connections
 //! ```
 //! 1. Every read checks first that the version is still registered, so that a long reply outlives its access
@@ -12,6 +13,7 @@
 
 mod at_hand;
 mod error;
+mod ranges;
 mod spans;
 
 use super::{
@@ -223,6 +225,7 @@ impl Payer {
             located,
             dataset: sources.dataset_id(),
             part: None,
+            run: None,
         }
     }
 }

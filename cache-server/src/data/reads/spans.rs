@@ -241,7 +241,15 @@ impl Reads {
         held: Option<Arc<HeldMemory>>,
     ) -> Result<SpanBytes, ContentError> {
         match span {
-            Span::Chunk(r) => self.cut(&self.chunk(payer, sources, r.slice.chunk).await?, &r.range, held),
+            Span::Chunk(r) if r.range.len() == r.slice.len as usize => {
+                self.cut(&self.chunk(payer, sources, r.slice.chunk).await?, &r.range, held)
+            }
+            Span::Chunk(r) => {
+                let found = self.chunk_range(payer, sources, r.slice.chunk, &r.range).await?;
+                // A range before the first byte that was read lies past the end of it, too.
+                let from = r.range.start.checked_sub(found.begins).unwrap_or(usize::MAX);
+                self.cut(&found.hit, &(from..from.saturating_add(r.range.len())), held)
+            }
             Span::PackedFile(f) => self.packed_file(payer, sources, &f, held).await,
         }
     }

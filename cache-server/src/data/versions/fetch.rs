@@ -22,7 +22,7 @@ use super::{
 };
 use crate::tenancy::accounting::JobCosts;
 use bytes::Bytes;
-use fletch_core::Hash;
+use fletch_core::{Expected, Hash, Verified};
 use fletch_origin::{Meter, ObjectMeta};
 use fletch_store::{Fetch, FetchError};
 use futures::{
@@ -59,6 +59,7 @@ pub struct ChunkFetch {
     /// The row that located it.
     first: PartRow,
     hash: Hash,
+    expected: Expected,
     len: u32,
     state: Mutex<State>,
 }
@@ -100,7 +101,7 @@ impl ChunkFetch {
     pub fn fetch(
         versions: &Arc<Versions>,
         (sources, costs): (&Arc<Sources>, &JobCosts),
-        hash: Hash,
+        expected: Expected,
         located: &LocatedChunk,
     ) -> Fetch {
         let fetch = Arc::new(ChunkFetch {
@@ -109,7 +110,8 @@ impl ChunkFetch {
             meter: costs.content_meter(),
             source: Arc::clone(&located.source),
             first: located.row.clone(),
-            hash,
+            hash: expected.name(),
+            expected,
             len: located.len,
             state: Mutex::default(),
         });
@@ -182,10 +184,10 @@ impl ChunkFetch {
     /// Hashes the bytes of an answer.
     async fn is_right(&self, bytes: &Bytes) -> bool {
         if bytes.len() < BLOCKING_BYTES {
-            return Hash::of(bytes) == self.hash;
+            return Verified::check(self.expected.clone(), bytes.clone()).is_ok();
         }
-        let (bytes, hash) = (bytes.clone(), self.hash);
-        let hashed = tokio::task::spawn_blocking(move || Hash::of(&bytes) == hash).await;
+        let (bytes, expected) = (bytes.clone(), self.expected.clone());
+        let hashed = tokio::task::spawn_blocking(move || Verified::check(expected, bytes).is_ok()).await;
         hashed.unwrap_or_else(|error| {
             tracing::debug!(%error, chunk = %self.hash, "a chunk under a new tag was not hashed");
             false

@@ -252,6 +252,7 @@ impl Warmups {
             located: &located,
             dataset: sources.dataset_id(),
             part: None,
+            run: None,
         };
         if record.check {
             let found = self.context.reads.check(&read).await;

@@ -69,6 +69,7 @@ impl Prefetcher {
             located: &located,
             dataset: self.sources.dataset_id(),
             part,
+            run: None,
         };
         let hit = self.context.reads.read(&read).await?;
         let is_fetched = match hit.tier {

@@ -48,6 +48,7 @@ impl Sweep {
                 located: &located,
                 dataset: self.kept_sources.dataset_id(),
                 part: None,
+                run: None,
             };
             match &mut held {
                 Some(held) => {

@@ -62,6 +62,37 @@ impl Client {
         self.call_at(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
+    /// Returns `len` bytes of a chunk, from byte `from` on, **not verified**.
+    ///
+    /// For a store that checks them by the hashes of the chunk's groups.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn part_unchecked(
+        &self,
+        root: Root,
+        chunk: Hash,
+        from: u32,
+        len: u32,
+    ) -> Result<Bytes, ClientError> {
+        check_chunk_len(len)?;
+        let last = u64::from(from) + u64::from(len) - 1;
+        let range = HeaderValue::try_from(format!("bytes={from}-{last}"));
+        let range = range.map_err(|e| ClientError::Config(e.to_string()))?;
+        let call = Call::get(routes::chunk(root, chunk)).about(Some(chunk), self.skip);
+        let call = call.header(header::RANGE, range);
+        self.call(&call, &[StatusCode::PARTIAL_CONTENT], BodyLength::Exactly(u64::from(len))).await
+    }
+
+    /// Returns the hashes of the groups of a chunk, `len` bytes, **not checked**.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn groups_unchecked(&self, root: Root, chunk: Hash, len: u32) -> Result<Bytes, ClientError> {
+        let call = Call::get(routes::chunk_groups(root, chunk)).about(Some(chunk), self.skip);
+        self.call(&call, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
+    }
+
     /// Returns a whole file of `len` bytes by its path in the version, **not verified**.
     ///
     /// For a store that hashes the file itself, and reads files that share a chunk with other files. `chunk`

@@ -57,6 +57,19 @@ pub enum OriginLocation {
     },
 }
 
+impl OriginLocation {
+    /// Returns where the bytes from byte `n` on are.
+    #[must_use]
+    pub fn from(mut self, n: u64) -> Self {
+        match &mut self {
+            OriginLocation::DatasetObject { offset, .. } | OriginLocation::TablesObject { offset, .. } => {
+                *offset = offset.saturating_add(n);
+            }
+        }
+        self
+    }
+}
+
 /// A server and the origin that is read while the server does not answer. Cheap to clone.
 #[derive(Clone)]
 pub struct Fallback(Arc<Inner>);

@@ -1,12 +1,12 @@
 //! Reads of the disk on the calling thread: only of what the system has in its page cache.
 
-use super::{DiskTier, verify};
+use super::{ChunkPart, DiskTier, verify};
 use crate::buffer_pool::PooledBuffer;
-use fletch_core::{Hash, StoreKey, Verified};
+use fletch_core::{StoreKey, verified::Grouped};
 use std::sync::Arc;
 
 impl DiskTier {
-    /// Reads a chunk, or the `part` of it that begins at an offset and has a hash, without waiting.
+    /// Reads a chunk, or a part of it, without waiting.
     ///
     /// `buffer` is as long as what is read. Returns `None` if that is not on the disk, if the system would
     /// have to ask the device for it, if it is damaged, or if too many threads read the disk. A caller that
@@ -14,9 +14,9 @@ impl DiskTier {
     pub(crate) fn read_no_wait(
         &self,
         key: &StoreKey,
-        part: Option<(usize, Hash)>,
+        part: Option<ChunkPart>,
         buffer: PooledBuffer,
-    ) -> Option<Verified> {
+    ) -> Option<Grouped> {
         let engine = self.engine()?;
         // A directory on a dead disk may hold a thread, so their number is bounded here, too.
         let _permit = Arc::clone(&self.readers).try_acquire_owned().ok()?;

@@ -67,8 +67,9 @@ impl Store {
             }
         };
         Counters::add(&self.counters.fetches, 1);
-        match Verified::check(key.hash, bytes) {
-            Ok(chunk) => {
+        match Verified::check_grouped(key.hash, bytes) {
+            Ok((chunk, groups)) => {
+                self.groups.learn(groups);
                 let hit = self.fetched(key, dataset, chunk);
                 if at_once.keep {
                     self.memory.insert(key.clone(), hit.chunk.clone());

@@ -45,7 +45,7 @@ impl Store {
         names: Arc<dyn Names>,
     ) -> Result<Hit, ReadError> {
         let until = Instant::now() + self.limits.deadline;
-        let request = FlightRequest { key: name, len, until, dataset, fetch, names: Some(names) };
+        let request = FlightRequest { key: name, len, until, dataset, fetch, names: Some(names), run: None };
         self.join(request, None).await
     }
 

@@ -1,0 +1,106 @@
+//! Reads of a part of a long chunk, for programs that read a large file here and there.
+//!
+//! A mount asks for the hashes of a chunk's groups once, and checks each part by them (I1). Where a part cannot
+//! be had, whatever the reason, the whole chunk is read instead.
+
+use super::read::{FetchRequest, Reader, StoreRequest};
+use fletch_client::fallback::OriginLocation;
+use fletch_core::{
+    Hash, StoreKey,
+    groups::{GROUPED_BYTES_MIN, GroupHashes, GroupRun},
+    manifest::locate::ChunkRange,
+};
+use fletch_store::{Brought, Fetch, PartHit, ReadError, Store};
+use fletch_tables::version::Found;
+use std::sync::Arc;
+
+/// A range of more than this part of its chunk, one of so many, is read with the whole chunk.
+const PART_MAX: usize = 4;
+
+impl Reader {
+    /// Returns the groups of a chunk that have a range of it. `None`: the whole chunk is to be read.
+    ///
+    /// # Errors
+    /// [`ReadError::Overloaded`] when no memory came free.
+    pub(super) async fn part(&self, found: &Found, of: &ChunkRange) -> Result<Option<PartHit>, ReadError> {
+        let StoreRequest { key, len, .. } = self.store_request(found, of, None);
+        let is_small = len >= GROUPED_BYTES_MIN && of.range.len() <= len as usize / PART_MAX;
+        let store = &self.reads.store;
+        if !is_small || !self.source.has_parts() || store.holds_chunk(&key) || store.is_in_flight(&key) {
+            return Ok(None);
+        }
+        let at = self.origin_location(found, of);
+        let Some(groups) = self.groups(key.hash, len, &at).await else { return Ok(None) };
+        let Some(run) = groups.run(&of.range) else { return Ok(None) };
+        if let Some(known) = store.run(&key, &run).await? {
+            return Ok(Some(known));
+        }
+        if store.has(&key, len) {
+            return Ok(None);
+        }
+        if self.source.has_hits()
+            && let Brought::Bytes(bytes) = self.source.bring(&wanted_of(&run))
+            && let Some(part) = store.brought_run(&run, bytes)
+        {
+            return Ok(Some(part));
+        }
+        match self.fetch_run(&key, store.grown(&run), at).await {
+            Ok(part) => Ok(Some(part)),
+            Err(error) => {
+                tracing::debug!(chunk = %key.hash, %error, "a part of a chunk cannot be read; the chunk is read");
+                Ok(None)
+            }
+        }
+    }
+
+    async fn fetch_run(
+        &self,
+        key: &StoreKey,
+        run: GroupRun,
+        at: OriginLocation,
+    ) -> Result<PartHit, ReadError> {
+        let (source, wanted) = (Arc::clone(&self.source), wanted_of(&run));
+        let at = at.from(run.range().start as u64);
+        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &at, attempt));
+        self.reads.store.fetch_run(key, run, fetch).await
+    }
+
+    /// Returns the hashes of the groups of a chunk, from the store or from the source.
+    async fn groups(&self, chunk: Hash, len: u32, at: &OriginLocation) -> Option<Arc<GroupHashes>> {
+        let store = &self.reads.store;
+        if let Some(groups) = store.groups(chunk).filter(|groups| groups.chunk_len() == len) {
+            return Some(groups);
+        }
+        let wanted = FetchRequest::Groups { chunk, len: u32::try_from(Store::group_hash_bytes(len)).ok()? };
+        let checked = |bytes: &[u8]| match GroupHashes::check(chunk, len, bytes) {
+            Ok(groups) => Some(Arc::new(groups)),
+            Err(wrong) => {
+                tracing::warn!(%wrong, "the source of a mount sent wrong hashes");
+                None
+            }
+        };
+        if self.source.has_hits()
+            && let Brought::Bytes(bytes) = self.source.bring(&wanted)
+            && let Some(groups) = checked(&bytes)
+        {
+            store.learn_groups(&groups);
+            return Some(groups);
+        }
+        match self.source.fetch(wanted, at, 0).await {
+            Ok(bytes) => {
+                let groups = checked(&bytes)?;
+                store.learn_groups(&groups);
+                Some(groups)
+            }
+            Err(error) => {
+                tracing::debug!(%chunk, %error, "no hashes of groups; the chunk is read");
+                None
+            }
+        }
+    }
+}
+
+fn wanted_of(run: &GroupRun) -> FetchRequest {
+    let from = u32::try_from(run.range().start).unwrap_or(u32::MAX);
+    FetchRequest::Part { chunk: run.of().chunk(), from, len: run.len() }
+}

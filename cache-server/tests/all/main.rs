@@ -34,6 +34,7 @@ mod origins;
 mod packs;
 mod prefetches;
 mod process;
+mod ranges;
 mod refs;
 mod registry;
 mod releases;

@@ -32,8 +32,8 @@ impl TableSource for HttpTables {
             Table::Entries => routes::entries(self.root),
             Table::Layout => routes::layout(self.root, self.layout),
             Table::Placement => routes::placement(self.root, self.layout),
-            Table::Chunks => {
-                let message = "the server does not serve chunks.parquet".to_owned();
+            Table::Chunks | Table::Groups => {
+                let message = format!("the server does not serve {table}");
                 return Err(SourceError { kind: Kind::Invalid, message });
             }
         };

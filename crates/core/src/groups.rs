@@ -149,26 +149,53 @@ impl GroupRun {
     }
 }
 
-/// Hashes a chunk group by group.
-#[derive(Default)]
-pub(crate) struct GroupHasher {
+/// Hashes a chunk group by group, so that the hashes of its groups remain.
+#[derive(Debug, Default)]
+pub struct GroupHasher {
+    /// The hashes of the groups that are complete.
     hashes: Vec<ChainingValue>,
-    len: usize,
+    /// The last group, if it is not complete, and its length so far.
+    open: Hasher,
+    filled: usize,
 }
 
 impl GroupHasher {
-    /// Adds bytes. All but the last must be a multiple of [`GROUP_BYTES`] long.
-    pub fn update(&mut self, bytes: &[u8]) {
-        for group in bytes.chunks(GROUP_BYTES) {
-            self.hashes.push(hash_of_group(self.hashes.len(), group));
+    /// Hashes the next bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            // A complete group is closed only when another one follows: a chunk of one group has no inner hash.
+            if self.filled == GROUP_BYTES {
+                self.close();
+            }
+            let (group, rest) = bytes.split_at(bytes.len().min(GROUP_BYTES - self.filled));
+            if self.filled == 0 {
+                self.open.set_input_offset((self.hashes.len() * GROUP_BYTES) as u64);
+            }
+            self.open.update(group);
+            self.filled += group.len();
+            bytes = rest;
         }
-        self.len += bytes.len();
     }
 
-    /// Returns the hashes. `None` for less than two groups, or more bytes than a chunk may have.
-    pub fn finish(self) -> Option<GroupHashes> {
-        let (chunk, len) = (root_of(&self.hashes)?, u32::try_from(self.len).ok()?);
-        Some(GroupHashes { chunk, len, hashes: self.hashes.into() })
+    fn close(&mut self) {
+        self.hashes.push(self.open.finalize_non_root());
+        self.open.reset();
+        self.filled = 0;
+    }
+
+    /// Returns the hash of all bytes, and the hashes of the groups. A chunk of one group has none.
+    #[must_use]
+    pub fn finish(mut self) -> (Hash, Option<GroupHashes>) {
+        if self.hashes.is_empty() {
+            return (self.open.finalize().into(), None);
+        }
+        let last = std::mem::take(&mut self.filled);
+        self.close();
+        let len = u32::try_from((self.hashes.len() - 1) * GROUP_BYTES + last);
+        let (left, right) = halves(&self.hashes);
+        let chunk = merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash).into();
+        let groups = len.ok().map(|len| GroupHashes { chunk, len, hashes: self.hashes.into() });
+        (chunk, groups)
     }
 }
 
@@ -215,7 +242,14 @@ mod tests {
     fn hashes(bytes: &[u8]) -> Option<GroupHashes> {
         let mut hasher = GroupHasher::default();
         hasher.update(bytes);
-        hasher.finish()
+        let (hash, groups) = hasher.finish();
+        assert_eq!(hash, Hash::of(bytes));
+        for piece in [1000, GROUP_BYTES, 100_000] {
+            let mut hasher = GroupHasher::default();
+            bytes.chunks(piece).for_each(|piece| hasher.update(piece));
+            assert_eq!(hasher.finish(), (hash, groups.clone()), "pieces of {piece}");
+        }
+        groups
     }
 
     #[test]

@@ -99,6 +99,9 @@ pub struct LayoutDoc {
     pub chunks: u64,
     /// The sum of the chunks' lengths, in bytes.
     pub bytes: u64,
+    /// The number of chunks whose groups `groups.bin` has. Absent if there is no such file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grouped_chunks: Option<u64>,
     /// The hash of each part's placement, in order.
     pub parts: Vec<Hash>,
 }

@@ -76,6 +76,12 @@ pub fn chunks(root: Root, layout: LayoutId) -> String {
     format!("{VERSIONS}{root}/layouts/{layout}/chunks.parquet")
 }
 
+/// Returns the path of the hashes of the groups of a layout's long chunks.
+#[must_use]
+pub fn groups(root: Root, layout: LayoutId) -> String {
+    format!("{VERSIONS}{root}/layouts/{layout}/groups.bin")
+}
+
 /// Returns the path of a tag's document.
 #[must_use]
 pub fn tag(tag: &TagName) -> String {

@@ -19,12 +19,17 @@ pub enum Table {
     Placement,
     /// `chunks.parquet`
     Chunks,
+    /// `groups.bin`, which a layout may lack.
+    Groups,
 }
 
 impl Table {
-    /// All tables.
+    /// The tables that each version in each layout has.
     pub const ALL: [Table; 5] =
         [Table::Manifest, Table::Entries, Table::Layout, Table::Placement, Table::Chunks];
+
+    /// The number of kinds of tables.
+    pub const COUNT: usize = Table::ALL.len() + 1;
 
     /// Returns the file's name.
     #[must_use]
@@ -35,6 +40,7 @@ impl Table {
             Table::Layout => "layout.json",
             Table::Placement => "placement.parquet",
             Table::Chunks => "chunks.parquet",
+            Table::Groups => "groups.bin",
         }
     }
 
@@ -47,6 +53,7 @@ impl Table {
             Table::Layout => paths::layout(root, layout),
             Table::Placement => paths::placement(root, layout),
             Table::Chunks => paths::chunks(root, layout),
+            Table::Groups => paths::groups(root, layout),
         }
     }
 }

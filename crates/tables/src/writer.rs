@@ -3,13 +3,16 @@
 use crate::new_row::{self, NewRow};
 use crate::source::DOCUMENT_BYTES_MAX;
 use crate::table_files::{PartRows, TableFiles};
-use crate::{Fault, FileTotals, LayoutDoc, Manifest, Table, TableError, documents};
+use crate::{Fault, FileTotals, GroupLists, LayoutDoc, Manifest, Table, TableError, documents};
+use fletch_core::groups::GROUPED_BYTES_MIN;
 use fletch_core::manifest::layout::layout_id;
 use fletch_core::manifest::{
     EntryKind, FORMAT_MAJOR, FORMAT_MINOR, LayoutParams, PartCutter, PartSummary, Sample, SampleRule, root,
 };
 use fletch_core::{Hash, LayoutId, Root};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// When, by which program and from where a version was made: the part of the documents that no hash covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +70,9 @@ pub struct TablesWriter {
     shown: FileTotals,
     chunks: u64,
     chunk_bytes: u64,
+    groups: Option<Arc<GroupLists>>,
+    /// The chunks whose groups may be wanted, in the order of the tables, and their lengths.
+    long_chunks: Vec<(Hash, u32)>,
 }
 
 impl TablesWriter {
@@ -92,7 +98,20 @@ impl TablesWriter {
             shown: FileTotals::default(),
             chunks: 0,
             chunk_bytes: 0,
+            groups: None,
+            long_chunks: Vec::new(),
         })
+    }
+
+    /// Has the hashes of the groups of long chunks written, as far as `lists` has them at the end.
+    pub fn keep_groups(&mut self, lists: &Arc<GroupLists>) {
+        self.groups = Some(Arc::clone(lists));
+    }
+
+    /// Returns the long chunks so far of which `lists` has no hashes.
+    #[must_use]
+    pub fn chunks_without(&self, lists: &GroupLists) -> HashSet<Hash> {
+        self.long_chunks.iter().map(|(chunk, _)| *chunk).filter(|chunk| !lists.has(*chunk)).collect()
     }
 
     /// Adds the next entry. It blocks: it writes the rows of a part when the part ends.
@@ -125,6 +144,10 @@ impl TablesWriter {
                 }
             }
         }
+        if self.groups.is_some() {
+            let long = row.chunks.iter().filter(|chunk| chunk.len >= GROUPED_BYTES_MIN);
+            self.long_chunks.extend(long.map(|chunk| (chunk.chunk, chunk.len)));
+        }
         self.rows.push(row);
         match cut {
             Some(summary) => self.end_part(summary),
@@ -149,6 +172,15 @@ impl TablesWriter {
         if let Some(summary) = std::mem::take(&mut self.cutter).finish() {
             self.end_part(summary)?;
         }
+        let groups_file = self.scratch.join(Table::Groups.file_name());
+        let io = |e: std::io::Error| {
+            let path = groups_file.display().to_string();
+            TableError::Io { path, message: e.to_string() }
+        };
+        let grouped = match &self.groups {
+            Some(lists) => lists.write(&self.long_chunks, &groups_file).map_err(io)?,
+            None => 0,
+        };
         let hashes: Vec<Hash> = self.parts.iter().map(|p| p.hash).collect();
         let root = root(&self.rule, &hashes);
         let layout = layout_id(&self.params, root, &self.placements);
@@ -179,12 +211,15 @@ impl TablesWriter {
             indexed_at_ns: about.indexed_at_ns,
             chunks: self.chunks,
             bytes: self.chunk_bytes,
+            grouped_chunks: (grouped > 0).then_some(grouped),
             parts: self.placements,
         };
         self.tables.close()?;
         write_document(&self.scratch, Table::Manifest, &manifest.to_bytes()?)?;
         write_document(&self.scratch, Table::Layout, &doc.to_bytes()?)?;
-        let order = [Table::Entries, Table::Placement, Table::Chunks, Table::Manifest, Table::Layout];
+        let groups = (grouped > 0).then_some(Table::Groups);
+        let order = [Table::Entries, Table::Placement, Table::Chunks].into_iter().chain(groups);
+        let order = order.chain([Table::Manifest, Table::Layout]);
         Ok(WrittenVersion {
             root,
             layout,
@@ -193,7 +228,7 @@ impl TablesWriter {
             bytes: self.bytes,
             shown: self.shown,
             chunks: self.chunks,
-            files: order.map(|t| (t.path(root, layout), self.scratch.join(t.file_name()))).to_vec(),
+            files: order.map(|t| (t.path(root, layout), self.scratch.join(t.file_name()))).collect(),
         })
     }
 }

@@ -9,9 +9,10 @@
 use super::catalogue::{Catalogue, Row};
 use crate::failure::Failure;
 use crate::run::Counters;
+use crate::run::groups::RunGroups;
 use crate::run::journal::chunks::{ChunkJournal, Fingerprint, Made};
 use crate::run::journal::write_failed;
-use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use crate::source::content::{Content, SliceHash, fold, hash_slice, slice_at, slice_count};
 use crate::source::outage::OutageJudge;
 use crate::source::pin::{origin_pin, pin_row};
 use bytes::Bytes;
@@ -44,6 +45,8 @@ pub struct Assembler<'a> {
     pub params: PackParams,
     /// The results of stopped runs, and of this run.
     pub journal: RefCell<ChunkJournal>,
+    /// Where the hashes of groups go.
+    pub groups: RunGroups,
     /// The numbers of the run.
     pub counters: &'a Counters,
     /// Tells faults from outages.
@@ -329,10 +332,9 @@ impl Assembler<'_> {
                     Ok(bytes) => bytes,
                     Err(why) => return Ok(Err(why)),
                 };
+                let groups = self.groups.clone();
                 let hashed = tokio::task::spawn_blocking(move || {
-                    let mut hasher = SliceHasher::new(offset);
-                    hasher.update(&bytes);
-                    hasher.finish()
+                    hash_slice(offset, &bytes, groups.lists().map(|lists| &**lists))
                 });
                 Ok::<_, Failure>(Ok(hashed.await.map_err(lost)?))
             })

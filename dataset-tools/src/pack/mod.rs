@@ -23,6 +23,7 @@ pub mod tables;
 use crate::failure::Failure;
 use crate::progress::{Progress, Total};
 use crate::run::faults::Faults;
+use crate::run::groups::RunGroups;
 use crate::run::journal::chunks::ChunkJournal;
 use crate::run::mark::Mark;
 use crate::run::options::{RunFailure, RunOptions, RunReport};
@@ -209,6 +210,7 @@ impl Pack<'_> {
             let made = journal.len();
             run.ctx.out.note(format_args!("resuming: chunks and long files already made: {made}"));
         }
+        let groups = RunGroups::open(state, run.ctx.out);
         let judge = OutageJudge::new(&run.source, run.base.as_ref());
         let mut faults = Faults::new(self.options.run.on_fault, run.ctx.out);
         let scanned = match self.scan(&mut faults, (&judge, KeyOrder::Listed)) {
@@ -223,17 +225,19 @@ impl Pack<'_> {
         };
         let made = scanned.map_err(ListingError::failure).and_then(|(scan, chunks)| {
             let _progress = self.show("packing");
-            let made = self.make(&scan, chunks.as_deref(), (journal, &judge), &mut faults)?;
+            let made = self.make(&scan, chunks.as_deref(), (journal, &judge, &groups), &mut faults)?;
             judge.finish()?;
-            Ok((scan.catalogue, made, chunks.is_some()))
+            Ok((scan.catalogue, made, chunks))
         });
-        let (catalogue, made, has_parent) = match made {
+        let (catalogue, made, parent) = match made {
             Ok(made) => made,
             Err(failure) => return Err(RunFailure { failure, faults: faults.finish() }),
         };
         let packed = Packed { catalogue: &catalogue, placements: &made.placements, chunks: &made.chunks };
         let (report_only, lost) = (faults.report_only(), faults.lost());
-        let (tables, skipped) = tables::write(&packed, run, &self.options.params, &self.scratch, faults)?;
+        let groups = (&groups, parent.as_ref().and_then(|parent| parent.index.as_ref()));
+        let params = &self.options.params;
+        let (tables, skipped) = tables::write(&packed, run, params, (&self.scratch, groups), faults)?;
         if report_only {
             return Err(RunFailure { failure: Faults::failure(skipped.len()), faults: skipped });
         }
@@ -246,7 +250,7 @@ impl Pack<'_> {
             chunks_written: made.written,
             chunk_bytes_written: made.bytes_written,
             chunks_found: made.found,
-            kept: has_parent.then_some(made.kept),
+            kept: parent.is_some().then_some(made.kept),
         })
     }
 
@@ -255,7 +259,7 @@ impl Pack<'_> {
         &self,
         scan: &Scan,
         parent: Option<&ParentChunks>,
-        (journal, judge): (ChunkJournal, &OutageJudge<'_>),
+        (journal, judge, groups): (ChunkJournal, &OutageJudge<'_>, &RunGroups),
         faults: &mut Faults,
     ) -> Result<MadeChunks, Failure> {
         let (run, catalogue) = (self.run, &scan.catalogue);
@@ -275,6 +279,7 @@ impl Pack<'_> {
             params: params.pack.unwrap_or(PackParams::DEFAULT),
             journal: RefCell::new(journal),
             judge,
+            groups: groups.clone(),
             counters: run.ctx.counters,
             memory: Semaphore::new(BYTES_MAX as usize),
             report_only: Cell::new(faults.report_only()),

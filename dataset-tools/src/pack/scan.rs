@@ -352,7 +352,7 @@ fn inspect(base: &Path, step: &Step) -> Inspected {
                 // Only reading shows whether a file has content although its size is 0.
                 Ok(m) if m.len() == 0 => {
                     let read = content::open(&full, *follow)
-                        .and_then(|(file, meta)| content::read_small(&file, &meta, &mut Vec::new()));
+                        .and_then(|(file, meta)| content::read_small(&file, &meta, &mut Vec::new(), None));
                     match read {
                         Ok(Some(_)) => Inspected::File(path.clone(), pin_of(&m)),
                         Ok(None) => fault(ReadFault::Changing),

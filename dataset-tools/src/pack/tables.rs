@@ -6,9 +6,12 @@ use super::catalogue::{Catalogue, Placement, Placements, Row};
 use crate::failure::Failure;
 use crate::run::Run;
 use crate::run::faults::Faults;
+use crate::run::groups::RunGroups;
 use fletch_core::Hash;
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, Slice};
-use fletch_tables::{Fault, NewChunk, NewRow, PinRow, TableError, TablesWriter, WrittenVersion, paths};
+use fletch_tables::{
+    Fault, NewChunk, NewRow, PinRow, TableError, TablesWriter, Version, WrittenVersion, paths,
+};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -94,7 +97,7 @@ pub fn write(
     packed: &Packed<'_>,
     run: &Run<'_>,
     params: &LayoutParams,
-    scratch: &Path,
+    (scratch, (groups, parent)): (&Path, (&RunGroups, Option<&Version>)),
     mut faults: Faults,
 ) -> Result<(PackTables, Vec<Fault>), Failure> {
     let (rule, sampler) = (&run.options.rule, run.sampler()?);
@@ -108,6 +111,8 @@ pub fn write(
         index: TablesWriter::create(&dir("index")?, rule.clone(), LayoutParams::INDEX)?,
         last: String::new(),
     };
+    groups.keep_in(&mut writers.pack);
+    groups.keep_in(&mut writers.index);
     let mut seen = SeenChunks(vec![0; packed.chunks.len().div_ceil(64)]);
     for (number, row) in (0u64..).zip(packed.catalogue.iter()) {
         let row = row.map_err(io)?;
@@ -173,6 +178,7 @@ pub fn write(
         }
     }
     let faults = faults.finish();
+    groups.complete(run, &[&writers.pack, &writers.index], parent);
     let created = run.created(faults.clone());
     let tables =
         PackTables { pack: writers.pack.finish(created.clone())?, index: writers.index.finish(created)? };

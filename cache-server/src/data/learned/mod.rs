@@ -147,7 +147,7 @@ impl Names for ReadRecord {
         let subtree = self.slice_of.map(|offset| {
             let mut hasher = SliceHasher::new(offset);
             hasher.update(bytes.bytes());
-            hasher.finish().subtree
+            hasher.finish().0.subtree
         });
         let recorded = self.table.insert(name, bytes.hash(), subtree);
         recorded.map_err(|e| FetchError::new(Kind::Corrupt, e))

@@ -41,7 +41,7 @@ impl Reads {
             return Ok(PartHit { hit, begins: 0 });
         }
         let located = self.versions.locate(sources, hash).await?;
-        if let Some(run) = self.run_of(sources, hash, &located, range)
+        if let Some(run) = self.run_of(sources, hash, &located, range).await
             && let Some(hit) = self.run(payer, sources, &run, (hash, &located)).await?
         {
             return Ok(hit);
@@ -51,8 +51,8 @@ impl Reads {
     }
 
     /// Returns the groups to read for a range, if the range is a small part of a long chunk and the hashes of
-    /// the chunk's groups are known.
-    fn run_of(
+    /// the chunk's groups are known, or at rest.
+    async fn run_of(
         &self,
         sources: &Sources,
         hash: Hash,
@@ -63,9 +63,27 @@ impl Reads {
         if located.len < GROUPED_BYTES_MIN || range.len() > len / PART_MAX {
             return None;
         }
-        let groups = self.store.groups(self.key(sources, hash).hash)?;
+        let groups = self.known_groups(sources, hash, located).await?;
         // Two layouts may disagree about the length of a chunk; only one of them is right.
         (groups.chunk_len() == located.len).then(|| groups.run(range)).flatten()
+    }
+
+    /// Returns the hashes of the groups of a chunk from memory or from the tables.
+    async fn known_groups(
+        &self,
+        sources: &Sources,
+        hash: Hash,
+        located: &LocatedChunk,
+    ) -> Option<Arc<GroupHashes>> {
+        if let Some(groups) = self.store.groups(self.key(sources, hash).hash) {
+            return Some(groups);
+        }
+        if sources.is_draft() {
+            return None;
+        }
+        let groups = Arc::new(located.groups_at_rest().await?);
+        self.store.learn_groups(&groups);
+        Some(groups)
     }
 
     /// Reads groups of a chunk from memory or disk, or from the origin if the store would not keep the chunk.
@@ -125,7 +143,7 @@ impl Reads {
             return Err(ContentError::Ungrouped);
         }
         Self::check_registered(sources)?;
-        if let Some(groups) = self.store.groups(self.key(sources, hash).hash) {
+        if let Some(groups) = self.known_groups(sources, hash, &located).await {
             return Ok(groups);
         }
         let chunk = self.located(payer, sources, hash, &located).await?.chunk;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::tenancy::{state::RegistrationHandle, tenants::ColdChunk};
 use bytes::{Bytes, BytesMut};
-use fletch_core::{Root, StoreKey, manifest::ObjectState};
+use fletch_core::{Root, StoreKey, groups::GroupHashes, manifest::ObjectState};
 use fletch_origin::{Meter, ObjectMeta, OriginError};
 use fletch_store::Store;
 use fletch_tables::{ChunkRow, ObjectRef, TableError};
@@ -46,6 +46,18 @@ impl LocatedChunk {
         let at = self.home_origin();
         let stream = (sources.domain.clone(), sources.dataset().clone());
         ColdChunk { store, key, len: self.len, origin: at.origin(), stream }
+    }
+
+    /// Returns the hashes of the chunk's groups, if its layout has them at rest and they are right.
+    pub async fn groups_at_rest(&self) -> Option<GroupHashes> {
+        let chunk = self.row.row.chunk;
+        match self.source.version.group_hashes(chunk, self.len).await {
+            Ok(groups) => groups,
+            Err(error) => {
+                tracing::warn!(%chunk, %error, "hashes of groups cannot be read; the whole chunk is read");
+                None
+            }
+        }
     }
 
     /// Returns the bytes of all chunks of the chunk's layout, as the layout says.

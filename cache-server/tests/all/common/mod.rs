@@ -2,10 +2,11 @@
 
 pub mod epochs;
 
+use bytes::Bytes;
 use fletch_api::{Accounts, Code, Problem, ResolvedVersion};
 use fletch_core::manifest::pack::{Item, Keyer, Packer, Placing};
 use fletch_core::{
-    Hash, Root,
+    Hash, Root, Verified,
     manifest::{Entry, LayoutParams, SampleRule, Slice},
 };
 use fletch_origin::local;
@@ -13,11 +14,14 @@ use fletch_server::{
     app::{self, Running},
     config::{self, Action, Environment},
 };
-use fletch_tables::{NewChunk, NewRow, PinRow, Provenance, TablesWriter, TagDoc, WrittenVersion, paths};
+use fletch_tables::{
+    GroupLists, NewChunk, NewRow, PinRow, Provenance, TablesWriter, TagDoc, WrittenVersion, paths,
+};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 use tempfile::TempDir;
 
@@ -106,6 +110,28 @@ impl Tree {
         write_rows(to, rows.collect(), LayoutParams::INDEX)
     }
 
+    /// Indexes the tree into itself, with the hashes of the groups of long chunks, and tags it.
+    pub fn index_grouped(&self) -> Indexed {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let lists = Arc::new(GroupLists::open(&scratch.path().join("lists")).expect("opened"));
+        let mut rows = Vec::new();
+        for (path, bytes) in &self.files {
+            let pin = local::pin_of(&std::fs::metadata(self.path(path)).expect("metadata"));
+            let pin = PinRow { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag };
+            let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
+            let slices = slices(bytes, LayoutParams::INDEX);
+            let mut at = 0;
+            for slice in &slices {
+                let chunk = Bytes::copy_from_slice(&bytes[at..at + slice.len as usize]);
+                let checked = Verified::check_grouped(slice.chunk, chunk).expect("right");
+                checked.1.iter().for_each(|groups| lists.add(groups));
+                at += slice.len as usize;
+            }
+            rows.push(NewRow::indexed(entry, slices, &pin));
+        }
+        write_rows_with(self.dir.path(), rows, LayoutParams::INDEX, Some(&lists))
+    }
+
     /// Packs the tree into `to`, and tags it there. Returns the names of the chunks' objects.
     pub fn pack_to(&self, to: &Path, wrong: bool) -> (Indexed, Vec<String>) {
         let (indexed, chunks) = self.pack_with(to, LayoutParams::PACK, wrong);
@@ -183,8 +209,20 @@ pub fn write(to: &Path, rows: Vec<(Entry, Vec<Slice>, PinRow)>, params: LayoutPa
 }
 
 fn write_rows(to: &Path, rows: Vec<NewRow>, params: LayoutParams) -> Indexed {
+    write_rows_with(to, rows, params, None)
+}
+
+fn write_rows_with(
+    to: &Path,
+    rows: Vec<NewRow>,
+    params: LayoutParams,
+    groups: Option<&Arc<GroupLists>>,
+) -> Indexed {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut writer = TablesWriter::create(scratch.path(), SampleRule::file(), params).expect("writer");
+    if let Some(groups) = groups {
+        writer.keep_groups(groups);
+    }
     for row in rows {
         writer.push(row).expect("a good row");
     }

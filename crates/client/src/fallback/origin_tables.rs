@@ -72,7 +72,7 @@ pub struct OriginTables {
     origin: Origin,
     root: Root,
     layout: LayoutId,
-    sizes: [OnceCell<u64>; Table::ALL.len()],
+    sizes: [OnceCell<u64>; Table::COUNT],
 }
 
 impl OriginTables {
@@ -83,9 +83,8 @@ impl OriginTables {
     }
 
     async fn size(&self, table: Table) -> Result<u64, SourceError> {
-        let at = Table::ALL.iter().position(|t| *t == table).unwrap_or(0);
         let head = || async { self.origin.head(&table.path(self.root, self.layout)).await.map(|m| m.size) };
-        self.sizes[at].get_or_try_init(head).await.copied().map_err(source_error)
+        self.sizes[table as usize].get_or_try_init(head).await.copied().map_err(source_error)
     }
 }
 

@@ -5,7 +5,10 @@
 //! ([`blake3::hazmat`], "subtrees"), so that nobody reads the file in one go.
 
 use super::SLICE_BYTES_DEFAULT;
-use crate::Hash;
+use crate::{
+    Hash,
+    groups::{GroupHasher, GroupHashes},
+};
 pub use blake3::hazmat::ChainingValue;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
@@ -21,7 +24,7 @@ pub struct SliceHash {
 /// Computes both hashes of a slice.
 #[derive(Debug)]
 pub struct SliceHasher {
-    chunk: blake3::Hasher,
+    chunk: GroupHasher,
     subtree: blake3::Hasher,
 }
 
@@ -31,7 +34,7 @@ impl SliceHasher {
     pub fn new(offset: u64) -> Self {
         let mut subtree = blake3::Hasher::new();
         subtree.set_input_offset(offset);
-        SliceHasher { chunk: blake3::Hasher::new(), subtree }
+        SliceHasher { chunk: GroupHasher::default(), subtree }
     }
 
     /// Hashes the next bytes.
@@ -40,10 +43,11 @@ impl SliceHasher {
         self.subtree.update(bytes);
     }
 
-    /// Returns both hashes.
+    /// Returns both hashes, and those of the groups of the slice.
     #[must_use]
-    pub fn finish(&self) -> SliceHash {
-        SliceHash { chunk: self.chunk.finalize().into(), subtree: self.subtree.finalize_non_root() }
+    pub fn finish(self) -> (SliceHash, Option<GroupHashes>) {
+        let (chunk, groups) = self.chunk.finish();
+        (SliceHash { chunk, subtree: self.subtree.finalize_non_root() }, groups)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::source::pin::pin_of;
 use crate::source::walk::Step;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::shard::is_shard;
+use fletch_tables::GroupLists;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::fs::{self, File, Metadata};
@@ -107,12 +108,15 @@ pub struct TreeReads<'a> {
     pub threads: usize,
     /// The URI of the dataset at the server, to make a draft: no file is read.
     pub draft: Option<&'a str>,
+    /// Where the hashes of groups go.
+    pub groups: Option<&'a GroupLists>,
 }
 
 struct Pool<'a> {
     base: &'a Path,
     threads: usize,
     draft: Option<&'a str>,
+    groups: Option<&'a GroupLists>,
     counters: &'a Counters,
     state: Mutex<State>,
     work: Condvar,
@@ -136,6 +140,7 @@ pub fn run(
         base: tree.base,
         threads: tree.threads.max(1),
         draft: tree.draft,
+        groups: tree.groups,
         counters,
         state: Mutex::default(),
         work: Condvar::new(),
@@ -433,7 +438,7 @@ impl Pool<'_> {
                 self.begin(Large::new(seq, path, follow, tries, (file, meta), plain));
                 return None;
             }
-            match content::read_small(&file, &meta, buf) {
+            match content::read_small(&file, &meta, buf, self.groups) {
                 Ok(Some(content)) => {
                     self.counters.read(meta.size());
                     return Some(Outcome::File { path, pin: pin_of(&meta), content, reused: false, plain });
@@ -471,7 +476,7 @@ impl Pool<'_> {
             }
             if !large.broken.load(Relaxed) {
                 let (offset, len) = content::slice_at(size, i);
-                match content::read_slice(&large.file, offset, len, buf) {
+                match content::read_slice(&large.file, offset, len, buf, self.groups) {
                     Ok(Some(hash)) => {
                         self.counters.bytes_read.fetch_add(u64::from(len), Relaxed);
                         let at = usize::try_from(i).unwrap_or(usize::MAX);

@@ -14,6 +14,7 @@ use crate::out::count;
 use crate::progress::{Progress, Total};
 use crate::run::faults::Faults;
 use crate::run::file_record::{FileRecord, Lookup};
+use crate::run::groups::RunGroups;
 use crate::run::journal::files::FileJournalWriter;
 use crate::run::journal::write_failed;
 use crate::run::learned::LearnedRecords;
@@ -32,7 +33,7 @@ use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{BadEntry, Entry, EntryKind, LayoutParams};
-use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
+use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter, Version};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -205,8 +206,9 @@ fn verb(options: &RunOptions) -> &'static str {
     }
 }
 
-fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
-    let version = parent::open(run, |root, layout| {
+/// Opens the parent's index layout.
+fn open_parent(run: &Run<'_>) -> Result<Option<Version>, Failure> {
+    parent::open(run, |root, layout| {
         run.ctx.rt.block_on(async {
             // A pack has no pins; the index layout beside it has them.
             let layouts = run.tables.layouts(root).await?;
@@ -217,10 +219,13 @@ fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
             // The cursor reads each part once, so a cache of parts would not help.
             run.tables.version_keeping(root, index, 1).await.map(Some)
         })
-    })?;
-    let parent = version.map(|version| IndexParent::new(run.ctx.rt, version, run.is_local()));
-    let renewed = |parent| RenewedParent::new(parent, run.options.renewed.clone());
-    Ok(parent.map(|parent| Lookup::new(Box::new(renewed(parent)))))
+    })
+}
+
+/// Returns the lookup of the parent's files.
+fn lookup_of(run: &Run<'_>, parent: Version) -> Lookup<FileRecord> {
+    let parent = IndexParent::new(run.ctx.rt, parent, run.is_local());
+    Lookup::new(Box::new(RenewedParent::new(parent, run.options.renewed.clone())))
 }
 
 /// How a pass over the dataset ended.
@@ -239,7 +244,8 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
         out.note(format_args!("resuming: {} already hashed", count(earlier.files, "file")));
     }
     let mut lookups = vec![Lookup::new(Box::new(earlier))];
-    lookups.extend(open_parent(run)?);
+    let parent = open_parent(run)?;
+    lookups.extend(parent.clone().map(|parent| lookup_of(run, parent)));
     if let Some(draft) = options.learned.clone() {
         let records = LearnedRecords::new(run.ctx.rt, draft, run.is_local());
         lookups.push(Lookup::new(Box::new(records)));
@@ -255,6 +261,11 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
         Ok(best)
     };
     let scratch = state.fresh_scratch()?;
+    // The names of a draft are no hashes.
+    let groups = match &options.draft {
+        None => RunGroups::open(state, out),
+        Some(_) => RunGroups::default(),
+    };
     let mut writer = EntryWriter {
         tables: TablesWriter::create(&scratch, options.rule.clone(), params).map_err(Failure::from)?,
         journal: FileJournalWriter::create(state.file_journal(), run.started_ns)
@@ -266,7 +277,8 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
         counters: run.ctx.counters,
         base: run.base.as_ref(),
     };
-    let read = read_all(run, (&scratch, order), known, &mut writer);
+    groups.keep_in(&mut writer.tables);
+    let read = read_all(run, (&scratch, order, &groups), known, &mut writer);
     let flushed = writer.journal.flush();
     let EntryWriter { tables, faults, compressed, .. } = writer;
     out.note_compressed(compressed);
@@ -285,6 +297,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
     if !faults.is_empty() && options.on_fault == OnFault::Report {
         return Err(RunFailure { failure: Faults::failure(faults.len()), faults });
     }
+    groups.complete(run, &[&tables], parent.as_ref());
     let written = tables.finish(run.created(faults.clone())).map_err(Failure::from)?;
     run.check_not_empty(&written)?;
     run.ctx.rt.block_on(async {
@@ -306,7 +319,7 @@ fn index(run: &Run<'_>, state: &RunState, order: KeyOrder) -> Result<Indexed, Ru
 /// Reads the whole dataset, and writes every outcome in path order.
 fn read_all(
     run: &Run<'_>,
-    (scratch, order): (&Path, KeyOrder),
+    (scratch, order, groups): (&Path, KeyOrder, &RunGroups),
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure> + Send,
     writer: &mut EntryWriter<'_>,
 ) -> Result<(), ListingError> {
@@ -323,6 +336,7 @@ fn read_all(
             exclude: run.excluded_prefixes(),
             draft: options.draft.as_deref(),
             sorting: KeySorting { order, scratch, out: Some(run.ctx.out) },
+            groups: groups.clone(),
         };
         return run.ctx.rt.block_on(remote::run(
             listing,
@@ -352,7 +366,9 @@ fn read_all(
         };
         Ok(Some((step, record)))
     };
-    let tree = local::TreeReads { base, threads: options.threads, draft: options.draft.as_deref() };
+    let lists = groups.lists().map(|lists| &**lists);
+    let (threads, draft) = (options.threads, options.draft.as_deref());
+    let tree = local::TreeReads { base, threads, draft, groups: lists };
     local::run(tree, counters, stop, feed, |outcome| writer.write(outcome))?;
     Ok(writer.base.map_or(Ok(()), BaseDir::check)?)
 }

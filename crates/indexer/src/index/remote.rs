@@ -8,7 +8,8 @@ use super::Outcome;
 use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
-use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use crate::run::groups::RunGroups;
+use crate::source::content::{Content, SliceHash, fold, hash_slice, hash_whole, slice_at, slice_count};
 use crate::source::draft::{DraftEntries, entries, places};
 use crate::source::listing::{KeySorting, Listed, ListingError, Objects};
 use crate::source::name_list::NameList;
@@ -51,6 +52,8 @@ pub struct Listing<'a> {
     pub sorting: KeySorting<'a>,
     /// The URI of the dataset at the server, to make a draft: no object is read.
     pub draft: Option<&'a str>,
+    /// Where the hashes of groups go.
+    pub groups: RunGroups,
 }
 
 struct Reader<'a> {
@@ -59,6 +62,7 @@ struct Reader<'a> {
     memory: Semaphore,
     judge: OutageJudge<'a>,
     draft: Option<&'a str>,
+    groups: RunGroups,
 }
 
 /// Lists and reads the dataset, and passes every outcome, in order, to `take`.
@@ -73,9 +77,10 @@ pub async fn run(
     mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure>,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
 ) -> Result<(), ListingError> {
-    let Listing { origin, seal, objects_max, names, exclude, sorting, draft } = listing;
+    let Listing { origin, seal, objects_max, names, exclude, sorting, draft, groups } = listing;
     let judge = OutageJudge::new(origin, None);
-    let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize), judge, draft };
+    let memory = Semaphore::new(BYTES_MAX as usize);
+    let reader = Reader { origin, counters, memory, judge, draft, groups };
     let reader = &reader;
     let objects = match seal {
         Some(draft) => entries(draft).boxed(),
@@ -194,13 +199,14 @@ impl Reader<'_> {
         }
         if pin.size <= u64::from(SLICE_BYTES_DEFAULT) {
             let len = u32::try_from(pin.size).unwrap_or(SLICE_BYTES_DEFAULT);
-            let (hash, _) = self.read(path, &origin_pin(pin), (0, len), Hash::of).await?;
+            let groups = self.groups.clone();
+            let hash = move |bytes: &[u8]| hash_whole(bytes, groups.lists().map(|lists| &**lists));
+            let (hash, _) = self.read(path, &origin_pin(pin), (0, len), hash).await?;
             return Ok(Content::whole(hash, len));
         }
-        let slices = self.slices(path, pin, |offset, bytes| {
-            let mut hasher = SliceHasher::new(offset);
-            hasher.update(bytes);
-            hasher.finish()
+        let groups = self.groups.clone();
+        let slices = self.slices(path, pin, move |offset, bytes| {
+            hash_slice(offset, bytes, groups.lists().map(|lists| &**lists))
         });
         Ok(fold(pin.size, &slices.try_collect::<Vec<SliceHash>>().await?))
     }
@@ -211,15 +217,16 @@ impl Reader<'_> {
         &'s self,
         path: &'s str,
         pin: &'s PinRow,
-        hash: impl Fn(u64, &[u8]) -> T + Copy + Send + 'static,
+        hash: impl Fn(u64, &[u8]) -> T + Clone + Send + 'static,
     ) -> impl Stream<Item = Result<T, OriginError>> + 's {
         let at = |i| slice_at(pin.size, i);
         let first = async move {
             let listed = origin_pin(pin);
-            let (hashed, meta) = self.read(path, &listed, at(0), move |bytes| hash(0, bytes)).await?;
+            let first = hash.clone();
+            let (hashed, meta) = self.read(path, &listed, at(0), move |bytes| first(0, bytes)).await?;
             let later = Arc::new(listed.of_later_ranges(&meta));
             let rest = stream::iter(1..slice_count(pin.size)).map(move |i| {
-                let (slice, later) = (at(i), Arc::clone(&later));
+                let (slice, later, hash) = (at(i), Arc::clone(&later), hash.clone());
                 async move {
                     let read = self.read(path, &later, slice, move |bytes| hash(slice.0, bytes)).await;
                     read.map(|(hashed, _)| hashed)

@@ -8,6 +8,7 @@
 
 pub mod faults;
 pub mod file_record;
+pub mod groups;
 pub mod journal;
 pub mod learned;
 pub mod loss;

@@ -189,6 +189,8 @@ pub struct ParentChunks {
     pub all: Vec<(Hash, u32)>,
     /// Whether the object of each chunk still exists, with the right length.
     exists: Vec<bool>,
+    /// The index layout of the parent.
+    pub index: Option<Version>,
 }
 
 impl ParentChunks {
@@ -223,7 +225,7 @@ impl ParentChunks {
                 exists[at] = true;
             }
         }
-        Ok(ParentChunks { all, exists })
+        Ok(ParentChunks { all, exists, index: None })
     }
 }
 
@@ -269,6 +271,7 @@ impl PackParent {
                 }
                 None => (None, ParentChunks::default()),
             };
+            let chunks = ParentChunks { index: Some(index.clone()), ..chunks };
             let rows = ParentRows::new(run.ctx.rt, index, packed);
             let (local, renewed) = (run.is_local(), run.options.renewed.clone());
             Ok(Some(PackParent { rows, chunks: Arc::new(chunks), local, renewed }))

@@ -99,6 +99,12 @@ impl RunState {
         self.dir.join("made")
     }
 
+    /// The file with the hashes of groups that runs collect.
+    #[must_use]
+    pub fn group_lists(&self) -> PathBuf {
+        self.dir.join("groups")
+    }
+
     /// The directory of the file journal that this run writes.
     #[must_use]
     pub fn file_journal(&self) -> PathBuf {

@@ -7,11 +7,13 @@
 use super::outage::{directory_outage, is_outage};
 use crate::failure::Failure;
 use fletch_core::Hash;
+use fletch_core::groups::{GROUPED_BYTES_MIN, GroupHasher, GroupHashes};
 use fletch_core::manifest::slice_hash::file_hash;
 pub use fletch_core::manifest::slice_hash::{SliceHash, SliceHasher, slice_at, slice_count};
 use fletch_core::manifest::tar::BadTar;
 use fletch_core::manifest::tar::shard::{ShardMember, Sharded, Sharder};
 use fletch_core::manifest::{SLICE_BYTES_DEFAULT, Slice};
+use fletch_tables::GroupLists;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -176,11 +178,17 @@ fn read_range(
     Ok(true)
 }
 
-/// Hashes a file of at most one slice. Returns `None` when the file changed during reading.
+/// Hashes a file of at most one slice. Returns `None` when the file changed during reading. Adds the hashes of
+/// its groups to `groups`.
 ///
 /// # Errors
 /// [`ReadFault`] when it cannot be read.
-pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Option<Content>, ReadFault> {
+pub fn read_small(
+    file: &File,
+    meta: &Metadata,
+    buf: &mut Vec<u8>,
+    groups: Option<&GroupLists>,
+) -> Result<Option<Content>, ReadFault> {
     let size = meta.size();
     if size == 0 {
         let mut byte = [0; 1];
@@ -188,20 +196,20 @@ pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Opt
             return if same(meta, &file.metadata()?) { Err(ReadFault::Sizeless) } else { Ok(None) };
         }
     }
-    let hash = if size <= READ_BYTES as u64 {
+    let hash = if size < READ_BYTES as u64 {
         let mut hash = Hash::of(&[]);
         if !read_range(file, 0, size, buf, |b| hash = Hash::of(b))? {
             return Ok(None);
         }
         hash
     } else {
-        let mut hasher = blake3::Hasher::new();
-        if !read_range(file, 0, size, buf, |b| {
-            hasher.update(b);
-        })? {
+        let mut hasher = GroupHasher::default();
+        if !read_range(file, 0, size, buf, |b| hasher.update(b))? {
             return Ok(None);
         }
-        hasher.finalize().into()
+        let (hash, of_groups) = hasher.finish();
+        add_groups(groups, of_groups);
+        hash
     };
     if !same(meta, &file.metadata()?) {
         return Ok(None);
@@ -242,13 +250,54 @@ impl From<Sharded> for Content {
     }
 }
 
-/// Reads and hashes one slice. Returns `None` when the file ended early.
+/// Reads and hashes one slice. Returns `None` when the file ended early. Adds the hashes of its groups to
+/// `groups`.
 ///
 /// # Errors
 /// When the file cannot be read.
-pub fn read_slice(file: &File, offset: u64, len: u32, buf: &mut Vec<u8>) -> io::Result<Option<SliceHash>> {
+pub fn read_slice(
+    file: &File,
+    offset: u64,
+    len: u32,
+    buf: &mut Vec<u8>,
+    groups: Option<&GroupLists>,
+) -> io::Result<Option<SliceHash>> {
     let mut hasher = SliceHasher::new(offset);
-    Ok(read_range(file, offset, u64::from(len), buf, |b| hasher.update(b))?.then(|| hasher.finish()))
+    if !read_range(file, offset, u64::from(len), buf, |b| hasher.update(b))? {
+        return Ok(None);
+    }
+    let (hash, of_groups) = hasher.finish();
+    add_groups(groups, of_groups);
+    Ok(Some(hash))
+}
+
+/// Hashes a slice that is in memory. Adds the hashes of its groups to `groups`.
+#[must_use]
+pub fn hash_slice(offset: u64, bytes: &[u8], groups: Option<&GroupLists>) -> SliceHash {
+    let mut hasher = SliceHasher::new(offset);
+    hasher.update(bytes);
+    let (hash, of_groups) = hasher.finish();
+    add_groups(groups, of_groups);
+    hash
+}
+
+/// Hashes a file that is in memory. Adds the hashes of its groups to `groups`.
+#[must_use]
+pub fn hash_whole(bytes: &[u8], groups: Option<&GroupLists>) -> Hash {
+    if groups.is_none() || bytes.len() < GROUPED_BYTES_MIN as usize {
+        return Hash::of(bytes);
+    }
+    let mut hasher = GroupHasher::default();
+    hasher.update(bytes);
+    let (hash, of_groups) = hasher.finish();
+    add_groups(groups, of_groups);
+    hash
+}
+
+fn add_groups(groups: Option<&GroupLists>, of_chunk: Option<GroupHashes>) {
+    if let (Some(groups), Some(of_chunk)) = (groups, of_chunk) {
+        groups.add(&of_chunk);
+    }
 }
 
 /// Folds the slices of a large file, at least two, into its content.
@@ -279,7 +328,7 @@ mod tests {
             let hashes: Vec<SliceHash> = (0..slice_count(meta.size()))
                 .map(|i| {
                     let (offset, len) = slice_at(meta.size(), i);
-                    read_slice(&file, offset, len, &mut buf).expect("read").expect("whole")
+                    read_slice(&file, offset, len, &mut buf, None).expect("read").expect("whole")
                 })
                 .collect();
             let content = fold(meta.size(), &hashes);
@@ -295,7 +344,7 @@ mod tests {
             let path = dir.path().join("f");
             std::fs::write(&path, &bytes[..size]).expect("write");
             let (file, meta) = open(&path, false).expect("open");
-            let content = read_small(&file, &meta, &mut buf).expect("read").expect("still");
+            let content = read_small(&file, &meta, &mut buf, None).expect("read").expect("still");
             assert_eq!(content.hash, Hash::of(&bytes[..size]));
             assert_eq!(content.slices.len(), usize::from(size > 0));
         }
@@ -308,9 +357,9 @@ mod tests {
         std::fs::write(&path, b"12345").expect("write");
         let (file, meta) = open(&path, false).expect("open");
         std::fs::write(&path, b"123456").expect("write");
-        assert_eq!(read_small(&file, &meta, &mut Vec::new()).expect("read"), None);
+        assert_eq!(read_small(&file, &meta, &mut Vec::new(), None).expect("read"), None);
         std::fs::write(&path, b"1").expect("write");
-        assert_eq!(read_small(&file, &meta, &mut Vec::new()).expect("read"), None);
+        assert_eq!(read_small(&file, &meta, &mut Vec::new(), None).expect("read"), None);
         std::os::unix::fs::symlink(&path, dir.path().join("l")).expect("link");
         assert!(open(&dir.path().join("l"), false).is_err());
         assert!(open(&dir.path().join("l"), true).is_ok());
@@ -318,7 +367,12 @@ mod tests {
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
         assert!(matches!(open(&fifo, false), Err(ReadFault::Kind)));
         assert!(matches!(
-            open(Path::new("/proc/self/stat"), false).and_then(|(f, m)| read_small(&f, &m, &mut Vec::new())),
+            open(Path::new("/proc/self/stat"), false).and_then(|(f, m)| read_small(
+                &f,
+                &m,
+                &mut Vec::new(),
+                None
+            )),
             Err(ReadFault::Sizeless)
         ));
     }

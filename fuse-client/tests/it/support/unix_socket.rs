@@ -68,7 +68,7 @@ fn serve(mut stream: UnixStream, dataset: &Dataset, how: &AtomicUsize, address: 
     let len = stream.read(&mut head).expect("a head");
     if head.starts_with(b"GET /v1/hits ") {
         stream
-            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: fletch-hits/2\r\n\r\n")
+            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: fletch-hits/3\r\n\r\n")
             .expect("sent");
         return answer(stream, dataset, how);
     }

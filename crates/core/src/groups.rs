@@ -179,7 +179,8 @@ impl GroupHasher {
 
     fn close(&mut self) {
         self.hashes.push(self.open.finalize_non_root());
-        self.open.reset();
+        // `Hasher::reset` keeps the offset.
+        self.open = Hasher::new();
         self.filled = 0;
     }
 

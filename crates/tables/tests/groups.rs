@@ -106,7 +106,8 @@ async fn the_hashes_of_each_chunk_are_found_in_two_reads() {
     assert_eq!(version.group_hashes(absent, 300_000).await.expect("read"), None);
     let wanted: HashSet<Hash> = all.iter().step_by(100).map(GroupHashes::chunk).collect();
     let mut copied = HashSet::new();
-    version.each_group_hashes(&wanted, |groups| drop(copied.insert(groups.chunk()))).await.expect("read");
+    let each = |groups: &GroupHashes| assert!(copied.insert(groups.chunk()), "once");
+    version.each_group_hashes(&wanted, each).await.expect("read");
     assert_eq!(copied, wanted);
 }
 
@@ -151,4 +152,27 @@ async fn tables_without_the_file_say_so() {
     assert_eq!(written.files.len(), 5);
     assert_eq!(version.group_hashes(one.chunk(), one.chunk_len()).await.expect("nothing to read"), None);
     assert!(tables.reads.lock().expect("no panic").is_empty());
+}
+
+/// The second implementation of the formats reads this file too.
+#[test]
+fn the_format_is_the_golden_file() {
+    let chunk =
+        |len: usize, n: usize| Bytes::from_iter((0..len).map(|i| u8::try_from(i % n).expect("small")));
+    let all: Vec<GroupHashes> = [(300_000, 251), (262_144, 241), (262_145, 239), (300_000, 233)]
+        .into_iter()
+        .map(|(len, n)| {
+            let bytes = chunk(len, n);
+            let (_, groups) = Verified::check_grouped(Hash::of(&bytes), bytes).expect("right");
+            groups.expect("long enough")
+        })
+        .collect();
+    let dir = tempfile::tempdir().expect("a directory");
+    write(dir.path(), &all);
+    let now = std::fs::read(dir.path().join("groups.bin")).expect("written");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/groups.bin");
+    if std::env::var_os("FLETCH_GOLDEN_WRITE").is_some() {
+        std::fs::write(&golden, &now).expect("golden file");
+    }
+    assert!(std::fs::read(golden).expect("a golden file") == now, "the format changed");
 }

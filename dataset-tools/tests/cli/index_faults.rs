@@ -272,7 +272,7 @@ fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
     let mut steps = vec![file("a"), file("gone"), Step::Link { path: "gone-too".into() }].into_iter();
     let mut got = Vec::new();
     run(
-        TreeReads { base: &w.data(), threads: 2, draft: None },
+        TreeReads { base: &w.data(), threads: 2, draft: None, groups: None },
         &Counters::default(),
         &false.into(),
         || Ok(steps.next().map(|s| (s, None))),

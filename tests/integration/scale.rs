@@ -80,6 +80,11 @@ fn a_million_files_cost_little() {
     assert!(peak > 0 && peak <= scale.index_bytes_max, "index took {} MiB", peak >> 20);
 
     site.register("scale", &data.path().display().to_string(), &to.display().to_string());
+    // A job finds its samples, and reads no table. What was read for that is not in memory any more.
+    let prepared = || site.log().contains("samples are prepared");
+    until("the samples are prepared", Duration::from_secs(60), prepared);
+    let blocks = site.metrics()["fletch_memory_bytes{of=\"blocks\"}"];
+    assert!(blocks <= 2e6, "{blocks} bytes of tables");
     let begin = Instant::now();
     let m = site.mount("scale", "scale", &[]);
     let one = format!("{:04}-{}/01279-{}", scale.dirs - 1, "d".repeat(94), "f".repeat(94));
@@ -97,9 +102,6 @@ fn a_million_files_cost_little() {
     assert_eq!(walked, scale.dirs * FILES_PER_DIR);
     let rss = peak_rss(m.pid());
     assert!(rss <= scale.mount_bytes_max, "mount took {} MB after a walk", rss / 1_000_000);
-    // The dataset was registered a while ago. So a job finds its samples, and reads no table.
-    let prepared = || site.log().contains("samples are prepared");
-    until("the samples are prepared", Duration::from_secs(60), prepared);
     let kept = files(&site.cache_dir().join("tables"));
     let kept = kept.iter().filter(|file| file.to_string_lossy().ends_with(".samples"));
     assert_eq!(kept.count(), 1);

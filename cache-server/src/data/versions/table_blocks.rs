@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use fletch_bounds::carried;
 use fletch_core::{Kind, LayoutId, Root};
 use fletch_origin::{ObjectMeta, OriginError};
-use fletch_tables::{SourceError, Table, TableRange, TableSource, source::DOCUMENT_BYTES_MAX};
+use fletch_tables::{SourceError, Table, TableRange, TableSource, paths, source::DOCUMENT_BYTES_MAX};
 use moka::sync::Cache;
 use std::{ops::Range, sync::Arc, time::Duration};
 use tokio::sync::OnceCell;
@@ -67,6 +67,18 @@ impl TableBlocks {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.weighted_size()
+    }
+
+    /// Drops the blocks of a version's tables. Whoever reads them again reads them from the origin.
+    pub fn forget(&self, root: Root) {
+        let tables = format!("{}{root}/", paths::VERSIONS);
+        for (key, _) in &self.blocks {
+            let ((scope, _, path), ..) = &*key;
+            if *scope == self.scope && path.starts_with(&tables) {
+                self.blocks.invalidate(&*key);
+            }
+        }
+        self.blocks.run_pending_tasks();
     }
 
     /// Returns the length and etag of a table.

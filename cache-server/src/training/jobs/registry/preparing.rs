@@ -57,6 +57,9 @@ impl Registry {
     /// # Errors
     /// Those of the tables.
     pub async fn prepare(&self, domain: &Domain, source: &Arc<Source>) -> Result<(), SamplesError> {
-        self.samples(domain, source).await.map(|_| ())
+        self.samples(domain, source).await?;
+        // All of the tables were read. From here on the server searches its local form of them.
+        source.blocks.forget(source.version.root());
+        Ok(())
     }
 }

@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset
 class IterableEpochs(IterableDataset):
     """The next epoch of a job: what `decode` makes of each list of samples.
 
-    `decode` gets a list of `fletch.EpochSample`. A loader over it has no workers, because the epochs belong to
-    one process.
+    `decode` gets a list of `fletch.EpochSample`. A loader over it has no workers, because the epochs belong
+    to one process.
     """
 
     def __init__(self, epochs, decode):

@@ -193,7 +193,7 @@ class Version:
     def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
         """The entries ``start..stop`` in byte order of their paths; without arguments all entries."""
     def children(self, directory: str = "") -> list[tuple[str, Entry | None]]:
-        """The children of a directory, by name: files and links with their entries, directories with ``None``.
+        """The children of a directory, by name: files and links with their entries, directories with None.
 
         ``""`` is the root. Members of tar shards are no children. It reads the part of the tables that has
         the directory, however many entries the version has.

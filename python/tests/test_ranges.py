@@ -118,7 +118,7 @@ def test_reading_on_fetches_each_chunk_once(server: Server, files: Path) -> None
 
 @pytest.mark.parametrize(
     "wanted",
-    [("nothing", 0, 1), ("a", 0, 1), ("link", 0, 1), ("a/000.bin", 5, 4), ("a/000.bin", -1, 4), ("a/000.bin",)],
+    [("nothing", 0, 1), ("a", 0, 1), ("link", 0, 1), ("a/000.bin", 5, 4), ("a/000.bin", -1, 4), ("empty",)],
 )
 def test_what_is_no_range_is_refused(server: Server, files: Path, verify: str, wanted: Any) -> None:
     version = version_of(server, "files", verify)

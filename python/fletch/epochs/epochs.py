@@ -24,7 +24,9 @@ from .server_wait import SERVER_WAIT_SECONDS
 class _LockedIteration(EpochIteration):
     """An iteration that other threads may ask for batches: one asks at a time."""
 
-    def __init__(self, job: str, batches: Generator[Any, None, None], lock: AbstractContextManager[Any]) -> None:
+    def __init__(
+        self, job: str, batches: Generator[Any, None, None], lock: AbstractContextManager[Any]
+    ) -> None:
         super().__init__(job, batches, "call epoch() again")
         self._lock = lock
 

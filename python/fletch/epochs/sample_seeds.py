@@ -54,7 +54,7 @@ class SampleSeeds:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds the generators that transforms use: of ``random``, of numpy, and of torch on the CPU if it is imported."""
+    """Seeds the generators that transforms use: of ``random``, numpy, and torch on the CPU if it is there."""
     random.seed(seed)
     if (torch := loaded_torch.module()) is not None:
         torch.default_generator.manual_seed(seed)

@@ -248,7 +248,7 @@ class Version:
         Raises:
             NotFound: the version has no such entry.
             Invalid: the entry is a link or a directory, the range ends before it begins, or it is longer than
-                4 GiB; or the version is a draft, and the client hashes.
+                4 GiB; or the version is a draft (``code == "not_sealed"``).
             Corrupt: the received bytes did not match the version's hash, twice in a row.
             Unavailable, Overloaded: the server did not deliver the bytes within the client's timeout.
         """

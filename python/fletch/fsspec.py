@@ -28,6 +28,9 @@ _BLOCK_BYTES = 4 << 20
 #: The bytes that an open file reads at least after a seek.
 _SEEK_BYTES = 64 << 10
 
+#: The most bytes of a file that `FletchFileSystem.cat_file` reads in one call.
+_PIECE_BYTES = 256 << 20
+
 #: The most links that lead from a path to its file, as on Linux.
 _LINKS_MAX = 40
 
@@ -226,9 +229,11 @@ class FletchFileSystem(AbstractFileSystem):
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """The bytes of a file, or a range of it. Negative numbers count from its end."""
         version, entry = self._file_entry(path)
-        if start is None and end is None:
+        first, last = _range(entry.size, start, end)
+        if last - first == entry.size <= _PIECE_BYTES:
             return bytes(version.read(entry.ordinal))
-        return bytes(version.read_range(entry.ordinal, *_range(entry.size, start, end)))
+        pieces = range(first, last, _PIECE_BYTES)
+        return b"".join(version.read_range(entry.ordinal, at, min(at + _PIECE_BYTES, last)) for at in pieces)
 
     def cat_ranges(
         self,

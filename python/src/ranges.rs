@@ -13,10 +13,7 @@ use crate::fetch::{FileRequest, Item, OpenVersion, Portion, find, read_all, read
 use bytes::{Bytes, BytesMut};
 use fletch_client::hits::Verify;
 use fletch_core::Hash;
-use fletch_core::manifest::{
-    LayoutKind,
-    locate::{ChunkRange, ranges},
-};
+use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_tables::Found;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -124,11 +121,6 @@ fn checked_hash(read: &FileRequest) -> Option<Hash> {
 }
 
 async fn plan(open: &OpenVersion, wanted: &[WantedRange]) -> Result<Plan, Failure> {
-    if open.version.layout_doc().params.kind == LayoutKind::Draft && matches!(open.verify, Verify::Client) {
-        let why = "the version is a draft, whose chunks have no known hashes yet; seal the dataset first \
-                   (`fletch seal NAME`), or read whole files";
-        return Err(Failure::Invalid(why.into()));
-    }
     let mut plan = Plan::default();
     for (range, (item, start, stop)) in wanted.iter().enumerate() {
         let found = find(open, item).await?;

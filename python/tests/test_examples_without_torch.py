@@ -107,35 +107,56 @@ def test_killed_workers_of_ray_continue(classes: Server, tmp_path: Path) -> None
     assert shown.returncode == 0, shown.stderr
 
 
-def test_an_iterable_dataset_of_torch_over_epochs(classes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
+def iterable(classes: Server, job: str, monkeypatch: pytest.MonkeyPatch) -> tuple[fletch.Epochs, Any]:
+    """The epochs of a job in batches of five, and the example's dataset over them, of the samples' sizes."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from iterable_dataset import IterableEpochs
 
-    def sizes(batch: list[fletch.EpochSample]) -> list[int]:
-        return [sample.nbytes for sample in batch]
+    client = fletch.Client(f"unix:{classes.socket}")
+    epochs = fletch.Epochs(client, "classes", job=job, batch_size=5)
+    return epochs, IterableEpochs(epochs, lambda batch: [sample.nbytes for sample in batch])
 
-    def epochs(**more: Any) -> fletch.Epochs:
-        client = fletch.Client(f"unix:{classes.socket}")
-        return fletch.Epochs(client, "classes", job="iterable", batch_size=5, **more)
 
-    with epochs() as first:
-        dataset = IterableEpochs(first, sizes)
-        loader = data.DataLoader(dataset, batch_size=None, num_workers=0)
-        got = []
-        for step, batch in enumerate(loader, 1):
+def sizes_of(classes: Server) -> list[int]:
+    return sorted(entry.size for entry in fletch.Client(classes.url).resolve("classes").entries())
+
+
+def test_an_iterable_dataset_of_torch_over_epochs(classes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
+    first, dataset = iterable(classes, "iterable", monkeypatch)
+    got: list[int] = []
+    with first:
+        assert len(dataset) == 10
+        for step, batch in enumerate(data.DataLoader(dataset, batch_size=None, num_workers=0), 1):
             got += batch
             if step == 4:
                 state = dataset.state_dict()
                 break
-        assert len(dataset) == 10
-    with epochs() as second:
-        dataset = IterableEpochs(second, sizes)
+    second, dataset = iterable(classes, "iterable", monkeypatch)
+    with second:
         dataset.load_state_dict(state)
         got += [size for batch in data.DataLoader(dataset, batch_size=None) for size in batch]
-        assert len(got) == FILES and second.stats()["receipt"] == "agrees"
-        entries = second._own._declaration.client.resolve("classes").entries()
-        assert sorted(got) == sorted(entry.size for entry in entries)
+        assert sorted(got) == sizes_of(classes) and second.stats()["receipt"] == "agrees"
+
+
+def test_a_stateful_loader_saves_the_state(classes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = "torchdata is not installed: make accept-frameworks installs it"
+    loaders = pytest.importorskip("torchdata.stateful_dataloader", reason=lacks)
+    first, dataset = iterable(classes, "stateful", monkeypatch)
+    got: list[int] = []
+    with first:
+        loader = loaders.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
+        for step, batch in enumerate(loader, 1):
+            got += batch
+            if step == 4:
+                state = loader.state_dict()
+                break
+    second, dataset = iterable(classes, "stateful", monkeypatch)
+    with second:
+        loader = loaders.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
+        loader.load_state_dict(state)
+        got += [size for batch in loader for size in batch]
+        assert sorted(got) == sizes_of(classes) and second.stats()["receipt"] == "agrees"
 
 
 @pytest.mark.parametrize(

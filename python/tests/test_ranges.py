@@ -155,6 +155,15 @@ def test_a_file_above_four_gibibytes_has_ranges(long_file: Server, verify: str) 
     ]
 
 
+def test_a_draft_is_sealed_first(verify: str, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"some bytes")
+    name = f"draft-{verify}"
+    server.publish(name, tmp_path, "--draft")
+    with pytest.raises(fletch.Invalid, match="fletch seal") as refused:
+        version_of(server, name, verify).read_range("file", 0, 4)
+    assert refused.value.code == "not_sealed"
+
+
 class Tampering:
     """A proxy that changes a byte in each long run of bytes that the server sends."""
 

@@ -156,7 +156,7 @@ def test_a_break_gives_the_batch_in_hand_back_and_the_rest_follows(numbered: Ser
         assert data.stats()["receipt"] == "agrees"
         with pytest.raises(fletch.Invalid) as refused:
             list(data.epoch(0))
-        assert refused.value.code == "epoch_closed"
+        assert refused.value.code == "epoch_closed" and "give epoch() the number" in str(refused.value)
 
 
 def test_the_next_batches_are_received_while_the_loop_uses_one(numbered: Server) -> None:

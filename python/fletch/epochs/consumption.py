@@ -201,7 +201,7 @@ class EpochConsumption:
         if batch is None:
             raise Invalid(
                 f"job {self.job}: there is no batch in hand to log; call append_consumption_log() in a loop "
-                "over fletch.torch.DataLoader, after the step"
+                "over fletch.torch.DataLoader or fletch.Epochs, after the step"
             )
         head = consumption_log.head(self.root, self.epoch)
         consumption_log.append(path, head, consumption_log.lines(batch))

@@ -35,6 +35,12 @@ class _LockedIteration(EpochIteration):
             return super().__next__()
 
 
+class _RankEpochs(RankEpochs):
+    """The epochs of a rank, for which errors say what a user of `Epochs` can do."""
+
+    _go_on = "give epoch() the number of the first epoch that is not finished"
+
+
 class Epochs:
     """The epochs of a job as lists of samples, in an order that the server chooses.
 
@@ -126,7 +132,7 @@ class Epochs:
         self._closed = False
         #: Held by the one thread that uses the epochs.
         self._lock = threading.RLock()
-        self._own = RankEpochs(client, dataset, settings)
+        self._own = _RankEpochs(client, dataset, settings)
         self.job, self.root = self._own.job, self._own.root
         self.rank, self.ranks = self._own.rank, self._own.ranks
         self.batch_size = batch_size

@@ -77,6 +77,9 @@ class RankEpochs(EpochConsumption):
     A subclass makes iterations of it, and calls `_begin` at the end of its constructor.
     """
 
+    #: What a program does to read the first epoch that the job has not finished, for an error.
+    _go_on = 'create the dataset with epoch="next"'
+
     def __init__(self, client: Client, dataset: str, settings: EpochSettings) -> None:
         batch_size, epoch = settings.batch_size, settings.epoch
         self.rank, self.ranks = rank_of(settings.rank, settings.ranks)
@@ -299,7 +302,7 @@ class RankEpochs(EpochConsumption):
             _log.warning("job %s, epoch %d gave this rank no batch, as %s says", self.job, self.epoch, why)
             return
         epochs = self._acks.wait_for_server(lambda _: self._job.info())["epochs"]
-        refuse_finished_epoch(self.job, self.epoch, epochs)
+        refuse_finished_epoch(self.job, self.epoch, epochs, self._go_on)
 
     def _report_rest(self) -> None:
         """Logs once, on rank 0, that a begun epoch goes on though no state was loaded."""

@@ -15,6 +15,6 @@ pip install -r "$tests/fsspec_readers/requirements.txt"
 pip install --force-reinstall --no-deps --no-index "$bin"/wheels/fletch-*.whl
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-export TMPDIR="$scratch" FLETCH_BIN="$bin" PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
+export TMPDIR="$scratch" FLETCH_BIN="$bin" PYTHONDONTWRITEBYTECODE=1
 "$python" -m pytest -q -s -p no:cacheprovider --basetemp "$scratch/t" \
     "$tests/test_fsspec.py" "$tests/fsspec_readers/test_readers.py"

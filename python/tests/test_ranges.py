@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import subprocess
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any, Iterator
@@ -76,6 +77,24 @@ def test_members_and_packed_files_have_ranges(server: Server, shards: Path, veri
     wanted = list(some_ranges(rng, contents))
     for (path, start, stop), view in zip(wanted, version.read_ranges(wanted)):
         assert view == contents[path][start:stop], (path, start, stop)
+
+
+def test_a_member_in_several_chunks_has_ranges(server: Server, tmp_path: Path, verify: str) -> None:
+    content = random.Random(3).randbytes(9_000_001)
+    (tmp_path / "member").write_bytes(content)
+    tree = server.scratch / f"tree-members-{verify}"
+    tree.mkdir()
+    with tarfile.open(tree / "shard.tar", "w") as tar:
+        for name in ("first.bin", "second.bin"):
+            tar.add(tmp_path / "member", arcname=name)
+    server.publish(f"members-{verify}", tree)
+    pack(server, f"packed-members-{verify}", tree)
+    for name in (f"members-{verify}", f"packed-members-{verify}"):
+        version = version_of(server, name, verify)
+        wanted = [("shard.tar/second.bin", at, at + 5_000_000) for at in (0, 7, 3_000_000, 8_999_999)]
+        for (path, start, stop), view in zip(wanted, version.read_ranges(wanted)):
+            assert view == content[start:stop], (name, path, start)
+        assert version.read("shard.tar/first.bin") == content
 
 
 def pack(server: Server, name: str, tree: Path) -> None:

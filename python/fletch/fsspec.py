@@ -93,7 +93,8 @@ class FletchFileSystem(AbstractFileSystem):
         self._versions: dict[str, Version] = {}
 
     def __reduce__(self) -> Any:
-        roots = {**self._roots, **{name: known.root for name, known in self._versions.items()}}
+        # Other threads may resolve names meanwhile.
+        roots = {**self._roots, **{name: known.root for name, known in list(self._versions.items())}}
         return make_instance, (type(self), self.storage_args, {**self.storage_options, "roots": roots})
 
     # Paths.
@@ -121,18 +122,14 @@ class FletchFileSystem(AbstractFileSystem):
                 raise _absent(path) from error
         return self._versions[name]
 
-    def _split(self, path: str) -> tuple[str, Version, str]:
-        """The dataset's name in a path, its version, and the path in the version."""
-        name, _, inner = self._strip_protocol(path).partition("/")
-        return name, self.version(name), inner
-
     def _real(self, path: str) -> tuple[Version, str, Entry | None]:
         """The version, the path without links, and the entry; ``None`` for a directory.
 
         Raises:
             FileNotFoundError: there is nothing, or a link leads out of the dataset.
         """
-        _, version, inner = self._split(path)
+        name, _, inner = self._strip_protocol(path).partition("/")
+        version = self.version(name)
         real, entry = _resolved(version, inner, path)
         return version, real, entry
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -22,16 +23,21 @@ HERE = Path(__file__).parent / "without_torch"
 SAMPLES = 203
 
 
+def publish_numbered(server: Server) -> None:
+    """Publishes the dataset ``numbered``: 203 files, each of which begins with its name."""
+    tree = server.scratch / "tree-numbered"
+    tree.mkdir()
+    rng = random.Random(11)
+    for i in range(SAMPLES):
+        (tree / f"{i:04}").write_bytes(f"{i:04}".encode() + rng.randbytes(rng.randrange(300)))
+    server.publish("numbered", tree)
+
+
 @pytest.fixture(scope="module")
 def numbered() -> Iterator[Server]:
-    """A server with the dataset ``numbered``: 203 files, each of which begins with its name."""
+    """A server with the dataset ``numbered``."""
     with serving("--limits-lease-ttl", "5s") as server:
-        tree = server.scratch / "tree-numbered"
-        tree.mkdir()
-        rng = random.Random(11)
-        for i in range(SAMPLES):
-            (tree / f"{i:04}").write_bytes(f"{i:04}".encode() + rng.randbytes(rng.randrange(300)))
-        server.publish("numbered", tree)
+        publish_numbered(server)
         yield server
 
 
@@ -180,6 +186,22 @@ def test_a_second_iteration_ends_the_first(numbered: Server) -> None:
         with pytest.raises(RuntimeError, match="call epoch"):
             next(first)
         assert sum(len(batch) for batch in second) == SAMPLES
+
+
+def test_a_loop_goes_on_after_its_server_was_gone(own_server: Server) -> None:
+    publish_numbered(own_server)
+    with epochs(own_server, "outage") as data:
+        got: list[str] = []
+        for step, batch in enumerate(data.epoch(), 1):
+            got += keys(batch)
+            if step == 4:
+                own_server.kill()
+                back = threading.Timer(3.0, own_server.start)
+                back.start()
+        back.join()
+        assert collections.Counter(got) == collections.Counter(f"{i:04}" for i in range(SAMPLES))
+        stats = data.stats()
+        assert (stats["receipt"], stats["redelivered"]) == ("agrees", 0) and stats["stalled_seconds"] > 1
 
 
 def test_a_tail_and_an_order_are_those_of_the_job(numbered: Server) -> None:

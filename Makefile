@@ -22,11 +22,11 @@ export FLETCH_TEST_REQUIRE
     accept-allocator accept-attacks accept-buckets accept-check-time accept-cluster-trouble \
     accept-clusters accept-code-size accept-comments accept-contributing accept-dashboards \
     accept-data-plane accept-datasets-mount accept-dist accept-domains accept-drafts accept-estimator \
-    accept-formats accept-frameworks accept-fuzz accept-help accept-hung-objects accept-images \
+    accept-formats accept-frameworks accept-fsspec accept-fuzz accept-help accept-hung-objects accept-images \
     accept-lines accept-lost-servers accept-lost-tests accept-mistakes accept-mount accept-neighbour \
     accept-old-names accept-outside accept-page accept-paragraphs accept-paused-primary accept-pool \
     accept-queries accept-questions accept-readme accept-sentences accept-servers accept-structure \
-    accept-survival accept-test-time accept-two-releases
+    accept-survival accept-test-time accept-two-releases accept-without-torch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -254,6 +254,13 @@ accept-domains: programs ## with tokens, an origin or a directory without domain
 # It installs 6 GB below the directory of the test servers, and runs for about half an hour.
 accept-frameworks: programs wheel ## today's Lightning, transformers, Accelerate, torchdata: killed, resumed
 	python/tests/frameworks/run.sh "$(abspath $(SERVERS))/frameworks" "$(abspath $(TARGET))/release"
+
+# They install packages from PyPI below the directory of the test servers.
+accept-without-torch: programs wheel ## today's numpy, JAX, tf.data, Grain, Ray Train: killed, resumed
+	python/tests/without_torch/run.sh "$(abspath $(SERVERS))/without-torch" "$(abspath $(TARGET))/release"
+
+accept-fsspec: programs wheel ## pandas, pyarrow, polars, DuckDB, Hugging Face, webdataset over fletch://
+	python/tests/fsspec_readers/run.sh "$(abspath $(SERVERS))/fsspec" "$(abspath $(TARGET))/release"
 
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'

@@ -98,12 +98,13 @@ if ! cargo deny --version >/dev/null 2>&1 && [ ! -x "$servers/tools/bin/cargo-de
 fi
 
 # The Python package is built and tested by an interpreter of its own, which uses Debian's torch.
-if [ ! -x "$servers/torch/bin/accelerate" ] &&
+if ! "$servers/torch/bin/python" -c 'import accelerate, fsspec' 2>/dev/null &&
     /usr/bin/python3 -c 'import torch, torchvision, ensurepip' 2>/dev/null; then
     mkdir -p "$servers"
     /usr/bin/python3 -m venv --system-site-packages "$servers/torch"
     "$servers/torch/bin/pip" install --quiet --disable-pip-version-check \
-        'numpy<2' 'pytest>=8,<10' 'maturin>=1.7,<2' 'mypy>=1.15,<2' 'psutil>=5' 'packaging>=20' 'pyyaml>=5'
+        'numpy<2' 'pytest>=8,<10' 'maturin>=1.7,<2' 'mypy>=1.15,<2' 'psutil>=5' 'packaging>=20' 'pyyaml>=5' \
+        'fsspec>=2024'
     # Without its dependencies: one of them is PyTorch, which is Debian's.
     "$servers/torch/bin/pip" install --quiet --disable-pip-version-check --no-deps 'accelerate==0.20.3'
 fi

@@ -8,7 +8,8 @@
 Calls release the GIL, end within the client's timeout, and can be interrupted by Ctrl-C. Clients and versions
 can be used in forked processes and pickled to others: each process makes its own connections.
 
-Loaders for PyTorch are in :mod:`fletch.torch`.
+:class:`Epochs` gives a training loop each sample exactly once, in an order that the server chooses. It needs
+no framework. Loaders for PyTorch are in :mod:`fletch.torch`.
 """
 
 import os as _os
@@ -16,6 +17,9 @@ import os as _os
 from . import _native
 from ._native import Client, Entry, PendingRead, Sample, Version, __version__
 from .errors import Corrupt, FletchError, Internal, Invalid, NotFound, Overloaded, Unavailable
+
+# Its modules import the names above from here.
+from .epochs import Epochs, EpochSample, Selection
 
 _os.register_at_fork(
     before=_native._before_fork,
@@ -27,6 +31,8 @@ __all__ = [
     "Client",
     "Corrupt",
     "Entry",
+    "EpochSample",
+    "Epochs",
     "FletchError",
     "Internal",
     "Invalid",
@@ -34,6 +40,7 @@ __all__ = [
     "Overloaded",
     "PendingRead",
     "Sample",
+    "Selection",
     "Unavailable",
     "Version",
     "__version__",

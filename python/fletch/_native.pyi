@@ -27,9 +27,9 @@ class Client:
             it the system's. The three files may be replaced while the client lives.
         cert_file: the certificate of this client in PEM form, if the server requires one.
         key_file: the key of that certificate in PEM form.
-        verify: who hashes what a server of this node puts into the memory that it shares with this process.
-            With ``"client"``, this process, as everywhere. With ``"server"``, the server alone, which is
-            more than twice as fast for long samples.
+        verify: who hashes what a server of this node puts into the memory that it shares with this process,
+            and ranges of files. With ``"client"``, this process, as everywhere. With ``"server"``, the
+            server alone: more than twice as fast for long samples, and a range is read without its chunk.
 
     Raises:
         Invalid: a setting is not valid. The constructor sends no request.
@@ -192,6 +192,18 @@ class Version:
         """
     def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
         """The entries ``start..stop`` in byte order of their paths; without arguments all entries."""
+    def children(self, directory: str = "") -> list[tuple[str, Entry | None]]:
+        """The children of a directory, by name: files and links with their entries, directories with None.
+
+        ``""`` is the root. Members of tar shards are no children. It reads the part of the tables that has
+        the directory, however many entries the version has.
+
+        Raises:
+            NotFound: the version has no such directory.
+            Invalid: the path is that of a file or a link.
+        """
+    def is_directory(self, path: str) -> bool:
+        """Whether this is the path of a directory of the version. ``""`` is the root."""
     def samples(self) -> list[Sample]:
         """All samples, in the order of their first entries."""
     def labels(self, prefix: str = "") -> tuple[list[str], list[int]]:
@@ -219,6 +231,26 @@ class Version:
 
         Raises:
             As `read`, for the first item that cannot be read.
+        """
+    def read_range(self, item: int | str, start: int, stop: int | None = None) -> memoryview:
+        """Reads a range of a file, by its ordinal or path. See `read_ranges`."""
+    def read_ranges(self, ranges: Sequence[tuple[int | str, int, int | None]]) -> list[memoryview]:
+        """Reads ranges of files in few requests. Returns read-only views in the order of ``ranges``.
+
+        A range is (file, start, stop): the file's ordinal or path, the first byte, and the byte after the
+        last one. ``None`` stands for the file's end. A range is cut at that end, as a slice of ``bytes``.
+
+        A client with ``verify="client"`` reads the whole chunks that the ranges touch (up to 16 MiB each),
+        once a call, and hashes them; of a small file of a pack it reads the file. The last 32 MiB stay in
+        memory for the next call. With ``verify="server"`` it reads the ranges alone, and trusts the server
+        and the network with them. Files may be longer than 4 GiB.
+
+        Raises:
+            NotFound: the version has no such entry.
+            Invalid: the entry is a link or a directory, the range ends before it begins, or it is longer than
+                4 GiB; or the version is a draft (``code == "not_sealed"``).
+            Corrupt: the received bytes did not match the version's hash, twice in a row.
+            Unavailable, Overloaded: the server did not deliver the bytes within the client's timeout.
         """
     def prefetch(self, items: Sequence[int | str], after: PendingRead | None = None) -> PendingRead:
         """Starts to read whole files in the background, and returns at once.

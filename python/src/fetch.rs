@@ -4,8 +4,9 @@
 //! comes by HTTP.
 //!
 //! Invariants
-//! 1. The bytes of every file match the hash in the version's tables (I1), whichever server sent them. With
-//!    `verify="server"`, a server of this node alone compares what it puts into shared memory.
+//! 1. The bytes of every file and chunk match the hash in the version's tables (I1), whichever server sent
+//!    them. With `verify="server"`, a server of this node alone compares what it puts into shared memory.
+//!    Of a [`Portion::Span`] the server alone compares the bytes.
 //! 2. Memory in flight is bounded: [`REQUESTS`] requests of [`REQUEST_BYTES`], and the result. Shared memory
 //!    is the server's; what of it views hold is not used again until they are dropped.
 //! 3. A view of a small file keeps only that file's bytes alive.
@@ -18,7 +19,7 @@ use fletch_client::{
     hits::{Verify, WindowRead},
 };
 use fletch_core::Verified;
-use fletch_core::manifest::EntryKind;
+use fletch_core::manifest::{CHUNK_BYTES_MAX, EntryKind, Slice, locate::ChunkRange};
 use fletch_tables::Found;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pyo3::prelude::*;
@@ -89,12 +90,26 @@ pub async fn find(open: &OpenVersion, item: &Item) -> Result<Found, Failure> {
     }
 }
 
-/// A file to read.
+/// What is read of a file.
+#[derive(Debug, Clone)]
+pub enum Portion {
+    /// All of it, checked by its own hash.
+    Whole,
+    /// The whole chunk of one of its slices, checked by the chunk's hash.
+    Chunk(Slice),
+    /// A range of a chunk, of which only the length is checked.
+    Span(ChunkRange),
+}
+
+/// A file, or a part of it, to read.
 #[derive(Debug, Clone)]
 pub struct FileRequest {
-    /// The position of the file in the result.
-    at: usize,
-    found: Found,
+    /// The position in the result.
+    pub at: usize,
+    /// The file.
+    pub found: Found,
+    /// What of it is read.
+    pub portion: Portion,
 }
 
 impl FileRequest {
@@ -102,35 +117,77 @@ impl FileRequest {
         crate::entry::shown(self.found.entry().path)
     }
 
-    fn size(&self) -> u64 {
-        self.found.entry().size
+    /// Returns the number of bytes; for a chunk, at least so many.
+    pub fn size(&self) -> u64 {
+        match &self.portion {
+            Portion::Whole => self.found.entry().size,
+            Portion::Chunk(slice) => u64::from(slice.chunk_offset) + u64::from(slice.len),
+            Portion::Span(span) => span.range.len() as u64,
+        }
+    }
+
+    fn size_max(&self) -> u64 {
+        match &self.portion {
+            Portion::Chunk(_) => u64::from(CHUNK_BYTES_MAX),
+            Portion::Whole | Portion::Span(_) => self.size(),
+        }
     }
 
     /// Returns the item of a batch, with the chunk by which its server is chosen.
     fn item(&self) -> PlacedItem {
-        let chunk = self.found.slices().first().map(|slice| slice.chunk);
-        PlacedItem { item: BatchItem::Ordinal(self.found.ordinal), chunk }
+        match &self.portion {
+            Portion::Whole => {
+                let chunk = self.found.slices().first().map(|slice| slice.chunk);
+                PlacedItem { item: BatchItem::Ordinal(self.found.ordinal), chunk }
+            }
+            Portion::Chunk(slice) => {
+                BatchItem::Chunk(ChunkSpan { hash: slice.chunk, offset: 0, length: None }).into()
+            }
+            Portion::Span(ChunkRange { slice, range, .. }) => {
+                let (offset, length) = (range.start as u64, Some(range.len() as u64));
+                BatchItem::Chunk(ChunkSpan { hash: slice.chunk, offset, length }).into()
+            }
+        }
     }
 
     /// Returns how a server of this node is asked for the file: as a chunk of its own, or by its path. `None`
-    /// if it lies in several chunks.
+    /// if it lies in several chunks, and for a part of a chunk.
     fn window_read(&self) -> Option<WindowRead> {
         let entry = self.found.entry();
-        let (hash, [slice]) = (entry.hash?, self.found.slices()) else { return None };
-        let path = (slice.chunk != hash).then(|| entry.path.to_owned());
-        Some(WindowRead { path, hash, size: u32::try_from(entry.size).ok()? })
+        match &self.portion {
+            Portion::Whole => {
+                let (hash, [slice]) = (entry.hash?, self.found.slices()) else { return None };
+                let path = (slice.chunk != hash).then(|| entry.path.to_owned());
+                Some(WindowRead { path, hash, size: u32::try_from(entry.size).ok()? })
+            }
+            // A chunk of a file ends where the file's slice ends. That of a shard may have more members.
+            Portion::Chunk(slice) if entry.kind == EntryKind::File => {
+                Some(WindowRead { path: None, hash: slice.chunk, size: slice.chunk_offset + slice.len })
+            }
+            Portion::Chunk(_) | Portion::Span(_) => None,
+        }
     }
 
-    /// Returns the bytes if they match the file's hash.
+    /// Returns the bytes if they match the hash of the file or chunk. Those of a span must have its length.
     async fn checked(&self, bytes: Bytes) -> Result<Bytes, Failure> {
-        let Some(hash) = self.found.entry().hash else {
+        let expected = match &self.portion {
+            Portion::Whole => self.found.entry().hash,
+            Portion::Chunk(slice) => Some(slice.chunk),
+            Portion::Span(span) if span.range.len() == bytes.len() => return Ok(bytes),
+            Portion::Span(span) => {
+                let why = format!("{} bytes came, and {} were asked for", bytes.len(), span.range.len());
+                return Err(Failure::Protocol { path: self.path(), why });
+            }
+        };
+        let Some(hash) = expected else {
             return Err(Failure::Protocol {
                 path: self.path(),
                 why: "its row in the tables has no hash".into(),
             });
         };
+        let inline = bytes.len() <= INLINE_HASH_BYTES;
         let check = move || Verified::check(hash, bytes);
-        let checked = if self.size() <= INLINE_HASH_BYTES as u64 {
+        let checked = if inline {
             check()
         } else {
             let lost = |_| Failure::Client(ClientError::Config("the runtime ended during the read".into()));
@@ -160,7 +217,14 @@ pub async fn file_requests(open: &OpenVersion, items: &[Item]) -> Result<Vec<Fil
     for (at, item) in items.iter().enumerate() {
         let found = find(open, item).await?;
         readable(&found)?;
-        wanted.push(FileRequest { at, found });
+        let entry = found.entry();
+        if entry.size > READ_BYTES_MAX {
+            let (path, size) = (crate::entry::shown(entry.path), entry.size);
+            return Err(Failure::Invalid(format!(
+                "{path:?} has {size} bytes, the limit of a whole file is {READ_BYTES_MAX}; read ranges of it"
+            )));
+        }
+        wanted.push(FileRequest { at, found, portion: Portion::Whole });
     }
     Ok(wanted)
 }
@@ -170,7 +234,7 @@ pub fn bytes_of(wanted: &[FileRequest]) -> u64 {
     wanted.iter().map(FileRequest::size).sum()
 }
 
-/// Reads files until a deadline. Returns them in the order in which they were named.
+/// Reads files, or parts of them, until a deadline. Returns each at its position.
 ///
 /// # Errors
 /// The error of the first file that cannot be read in time.
@@ -216,14 +280,14 @@ async fn read_in_window(open: &OpenVersion, wanted: Vec<FileRequest>, out: &mut 
     left
 }
 
-fn readable(found: &Found) -> Result<(), Failure> {
+/// Checks that an entry has bytes.
+///
+/// # Errors
+/// [`Failure::Invalid`] for a link or an empty directory.
+pub fn readable(found: &Found) -> Result<(), Failure> {
     let entry = found.entry();
     let path = crate::entry::shown(entry.path);
     match entry.kind {
-        EntryKind::File | EntryKind::Member if entry.size > READ_BYTES_MAX => Err(Failure::Invalid(format!(
-            "{path:?} has {} bytes, the limit of a whole file is {READ_BYTES_MAX}; read it through a mount",
-            entry.size
-        ))),
         EntryKind::File | EntryKind::Member => Ok(()),
         EntryKind::Symlink => {
             Err(Failure::Invalid(format!("{path:?} is a link to {:?}; read its target", entry.target)))
@@ -263,10 +327,12 @@ async fn read_group(
     let (mut pause, mut wrong) = (WAITS.0, 0);
     loop {
         let attempt = match wanted.as_slice() {
-            [one] if one.size() > REQUEST_BYTES => match read_long_file(open, one, until).await {
-                Ok(bytes) => return Ok(vec![(one.at, bytes)]),
-                Err(e) => Err(e),
-            },
+            [one @ FileRequest { portion: Portion::Whole, .. }] if one.size() > REQUEST_BYTES => {
+                match read_long_file(open, one, until).await {
+                    Ok(bytes) => return Ok(vec![(one.at, bytes)]),
+                    Err(e) => Err(e),
+                }
+            }
             _ => try_batch(open, &mut wanted, &mut done, until).await,
         };
         let error = match attempt {
@@ -299,7 +365,7 @@ async fn try_batch(
     until: Instant,
 ) -> Result<Option<Failure>, Failure> {
     let items: Vec<PlacedItem> = wanted.iter().map(FileRequest::item).collect();
-    let longest = wanted.iter().map(FileRequest::size).max().unwrap_or(0);
+    let longest = wanted.iter().map(FileRequest::size_max).max().unwrap_or(0);
     let client = open.client.within(until.saturating_duration_since(Instant::now()));
     let mut batch = client.batch(open.version.root(), items, longest).await?;
     let mut left = Vec::new();

@@ -5,9 +5,9 @@
 //! made.
 //!
 //! Invariants
-//! 1. Bytes given to Python were hashed here after they arrived (I1). They are not copied, with two
-//!    exceptions: files of at most 16 KiB, which share a response, and files that came in several pieces (all
-//!    above 16 MiB).
+//! 1. Bytes given to Python were hashed here after they arrived (I1), unless the caller leaves that to the
+//!    server (`verify="server"`). They are not copied, with three exceptions: files of at most 16 KiB, which
+//!    share a response; files that came in several pieces (all above 16 MiB); and short ranges of chunks.
 //! 2. Every call ends within the client's timeout, or when a signal handler raises.
 //! 3. Memory and threads are bounded: one runtime for each process, and tables up to
 //!    [`version_handle::TABLES_BYTES`].
@@ -21,6 +21,7 @@ mod errors;
 mod fetch;
 mod pending_read;
 mod process;
+mod ranges;
 mod receipt_sum;
 mod shared_job;
 mod version;

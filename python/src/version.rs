@@ -6,8 +6,10 @@ use crate::errors::{Failure, Pickled};
 use crate::fetch::{self, Item, OpenVersion};
 use crate::pending_read::PendingRead;
 use crate::process::wait;
+use crate::ranges::WantedRange;
 use crate::version_handle::VersionHandle;
 use fletch_core::manifest::{KeyRule, SampleRef};
+use fletch_tables::{ChildKind, Resolved};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMemoryView};
 use std::collections::BTreeMap;
@@ -51,6 +53,35 @@ async fn entries(open: &OpenVersion, start: u64, stop: u64) -> Result<Vec<Entry>
         at = first + part.len() as u64;
     }
     Ok(out)
+}
+
+/// The number of children of a directory that one step of a listing returns.
+const CHILDREN_AT_ONCE: usize = 4096;
+
+/// Returns the names of a directory's children, with their entries; `None` for a directory.
+async fn children(open: &OpenVersion, directory: &str) -> Result<Vec<(String, Option<Entry>)>, Failure> {
+    let shown = || format!("{directory:?}");
+    match open.version.resolve(directory).await? {
+        Some(Resolved::Dir(_)) => {}
+        Some(Resolved::Entry(_)) => return Err(Failure::Invalid(format!("{} is no directory", shown()))),
+        None => return Err(Failure::Absent(format!("there is no directory {} in the version", shown()))),
+    }
+    let (mut out, mut cookie) = (Vec::new(), 0);
+    loop {
+        let page = open.version.list(directory, cookie, CHILDREN_AT_ONCE).await?;
+        let Some(last) = page.last() else { return Ok(out) };
+        cookie = last.next;
+        for child in page {
+            let entry = match child.kind {
+                ChildKind::Dir(_) => None,
+                ChildKind::Entry { .. } => {
+                    let found = fetch::find(open, &Item::Ordinal(child.ordinal)).await?;
+                    Some(Entry::new(found.ordinal, &found.entry()))
+                }
+            };
+            out.push((child.name, entry));
+        }
+    }
 }
 
 /// Returns all samples of a version, in the order of their first entries.
@@ -166,6 +197,22 @@ impl Version {
         wait(py, async move { entries(&open, start, stop.unwrap_or(u64::MAX)).await })
     }
 
+    /// The children of a directory: their names, with their entries; `None` for a directory.
+    #[pyo3(signature = (directory=""))]
+    fn children(&self, py: Python<'_>, directory: &str) -> PyResult<Vec<(String, Option<Entry>)>> {
+        let (open, directory) = (self.open(py)?, directory.to_owned());
+        wait(py, async move { children(&open, &directory).await })
+    }
+
+    /// Whether this is the path of a directory.
+    fn is_directory(&self, py: Python<'_>, path: &str) -> PyResult<bool> {
+        let (open, path) = (self.open(py)?, path.to_owned());
+        wait(py, async move {
+            let found = open.version.resolve(&path).await?;
+            Ok::<_, Failure>(matches!(found, Some(Resolved::Dir(_))))
+        })
+    }
+
     /// All samples, in the order of their first entries.
     fn samples(&self, py: Python<'_>) -> PyResult<Vec<Sample>> {
         let open = self.open(py)?;
@@ -205,6 +252,24 @@ impl Version {
     /// Reads whole files, by ordinals or paths, in few requests. Returns views in the order of `items`.
     fn read_many<'py>(&self, py: Python<'py>, items: Vec<Item>) -> PyResult<Bound<'py, PyList>> {
         buffer::views(py, self.handle.read_all(py, items)?)
+    }
+
+    /// Reads a range of a file, by its ordinal or path: from `start` to before `stop`, or to the end.
+    #[pyo3(signature = (item, start, stop=None))]
+    fn read_range<'py>(
+        &self,
+        py: Python<'py>,
+        item: Item,
+        start: u64,
+        stop: Option<u64>,
+    ) -> PyResult<Bound<'py, PyMemoryView>> {
+        let mut all = self.handle.read_ranges(py, vec![(item, start, stop)])?;
+        buffer::view(py, all.pop().unwrap_or_default())
+    }
+
+    /// Reads ranges of files in few requests. Returns views in the order of `ranges`.
+    fn read_ranges<'py>(&self, py: Python<'py>, ranges: Vec<WantedRange>) -> PyResult<Bound<'py, PyList>> {
+        buffer::views(py, self.handle.read_ranges(py, ranges)?)
     }
 
     /// Starts to read whole files in the background, and returns at once.

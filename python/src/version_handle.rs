@@ -4,6 +4,7 @@ use crate::connections::{Connections, Settings};
 use crate::errors::Failure;
 use crate::fetch::{self, Item, OpenVersion};
 use crate::process::{Slot, wait};
+use crate::ranges::{self, Recent, WantedRange};
 use bytes::Bytes;
 use fletch_api::ResolvedVersion;
 use fletch_tables::PartCache;
@@ -22,12 +23,14 @@ pub struct VersionHandle {
     /// The server's answer.
     pub resolved: ResolvedVersion,
     open: Slot<OpenVersion>,
+    /// The chunks that a read of ranges hashed last.
+    recent: Slot<Recent>,
 }
 
 impl VersionHandle {
     /// Creates a handle from the server's answer. It reads nothing.
     pub fn new(connections: Arc<Connections>, resolved: ResolvedVersion) -> Arc<Self> {
-        Arc::new(VersionHandle { connections, resolved, open: Slot::new() })
+        Arc::new(VersionHandle { connections, resolved, open: Slot::new(), recent: Slot::new() })
     }
 
     /// Returns the version, opened in this process.
@@ -55,6 +58,15 @@ impl VersionHandle {
     ) -> PyResult<Vec<Bytes>> {
         let open = self.open(py)?;
         wait(py, async move { fetch::read_many(&open, items.as_ref()).await })
+    }
+
+    /// Reads ranges of files. Returns them in the order of `wanted`.
+    pub fn read_ranges(&self, py: Python<'_>, wanted: Vec<WantedRange>) -> PyResult<Vec<Bytes>> {
+        let open = self.open(py)?;
+        let recent = self.recent.get(py).unwrap_or_default();
+        let (results, recent) = wait(py, async move { ranges::read_ranges(&open, &wanted, recent).await })?;
+        self.recent.set(py, recent);
+        Ok(results)
     }
 }
 

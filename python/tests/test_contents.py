@@ -11,7 +11,7 @@ import pytest
 
 import fletch
 from fletch.torch import DataLoader, EpochDataset, EvalDataset, MapDataset
-from fletch.torch.contents import by_extension, stem
+from fletch.epochs.contents import by_extension, stem
 from conftest import Server
 
 #: The bytes of each plain file, and of the members of the shard.

@@ -28,7 +28,8 @@ import torch.utils.data
 
 import fletch
 from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection
-from fletch.torch import consumption_log, iteration, lease_stream
+from fletch.epochs import consumption_log, lease_stream
+from fletch.torch import iteration
 from conftest import BIN, Server
 
 SAMPLES = 150

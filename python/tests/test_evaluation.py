@@ -23,7 +23,8 @@ from PIL import Image, UnidentifiedImageError
 import fletch
 from conftest import Server, serving
 from fletch.torch import SKIP, DataLoader, EpochSample, EvalDataset, EvalSample, ImageFolder, MapDataset
-from fletch.torch import evaluation, sample_errors
+from fletch.epochs import sample_errors
+from fletch.torch import evaluation
 from test_epochs import SAMPLES, epochs, keyed, make_tree, number, texts
 
 __all__ = ["keyed"]

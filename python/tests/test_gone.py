@@ -16,8 +16,8 @@ import pytest
 from conftest import Server, in_child, serving, until
 from fletch import Client, Invalid, Unavailable
 from fletch.torch import DataLoader, EpochDataset
-from fletch.torch.ack_tracking import AckTracker
-from fletch.torch.lease_stream import Batch
+from fletch.epochs.ack_tracking import AckTracker
+from fletch.epochs.lease_stream import Batch
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 

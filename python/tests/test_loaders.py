@@ -16,7 +16,7 @@ import pytest
 import fletch
 from conftest import BIN, Server, serving, until
 from fletch.torch import DataLoader
-from fletch.torch.receipt_difference import reasons
+from fletch.epochs.receipt_difference import reasons
 from test_epochs import SAMPLES, epochs, make_tree, seen
 
 TTL = 4.0

@@ -20,8 +20,8 @@ import torch.utils.data
 
 import fletch
 from conftest import Server, serving, until
-from fletch.torch import DataLoader, EpochSample, lease_stream
-from fletch.torch import epochs as epochs_module
+from fletch.epochs import lease_stream, rank_epochs
+from fletch.torch import DataLoader, EpochSample
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 
@@ -55,7 +55,7 @@ def test_the_latest_iteration_is_the_one(
     steady: Server, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fletch")
-    monkeypatch.setattr(epochs_module, "_PAUSES_PER_WARNING", 1)
+    monkeypatch.setattr(rank_epochs, "_PAUSES_PER_WARNING", 1)
     dataset = epochs(steady, f"latest-{workers}")
     loader = DataLoader(dataset, num_workers=workers)
     unasked, kept = iter(loader), iter(loader)

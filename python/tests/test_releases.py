@@ -15,8 +15,8 @@ import torch.utils.data
 
 from conftest import Server, serving, until
 from fletch.torch import DataLoader, EpochDataset, EpochSample
-from fletch.torch.ack_tracking import AckTracker
-from fletch.torch.lease_stream import Batch
+from fletch.epochs.ack_tracking import AckTracker
+from fletch.epochs.lease_stream import Batch
 from test_epochs import SAMPLES, epochs, make_tree, number
 
 #: Longer than any batch takes on a busy machine, and far shorter than a lease lives.

@@ -14,7 +14,7 @@ import torch.utils.data
 
 import fletch
 from fletch.torch import DataLoader, EpochDataset, EpochSample
-from fletch.torch.sample_seeds import SampleSeeds
+from fletch.epochs.sample_seeds import SampleSeeds
 from conftest import Server
 
 SAMPLES = 90

@@ -21,7 +21,8 @@ import torch.utils.data
 import fletch
 from conftest import Server, serving
 from fletch.torch import DataLoader, EpochDataset, EvalDataset, MapDataset
-from fletch.torch import states, wrappers
+from fletch.epochs import states
+from fletch.torch import wrappers
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 STAND_INS = Path(__file__).parent / "stand_ins"

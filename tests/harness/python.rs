@@ -141,6 +141,22 @@ impl Installed {
     /// # Panics
     /// If a test fails or skips. The message has the output.
     pub fn pytest(&self, args: &[&str]) {
+        let text = self.pytest_output(args);
+        assert!(!text.contains(" skipped"), "{text}");
+    }
+
+    /// As [`Installed::pytest`], for tests that skip if a framework is not installed. Prints why they skip.
+    ///
+    /// # Panics
+    /// If a test fails, or all skip. The message has the output.
+    pub fn pytest_of_frameworks(&self, args: &[&str]) {
+        let text = self.pytest_output(&[&["-rs"], args].concat());
+        for reason in text.lines().filter(|line| line.starts_with("SKIPPED")) {
+            eprintln!("{reason}");
+        }
+    }
+
+    fn pytest_output(&self, args: &[&str]) -> String {
         let tmp = TempDir::with_prefix("fletch-pytest-").expect("tmp");
         let mut c = self.command_with_own_shared_memory();
         c.env("TMPDIR", tmp.path());
@@ -148,8 +164,9 @@ impl Installed {
         let out = run(c.args(args));
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         let end = text.lines().last().unwrap_or_default();
-        assert!(end.contains(" passed") && !end.contains("skipped"), "{text}");
+        assert!(end.contains(" passed"), "{text}");
         eprintln!("{end}");
+        text
     }
 }
 

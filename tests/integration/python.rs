@@ -16,6 +16,16 @@ fn the_client_reads_and_refuses() {
 }
 
 #[test]
+fn ranges_are_slices_and_are_checked() {
+    pytest(&["test_ranges.py"]);
+}
+
+#[test]
+fn fsspec_reads_datasets() {
+    pytest(&["test_fsspec.py"]);
+}
+
+#[test]
 fn the_datasets_are_torchvisions() {
     pytest(&["test_datasets.py", "test_evaluation.py", "test_repeatable.py", "test_drafts.py"]);
 }
@@ -57,6 +67,18 @@ fn batches_of_workers_share_memory() {
 #[test]
 fn epochs_deliver_once_and_prove_it() {
     pytest(&["test_epochs.py"]);
+}
+
+#[test]
+fn epochs_need_no_torch() {
+    pytest(&["test_without_torch.py"]);
+}
+
+#[test]
+fn examples_without_torch_that_are_killed_continue() {
+    if have(&[Need::Torch]) {
+        Installed::new().pytest_of_frameworks(&["test_examples_without_torch.py"]);
+    }
 }
 
 #[test]

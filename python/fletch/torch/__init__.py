@@ -11,15 +11,15 @@ All of them work with any number of workers, started by fork, spawn or forkserve
 used in the parent: each process makes its own connections.
 """
 
+from ..epochs.lease_stream import EpochSample
+from ..epochs.sample_errors import SKIP
+from ..epochs.selection import Selection
 from . import views as _views
 from .epochs import EpochDataset
 from .evaluation import EvalDataset, EvalSample
 from .images import IMAGE_EXTENSIONS, ImageFolder
-from .lease_stream import EpochSample
 from .loader import DataLoader
 from .map import MapDataset
-from .sample_errors import SKIP
-from .selection import Selection
 
 __all__ = [
     "IMAGE_EXTENSIONS",

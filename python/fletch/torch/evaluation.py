@@ -18,11 +18,11 @@ from typing import Any, Callable, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, Invalid, PendingRead, Sample
-from .contents import ContentForm, checked_content_form, nbytes_of
-from .drafts import resolve_sealed
+from ..epochs.contents import ContentForm, checked_content_form, nbytes_of
+from ..epochs.drafts import resolve_sealed
+from ..epochs.ranks import rank_of
+from ..epochs.sample_errors import SKIP, ItemMaker, OnError, add_batch_note, checked_on_error, named
 from .map import content_of_indexed
-from .ranks import rank_of
-from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, checked_on_error, named
 from .worker_table import WORKERS_MAX, _table
 from .wrappers import refuse_sharders_of_passes
 

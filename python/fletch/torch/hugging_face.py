@@ -19,9 +19,9 @@ import torch.utils.data
 from transformers import Trainer
 
 from .. import Invalid
+from ..epochs.ranks import run_together
 from .epochs import EpochDataset
 from .loader import DataLoader
-from .ranks import run_together
 
 #: The file of a checkpoint with the job's state, and the one that the trainer writes last.
 _STATE, _LAST = "fletch.pt", "trainer_state.json"

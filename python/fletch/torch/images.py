@@ -14,9 +14,9 @@ from typing import Any, Callable, Iterator, Sequence, Union
 import torch.utils.data
 
 from .. import Entry, Version
+from ..epochs.sample_errors import add_note, named
 from .map import _checked
 from .prefetch import IndexedReads
-from .sample_errors import add_note, named
 
 #: The extensions of image files, compared without case.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Iterator
 
 from .. import Invalid
-from .ack_tracking import COUNTERS
-from .lease_stream import BatchesWithStatus
+from ..epochs.ack_tracking import COUNTERS
+from ..epochs.lease_stream import BatchesWithStatus
 
 if TYPE_CHECKING:
     from .epochs import EpochDataset

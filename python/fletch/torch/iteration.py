@@ -17,15 +17,17 @@ import time
 import traceback
 import weakref
 from collections import deque
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Callable, Generator, Iterator
 
 import torch.utils.data
 
-from .. import FletchError, Unavailable
+from .. import FletchError
+from ..epochs.iteration import EpochIteration, acknowledged_batches
+from ..epochs.lease_stream import Batch
 from .epochs import EpochDataset
 from .lease_journal import LeaseJournal
-from .lease_stream import Batch
 
 #: A lock that is not free within this many seconds has an owner that will not release it.
 _STALE_LOCK_SECONDS = 5.0
@@ -72,57 +74,28 @@ class _LeaseDataset(torch.utils.data.IterableDataset[Any]):
             yield last
 
 
-class _Iteration(Iterator[Any]):
-    """An iteration of a loader.
-
-    A dataset has one at a time, the latest, because two would take each other's batches.
-    """
+class _Iteration(EpochIteration):
+    """An iteration of a loader."""
 
     def __init__(self, dataset: EpochDataset, torch_iterator: Any, workers: int, collate: Any) -> None:
-        self._job, self._torch_iterator = dataset.job, torch_iterator if workers else None
-        self._batches = _acknowledged_batches(dataset, torch_iterator, workers, collate)
-        self._pid, self._replaced = os.getpid(), False
+        self._torch_iterator = torch_iterator if workers else None
+        # A loader with a timeout does not wait for its workers as long as for a server, so the wait must be
+        # in the acks.
+        more = workers > 0 and not getattr(torch_iterator, "_timeout", 0)
+        received = _all_batches(dataset, torch_iterator, workers, collate)
+        end = partial(_end_workers, torch_iterator) if workers else lambda: None
+        batches = acknowledged_batches(dataset, received, workers == 0, more, end)
+        super().__init__(dataset.job, batches)
         if workers:
             weakref.finalize(self, _end_unasked, self._batches, torch_iterator, self._pid)
 
-    def __next__(self) -> Any:
-        if self._replaced:
-            raise RuntimeError(
-                f"job {self._job}: this iteration is over: another one of the same dataset began after it, "
-                "or set_epoch() or load_state_dict() was called; iterate the loader again"
-            )
-        try:
-            return next(self._batches)
-        except BaseException as error:
-            # A signal handler raised after the generator yielded its batch: the loop never gets the batch.
-            if inspect.getgeneratorstate(self._batches) == inspect.GEN_SUSPENDED:
-                self._batches.throw(error)
-            raise
-
     def close(self) -> None:
         """Ends the iteration and its workers. A batch in hand stays in hand."""
-        self._batches.close()
+        super().close()
         if self._torch_iterator is not None:
             # If no batch was asked for, the generator did not run and has not ended the workers.
             _end_workers(self._torch_iterator)
             self._torch_iterator = None
-
-    def replace(self) -> None:
-        """Ends the iteration because another one begins.
-
-        Asking this one for a batch is an error from now on.
-        """
-        if self._pid != os.getpid():
-            # A fork copied this object. The iteration continues in the process where it began.
-            return
-        state = inspect.getgeneratorstate(self._batches)
-        if state == inspect.GEN_RUNNING:
-            raise RuntimeError(
-                f"job {self._job}: another thread or a transform is asking an iteration of this dataset for "
-                "a batch; wait until it has the batch"
-            )
-        self._replaced = self._replaced or state != inspect.GEN_CLOSED
-        self.close()
 
 
 def _end_unasked(batches: Generator[Any, None, None], torch_iterator: Any, pid: int) -> None:
@@ -132,63 +105,6 @@ def _end_unasked(batches: Generator[Any, None, None], torch_iterator: Any, pid: 
     """
     if pid == os.getpid() and inspect.getgeneratorstate(batches) == inspect.GEN_CREATED:
         _end_workers(torch_iterator)
-
-
-def _acknowledged_batches(
-    dataset: EpochDataset, torch_iterator: Iterator[Batch], workers: int, collate: Any
-) -> Generator[Any, None, None]:
-    """Yields batches to the loop. Acknowledges a batch when the loop asks for the next one."""
-    dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
-    # A loader with a timeout does not wait for its workers as long as for a server, so the wait must be in
-    # the acks.
-    more = workers > 0 and not getattr(torch_iterator, "_timeout", 0)
-    dataset._acks.join(dataset.rank)
-    asked, given = time.monotonic_ns(), True
-    try:
-        for batch in _all_batches(dataset, torch_iterator, workers, collate):
-            if batch.token is None:
-                # The server may have no lease for this rank until the held batches are acknowledged.
-                dataset._acks.flush_acks(more)
-                continue
-            # The batch may have come late. Flush again, so that no batch goes out whose lease may have
-            # expired.
-            dataset._acks.flush_acks(more)
-            given = False
-            if batch.is_empty:
-                # Every sample of it was skipped. It counts as consumed, and the loop goes on to the next one.
-                is_held = dataset._acks.hand_out(batch, 0, in_loop=workers == 0, is_stepped=False)
-                given = True
-                if not is_held:
-                    continue
-                dataset._acks.mark_consumed()
-                dataset._acks.flush_acks(more)
-                continue
-            if not dataset._acks.hand_out(batch, time.monotonic_ns() - asked, in_loop=workers == 0):
-                given = True
-                continue
-            yield batch.content
-            given = True
-            dataset._acks.mark_consumed()
-            dataset._acks.flush_acks(more)
-            asked = time.monotonic_ns()
-    except GeneratorExit:
-        # The loop was left with a batch in hand. `state_dict` or the next iteration decides what happens to
-        # it.
-        raise
-    except BaseException as error:
-        if isinstance(error, Unavailable):
-            # Whichever process waited for the server, the loop waited for it since it asked for a batch.
-            dataset._acks.count_stalls([(asked, time.monotonic_ns())])
-        if not given:
-            # The error came between the worker and the loop, which never got the batch.
-            dataset._acks.drop()
-        raise
-    finally:
-        # Workers renew the leases that they hold. They must not outlive a loop that was left.
-        if workers:
-            _end_workers(torch_iterator)
-        dataset._acks.drop_lost()
-    dataset._end_epoch()
 
 
 def _shut_down_workers(torch_iterator: Any) -> None:
@@ -285,10 +201,4 @@ def _all_batches(
     """Yields the workers' batches, then what killed workers held, until nothing is left of the epoch."""
     received = _received(torch_iterator, workers)
     yield from _in_order(dataset, received, workers) if dataset._fixed_order and workers > 1 else received
-    dataset._acks.flush_acks()
-    waited = 0
-    while (yield from dataset._leases(workers, collate)) != "done":
-        # The server has nothing more for this rank until the held batches are acknowledged.
-        dataset._acks.flush_acks()
-        waited += 1
-        dataset._wait_for_others(waited)
+    yield from dataset._rest_of_leases(workers, collate)

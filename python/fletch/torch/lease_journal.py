@@ -18,7 +18,7 @@ from array import array
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from .ack_tracking import AckTracker
+from ..epochs.ack_tracking import AckTracker
 
 _log = logging.getLogger("fletch")
 

@@ -10,9 +10,9 @@ from typing import Any, Callable, Iterator, Sequence, overload
 import torch.utils.data
 
 from .. import Sample, Version
-from .contents import Content, ContentForm, checked_content_form, content_of
+from ..epochs.contents import Content, ContentForm, checked_content_form, content_of
+from ..epochs.sample_errors import add_note, named
 from .prefetch import IndexedReads
-from .sample_errors import add_note, named
 
 
 class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):

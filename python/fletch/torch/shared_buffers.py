@@ -39,8 +39,8 @@ from typing import Any, Callable
 
 import torch.utils.data
 
+from ..epochs.lease_stream import Batch, EpochSample
 from .evaluation import EvalSample
-from .lease_stream import Batch, EpochSample
 from .views import _rebuild
 
 _log = logging.getLogger("fletch")

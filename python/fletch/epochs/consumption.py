@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from typing import Any, Sequence
 
-import torch.utils.data
-
 from .. import Invalid, _native
 from . import consumption_log
 from .ack_tracking import COUNTERS, AckTracker
@@ -17,11 +15,10 @@ from .declaration import Declaration, warns_of_small_sweep
 from .job_progress import epoch_of
 from .proof import Proof
 from .rank_loader import RankLoader
-from .worker_table import WorkerTable
 
 
-class EpochConsumption(torch.utils.data.IterableDataset[Any]):
-    """The base of `EpochDataset`: an epoch of a rank, and what was consumed of it.
+class EpochConsumption:
+    """An epoch of a rank, and what was consumed of it.
 
     Attributes:
         job: the job's name.
@@ -44,7 +41,6 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
     _replays: bool
     _restored_epoch: int | None
     _warned_of_small_sweep: bool
-    _worker_table: WorkerTable
     #: Whether this process consumed samples of an epoch before the current one.
     _consumed_earlier: bool
 
@@ -71,7 +67,7 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
         """Makes another epoch the current one."""
         self._consumed_earlier |= self._acks.counts["samples"] > 0
         self._begin_epoch(epoch)
-        self._worker_table.set_epoch(epoch)
+        self._set_next_epoch(epoch)
 
     def _has_all(self, more: int) -> bool:
         """Whether the consumed samples and ``more`` samples are all samples of the epoch for this rank.
@@ -81,27 +77,21 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
         consumed = self._consumed_before + self._totals()[1].delivered + more
         return bool(0 < self._epoch_samples == consumed and not self._replays)
 
-    def _totals(self) -> tuple[dict[str, int], Any]:
-        """The counters and the receipt sum of the epoch: of this process and of workers of torch's loader."""
-        if torch.utils.data.get_worker_info() is not None:
-            return self._acks.counts, self._acks.sum
-        counts, sums = self._worker_table.consumed()
-        total = _native.ReceiptSum(self.root)
-        for one in (self._acks.sum.bytes(), *sums):
-            total.merge(one)
-        return {key: self._acks.counts[key] + more for key, more in zip(COUNTERS, counts)}, total
+    def _is_done(self) -> bool:
+        """Whether nothing is left of the current epoch for this rank, if the batch in hand is consumed."""
+        return self._over or self._has_all(self._acks.unacked_samples())
 
-    def _read_worker_table(self) -> None:
-        """Reads the progress of workers of torch's own loader, which they report in no other way."""
-        if torch.utils.data.get_worker_info() is not None:
-            return
-        latest = self._worker_table.latest()
-        if latest.epoch != self.epoch:
-            self._begin_epoch(latest.epoch)
-        if latest.workers > 0:
-            self._mode = "at-most-once"
-            if latest.over and not self._over:
-                self._finish()
+    def _totals(self) -> tuple[dict[str, int], Any]:
+        """The counters and the receipt sum of the epoch."""
+        return self._acks.counts, self._acks.sum
+
+    # What a subclass whose samples are also consumed by other processes does more.
+
+    def _read_workers(self) -> None:
+        """Reads the progress of processes that consume and acknowledge samples themselves. Here are none."""
+
+    def _set_next_epoch(self, epoch: int, over: bool = False) -> None:
+        """Tells such processes which epoch is read next; with ``over`` the one after it. Here are none."""
 
     def _server_epoch(self, epoch: int) -> dict[str, Any] | None:
         """The server's description of an epoch, if it has begun and the server remembers it."""
@@ -127,7 +117,7 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
 
     def consumed_sum(self) -> bytes:
         """The receipt sum of the samples that this rank consumed of the epoch. `verify` takes it."""
-        self._read_worker_table()
+        self._read_workers()
         return bytes(self._totals()[1].bytes())
 
     def verify(self, others: Sequence[bytes] = ()) -> bool:
@@ -168,7 +158,7 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
             - ``certificate``: the statistics of the shuffle, after the epoch ended for all ranks, else
               ``None``.
         """
-        self._read_worker_table()
+        self._read_workers()
         counts, total = self._totals()
         if (self._over or self._has_all(0)) and not self._proof.is_there:
             self._proof.ask()
@@ -211,7 +201,7 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
         if batch is None:
             raise Invalid(
                 f"job {self.job}: there is no batch in hand to log; call append_consumption_log() in a loop "
-                "over fletch.torch.DataLoader, after the step"
+                "over fletch.torch.DataLoader or fletch.Epochs, after the step"
             )
         head = consumption_log.head(self.root, self.epoch)
         consumption_log.append(path, head, consumption_log.lines(batch))
@@ -234,6 +224,6 @@ class EpochConsumption(torch.utils.data.IterableDataset[Any]):
         Raises:
             NotFound: the epoch has not begun, or the server has forgotten it.
         """
-        self._read_worker_table()
+        self._read_workers()
         number = self.epoch if epoch is None else epoch
         return bytes(self._acks.wait_for_server(lambda _: self._job.ledger(number)))

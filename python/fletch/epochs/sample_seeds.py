@@ -14,7 +14,7 @@ import random
 import struct
 from typing import Any, Iterator
 
-import torch
+from . import loaded_torch
 
 try:
     #: The module ``numpy.random``, if numpy is installed.
@@ -54,9 +54,10 @@ class SampleSeeds:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds the generators that transforms use: of ``random``, of numpy and of torch on the CPU."""
+    """Seeds the generators that transforms use: of ``random``, numpy, and torch on the CPU if it is there."""
     random.seed(seed)
-    torch.default_generator.manual_seed(seed)
+    if (torch := loaded_torch.module()) is not None:
+        torch.default_generator.manual_seed(seed)
     if _numpy is not None:
         # numpy's old generator takes 32 bits.
         _numpy.seed(seed & 0xFFFF_FFFF)
@@ -65,12 +66,14 @@ def seed_generators(seed: int) -> None:
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """Gives the generators their former states back at the end."""
-    of_random, of_torch = random.getstate(), torch.default_generator.get_state()
+    of_random, torch = random.getstate(), loaded_torch.module()
+    of_torch = None if torch is None else torch.default_generator.get_state()
     of_numpy = None if _numpy is None else _numpy.get_state()
     try:
         yield
     finally:
         random.setstate(of_random)
-        torch.default_generator.set_state(of_torch)
+        if torch is not None:
+            torch.default_generator.set_state(of_torch)
         if _numpy is not None:
             _numpy.set_state(of_numpy)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from .. import Invalid, Unavailable
+from . import loaded_torch
 
 #: The time that a rank waits until rank 0 has sent a state to the server, in seconds.
 _LOAD_SECONDS = 300.0
@@ -37,10 +38,8 @@ def rank_of(rank: int | None, ranks: int | None) -> tuple[int, int]:
         if not 0 <= rank < ranks:
             raise Invalid(f"rank is {rank}; with ranks={ranks} it must be 0 to {ranks - 1}")
         return rank, ranks
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
+    if (processes := loaded_torch.distributed()) is not None:
+        return processes.get_rank(), processes.get_world_size()
     # torchrun and similar launchers set WORLD_SIZE.
     world = os.environ.get("WORLD_SIZE", "")
     if world.isdecimal() and int(world) > 1:
@@ -53,16 +52,12 @@ def rank_of(rank: int | None, ranks: int | None) -> tuple[int, int]:
 
 def run_together(ranks: int) -> bool:
     """Whether the ranks are processes of ``torch.distributed``, which make their steps together."""
-    from torch import distributed
-
-    there = distributed.is_available() and distributed.is_initialized()
-    return ranks > 1 and there and distributed.get_world_size() >= ranks
+    processes = loaded_torch.distributed()
+    return ranks > 1 and processes is not None and processes.get_world_size() >= ranks
 
 
 def _store() -> Any:
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
+    return loaded_torch.distributed().distributed_c10d._get_default_store()
 
 
 def announce_load(job: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The states of an `EpochDataset`: the progress of a job, saved with the model and loaded again.
+"""States: the progress of a job, saved with the model and loaded again.
 
 Invariants:
     1. A state is a dict of strings, numbers, bytes and tuples: torch 2 loads it with ``weights_only=True``.
@@ -18,7 +18,7 @@ from .ranks import announce_load, await_load, run_together
 from .server_wait import Report
 
 if TYPE_CHECKING:
-    from .epochs import EpochDataset
+    from .rank_epochs import RankEpochs
 
 _log = logging.getLogger("fletch")
 
@@ -27,9 +27,9 @@ _log = logging.getLogger("fletch")
 _STATE_SECONDS, _STATE_PAUSE_SECONDS = 10.0, 0.02
 
 
-def save(data: EpochDataset) -> dict[str, Any]:
-    """See `EpochDataset.state_dict`."""
-    data._read_worker_table()
+def save(data: RankEpochs) -> dict[str, Any]:
+    """See `RankEpochs.state_dict`."""
+    data._read_workers()
     data._acks.mark_consumed()
     data._acks.flush_acks()
     _await_other_ranks(data)
@@ -53,8 +53,8 @@ def save(data: EpochDataset) -> dict[str, Any]:
     }
 
 
-def load(data: EpochDataset, state: dict[str, Any]) -> None:
-    """See `EpochDataset.load_state_dict`."""
+def load(data: RankEpochs, state: dict[str, Any]) -> None:
+    """See `RankEpochs.load_state_dict`."""
     if state["root"] != data.root:
         raise Invalid(f"the state is of version {state['root']}, the job reads {data.root}")
     if data.rank == 0 and not _roll_back(data, state):
@@ -71,9 +71,9 @@ def load(data: EpochDataset, state: dict[str, Any]) -> None:
         # All ranks saved their states at the same step.
         data._consumed_before = int.from_bytes(state["received"][:8], "little")
     data._over = state.get("finished", False)
-    data._worker_table.set_epoch(data.epoch)
+    data._set_next_epoch(data.epoch)
     if data._over:
-        data._worker_table.set_epoch(data.epoch, over=True)
+        data._set_next_epoch(data.epoch, over=True)
     if data.rank == 0 and data._declaration.world_differs:
         data._job.world(json.dumps(data._declaration.world))
         data._require_world()
@@ -86,7 +86,7 @@ def load(data: EpochDataset, state: dict[str, Any]) -> None:
             await_load(data.job, data._loads)
 
 
-def _put(data: EpochDataset, state: dict[str, Any]) -> None:
+def _put(data: RankEpochs, state: dict[str, Any]) -> None:
     """Continues the epoch from the state. If the job's server is gone, the state moves the job first."""
     move = mover(data._declaration.client, data.job, data.rank, state)
 
@@ -128,7 +128,7 @@ def mover(client: Client, job: str, rank: int, state: dict[str, Any]) -> Callabl
     return move
 
 
-def _await_other_ranks(data: EpochDataset) -> None:
+def _await_other_ranks(data: RankEpochs) -> None:
     """On rank 0, waits until the server has the acks of the other ranks for this rank's step."""
     counts_acks = data._visitation != "at-most-once" and not data._replays
     if data.rank > 0 or not counts_acks or not run_together(data.ranks):
@@ -147,13 +147,13 @@ def _await_other_ranks(data: EpochDataset) -> None:
         time.sleep(_STATE_PAUSE_SECONDS)
 
 
-def _acked_by_all(data: EpochDataset) -> int:
+def _acked_by_all(data: RankEpochs) -> int:
     """The samples of this epoch that all ranks acknowledged, including those that pad a last step."""
     there = data._server_epoch(data.epoch)
     return 0 if there is None else int(there["acked"] + there["padded"])
 
 
-def _roll_back(data: EpochDataset, state: dict[str, Any]) -> bool:
+def _roll_back(data: RankEpochs, state: dict[str, Any]) -> bool:
     """Rolls the epoch back to the state's commit.
 
     Returns False if the server does not have that commit.

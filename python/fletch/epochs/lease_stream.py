@@ -6,14 +6,14 @@ Invariant: a batch is one lease, from the worker that receives it to the ack of 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
-import torch.utils.data
-
 from .. import FletchError, _native
+from . import loaded_torch
 from .contents import ContentForm, content_of, nbytes_of
 from .sample_errors import SKIP, ItemMaker, OnError, add_batch_note, name_of
 from .sample_keys import SampleKeys
@@ -21,9 +21,6 @@ from .sample_seeds import SampleSeeds, seed_generators, seeded
 from .server_wait import Report, Stalls, wait_for_server
 
 _log = logging.getLogger("fletch")
-
-#: Functions for batches that draw no number.
-_WITHOUT_CHANCE = (list, torch.utils.data.default_collate)
 
 #: The leases that a worker asks for ahead of the one that it prepares.
 _LEASES_AHEAD = 2
@@ -104,10 +101,8 @@ class Batch:
         return self.token
 
     def pin_memory(self) -> Batch:
-        """Pins the content. Torch calls it for ``pin_memory=True``."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        self.content = pin_memory(self.content)
+        """Pins the content. Torch's function of this name calls it for ``pin_memory=True``."""
+        self.content = sys.modules["torch.utils.data._utils.pin_memory"].pin_memory(self.content)
         return self
 
 
@@ -126,6 +121,7 @@ class Receiver:
         transform: makes an item of a sample.
         on_error: what happens if ``transform`` fails.
         seed: the job's seed.
+        gives_samples: an item is the sample itself, with its seed. Then there is no ``transform``.
         server_wait: the longest wait for a server that is gone, in seconds; or ``None``.
     """
 
@@ -139,6 +135,7 @@ class Receiver:
     transform: Callable[[EpochSample], Any] | None
     on_error: OnError
     seed: int
+    gives_samples: bool
     server_wait: float | None
 
     def leases(
@@ -200,7 +197,7 @@ class Receiver:
                 samples = [self._sample(one, key, seeds) for one, key in zip(leased, keys)]
                 nbytes = sum(sample.nbytes for sample in samples)
                 maker = ItemMaker(self.transform, self.on_error, skipped)
-                items, collated = _made(samples, maker, collate, seeds)
+                count, collated = self._made(samples, maker, collate, seeds)
             except BaseException:
                 # The loop never gets this batch, so the server may deliver it again.
                 if releases_failed:
@@ -211,10 +208,22 @@ class Receiver:
             prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)
             shared = sum(one.shared for one in leased)
             left_out, skipped = maker.skipped - skipped, maker.skipped
-            is_empty = not items
             measured = (nbytes, shared, received_ns, prepared, stalls)
-            yield Batch(token, deliveries, grant, *measured, collated, left_out, is_empty)
+            yield Batch(token, deliveries, grant, *measured, collated, left_out, count == 0)
             stalls = []
+
+    def _made(
+        self,
+        samples: list[EpochSample],
+        maker: ItemMaker,
+        collate: Callable[[list[Any]], Any],
+        seeds: SampleSeeds,
+    ) -> tuple[int, Any]:
+        """The number of samples that are not skipped, and what ``collate`` makes of their items."""
+        if self.gives_samples:
+            return len(samples), collate(samples)
+        items, collated = _made(samples, maker, collate, seeds)
+        return len(items), collated
 
     def _wait(self, call: Callable[[Report], Any]) -> tuple[Any, Stalls]:
         return wait_for_server(f"job {self.name}, epoch {self.epoch}", call, self.server_wait)
@@ -226,8 +235,8 @@ class Receiver:
         (key, is_keyed), paths = found, leased.paths
         number, copy = leased.number, leased.copy
         content = content_of(self.content, key, is_keyed, paths, leased.views())
-        # Only a transform sees the seed.
-        seed = 0 if self.transform is None else seeds.of_sample(number, copy)
+        is_seen = self.gives_samples or self.transform is not None
+        seed = seeds.of_sample(number, copy) if is_seen else 0
         return EpochSample(content, paths[0], number, leased.ordinal, copy, seed, key)
 
 
@@ -235,7 +244,8 @@ def _made(
     samples: list[EpochSample], maker: ItemMaker, collate: Callable[[list[Any]], Any], seeds: SampleSeeds
 ) -> tuple[list[tuple[EpochSample, Any]], Any]:
     """The samples that are not skipped, with their items; and what ``collate`` makes of the items."""
-    if maker.transform is None and collate in _WITHOUT_CHANCE:
+    # These two functions draw no number.
+    if maker.transform is None and collate in (list, loaded_torch.default_collate()):
         items = [(sample, sample.content) for sample in samples]
         return items, _collated(collate, items)
     with seeded():

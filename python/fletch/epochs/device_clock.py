@@ -11,9 +11,10 @@ the device has passed both marks.
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from typing import Any, Callable, Protocol
+
+from . import loaded_torch
 
 _log = logging.getLogger("fletch")
 
@@ -114,7 +115,7 @@ def cuda_event() -> Event | None:
     To record an event on a device takes memory of it. So a script that computes on another device than the
     current one gets no event.
     """
-    torch: Any = sys.modules.get("torch")
+    torch = loaded_torch.module()
     if torch is None or not torch.cuda.is_initialized():
         return None
     device = torch.cuda.current_device()

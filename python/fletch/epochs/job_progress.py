@@ -60,8 +60,15 @@ def report_rest(job: str, epoch: int, left: int, samples: int) -> None:
     )
 
 
-def refuse_finished_epoch(job: str, epoch: int, epochs: Sequence[dict[str, Any]]) -> None:
-    """Raises `Invalid` if the job has finished the epoch. Else it logs that other ranks consume the rest."""
+def refuse_finished_epoch(job: str, epoch: int, epochs: Sequence[dict[str, Any]], go_on: str) -> None:
+    """Raises `Invalid` if the job has finished the epoch. Else it logs that other ranks consume the rest.
+
+    Args:
+        job: the job's name.
+        epoch: the epoch's number.
+        epochs: the epochs that the server remembers.
+        go_on: what the program does to read the next epoch.
+    """
     if not any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs):
         _log.warning(
             "job %s, epoch %d gave this rank no batch: its share was consumed before this process began",
@@ -69,7 +76,7 @@ def refuse_finished_epoch(job: str, epoch: int, epochs: Sequence[dict[str, Any]]
         )
         return
     hint = (
-        f'to train on, create the dataset with epoch="next" (now {next_epoch(epochs)}); to restore a model, '
+        f"to train on, {go_on} (now {next_epoch(epochs)}); to restore a model, "
         "call load_state_dict() with its state; to start from the beginning, give another job name, or "
         f"delete the job (`fletch jobs delete {job}`)"
     )

@@ -51,7 +51,7 @@ use fletch_api::{
     },
     routes,
 };
-use fletch_core::{DatasetName, JobName, Root};
+use fletch_core::{DatasetName, Hash, JobName, Root};
 use fletch_store::Tier;
 use fletch_window::{Offer, Window};
 use futures::FutureExt as _;
@@ -278,7 +278,7 @@ impl HitSession {
         let Caller { admitted, sources, .. } = caller;
         let tenant = &admitted.principal.tenant;
         let permit = server.tenants.requests.try_acquire(tenant, 1).ok()?;
-        let held = at_once(server.tenants.hold_memory(tenant, request.hash, request.size.into()))?.ok()?;
+        let held = at_once(server.tenants.hold_memory(tenant, held_as(request), request.size.into()))?.ok()?;
         let SpanBytes { bytes, tier } = match request.wanted {
             Wanted::Chunk => {
                 let payer = || admitted.payer(server, sources, caller.root);
@@ -303,6 +303,18 @@ impl HitSession {
         let charge = is_content.then(|| (caller.charges)(cost_of(tier)));
         Some(Found { bytes, charge, _permit: permit, _held: held })
     }
+}
+
+/// Returns the name under which memory is held for an answer. A part must not stand for its whole chunk, which
+/// is longer.
+fn held_as(request: &HitRequest<'_>) -> Hash {
+    let about = match request.wanted {
+        Wanted::Chunk | Wanted::File(_) => return request.hash,
+        Wanted::Part(from) => [from, request.size],
+        Wanted::Groups => [u32::MAX; 2],
+    };
+    let [a, b] = about.map(u32::to_le_bytes);
+    Hash::of(&[&request.hash.0[..], &a, &b].concat())
 }
 
 /// Returns the error of a client that breaks the protocol.

@@ -278,7 +278,8 @@ impl HitSession {
         let Caller { admitted, sources, .. } = caller;
         let tenant = &admitted.principal.tenant;
         let permit = server.tenants.requests.try_acquire(tenant, 1).ok()?;
-        let held = at_once(server.tenants.hold_memory(tenant, held_as(request), request.size.into()))?.ok()?;
+        let held =
+            at_once(server.tenants.hold_memory(tenant, held_as(request), request.size.into()))?.ok()?;
         let SpanBytes { bytes, tier } = match request.wanted {
             Wanted::Chunk => {
                 let payer = || admitted.payer(server, sources, caller.root);

@@ -5,7 +5,7 @@ use fletch_api::{
     hits::{ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, Wanted},
     routes,
 };
-use fletch_core::{DatasetName, Hash, JobName, Root};
+use fletch_core::{DatasetName, Hash, JobName, Root, groups::GroupHashes};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -191,6 +191,52 @@ async fn the_disk_is_read_too_and_files_of_a_pack_by_their_path() {
 }
 
 #[tokio::test]
+async fn parts_of_a_chunk_are_here_with_the_hashes_that_prove_them() {
+    let tree = Tree::new([("long", content(7, 9 << 20)), ("short", content(8, 100_000))]);
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &[]).await;
+    let mut hits = Hits::open(&socket(&node), "").await;
+    let bytes = &tree.files["long"][4 << 20..8 << 20];
+    let whole = chunk(root, bytes);
+    let part = |from: u32, size| HitRequest { wanted: Wanted::Part(from), size, ..whole.clone() };
+    let groups = HitRequest { wanted: Wanted::Groups, size: 256 * 32, ..whole.clone() };
+    assert!(hits.ask(&part(0, 100)).await.is_none() && hits.ask(&groups).await.is_none(), "nothing was read");
+    read(&node, &routes::chunk(root, whole.hash)).await;
+    let hashes = hits.ask(&groups).await.expect("learned when the chunk was hashed");
+    let known =
+        std::sync::Arc::new(GroupHashes::check(whole.hash, 4 << 20, &hashes).expect("they make the name"));
+    for range in [0..100, 4095..70_000, (4 << 20) - 1..4 << 20] {
+        let run = known.run(&range).expect("inside");
+        let at = run.range();
+        let from = u32::try_from(at.start).expect("small");
+        let got = hits.ask(&part(from, run.len())).await.expect("here");
+        assert!(got == bytes[at], "{range:?}");
+    }
+    for wrong in [
+        part(4 << 20, 1),
+        part((4 << 20) - 10, 11),
+        part(u32::MAX, u32::MAX),
+        HitRequest { hash: Hash::of(b"other"), ..part(0, 100) },
+        HitRequest { root: Root(Hash::of(b"other")), ..part(0, 100) },
+        HitRequest { size: 256 * 32 - 1, ..groups.clone() },
+        HitRequest { hash: Hash::of(&tree.files["short"]), ..groups.clone() },
+    ] {
+        assert!(hits.ask(&wrong).await.is_none(), "{wrong:?}");
+    }
+    let counted: u64 = node
+        .accounts()
+        .await
+        .accounts
+        .iter()
+        .filter(|a| a.key.job.as_str() == "train")
+        .map(|a| a.bytes)
+        .sum();
+    assert_eq!(counted, (16 << 10) + (80 << 10) + (16 << 10), "I8: the groups, and no hashes");
+    assert_eq!(node.metric("fletch_chunk_reads_total{tier=\"origin\"}").await, 1, "I3");
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
 async fn short_files_of_this_machine_are_here_hashed_counted_and_kept() {
     let mut tree = Tree::new([("long", content(5, 300_000)), ("open", content(6, 10))]);
     for i in 0..20 {
@@ -276,6 +322,12 @@ async fn only_the_unix_socket_and_only_this_protocol() {
     let mut tcp = TcpStream::connect(node.addr()).await.expect("connect");
     let head = upgrade(&mut tcp, &protocol()).await;
     assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+    let mut unix = UnixStream::connect(socket(&node)).await.expect("connect");
+    let head = upgrade(&mut unix, "upgrade: fletch-hits/2\r\n").await;
+    assert!(
+        head.starts_with("HTTP/1.1 101") && head.contains("upgrade: fletch-hits/2"),
+        "older clients: {head}"
+    );
     for other in ["", "upgrade: fletch-hits/1\r\n", "upgrade: websocket\r\n"] {
         let mut unix = UnixStream::connect(socket(&node)).await.expect("connect");
         let head = upgrade(&mut unix, other).await;

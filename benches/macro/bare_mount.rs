@@ -103,10 +103,11 @@ impl Filesystem for Bare {
         reply: ReplyData,
     ) {
         let end = self.bytes.min(offset + u64::from(size));
-        // Windows 4 KiB apart, so that neighbours do not share cache lines only.
-        let base = (ino.0 * 4096) % (self.window.len() as u64 - self.bytes);
-        let at = |x: u64| usize::try_from(base + x).unwrap_or(0);
-        reply.data(if offset < end { &self.window[at(offset)..at(end)] } else { &[] });
+        let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
+        // Windows 4 KiB apart, so that neighbours do not share cache lines only. A long file repeats the buffer.
+        let room = (self.window.len() - len) as u64;
+        let at = usize::try_from((ino.0 * 4096 + offset) % room).unwrap_or(0);
+        reply.data(&self.window[at..at + len]);
     }
 
     fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {

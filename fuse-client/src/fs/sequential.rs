@@ -53,12 +53,13 @@ impl SequentialReads {
             }
             _ => ReadPosition { begin: offset, end, run: u32::from(offset == 0), slice: None },
         };
-        let enters_slice = position.run >= RUN_READS_MIN && position.slice.is_none_or(|s| slice > s);
+        let is_scattered = position.begin > 0 && position.end - position.begin <= SCATTERED_BYTES_MAX;
+        let is_run = position.run >= RUN_READS_MIN && !is_scattered;
+        let enters_slice = is_run && position.slice.is_none_or(|s| slice > s);
         if enters_slice {
             position.slice = Some(slice);
         }
         self.positions.insert(ino, position);
-        let is_scattered = position.begin > 0 && position.end - position.begin <= SCATTERED_BYTES_MAX;
         ReadPattern { enters_slice, is_scattered }
     }
 }

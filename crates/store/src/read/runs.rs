@@ -6,7 +6,8 @@
 //!    that ([`Store::is_in_flight`]).
 //! 3. Groups that were fetched stay in memory under the name of their run, and never go to the disk. The
 //!    store remembers which runs of a chunk it fetched last, so that a smaller run is found in a longer one.
-//! 4. A reader that goes on where the last one ended gets twice as much as the last one, up to the chunk.
+//! 4. A reader that goes on a second time where the last one ended gets twice as much as the last one, up to
+//!    the chunk. Not the first time: the kernel cuts one read of a program into two.
 
 use super::{Fetch, FlightRequest, Store};
 use crate::{
@@ -164,15 +165,18 @@ impl Store {
     }
 
     /// Returns the run to fetch for a reader that asks for `run`: a longer one if the reader goes on where
-    /// the last fetch in the chunk ended, or comes from behind it.
+    /// the last two fetches in the chunk went, forwards or backwards.
     #[must_use]
     pub fn grown(&self, run: &GroupRun) -> GroupRun {
         let (asked, len) = (run.range(), run.of().chunk_len() as usize);
-        let Some(last) = self.groups.recent(run.of().chunk()).first().cloned() else { return run.clone() };
+        let recent = self.groups.recent(run.of().chunk());
+        let [last, before, ..] = &*recent else { return run.clone() };
+        let follows = |a: &Range<usize>, b: &Range<usize>| b.start <= a.end && a.end < b.end;
+        let precedes = |a: &Range<usize>, b: &Range<usize>| b.start < a.start && a.start <= b.end;
         let size = (2 * last.len()).next_power_of_two();
-        let grown = if asked.start <= last.end && last.end < asked.end {
+        let grown = if follows(before, last) && follows(last, &asked) {
             asked.start..(asked.start + size).max(asked.end).min(len)
-        } else if asked.start < last.start && last.start <= asked.end {
+        } else if precedes(before, last) && precedes(last, &asked) {
             asked.end.saturating_sub(size).min(asked.start)..asked.end
         } else {
             asked
@@ -338,10 +342,12 @@ mod tests {
             run.range()
         };
         assert_eq!(read(0..4 * KIB).await, 0..16 * KIB);
-        assert_eq!(read(16 * KIB..20 * KIB).await, 16 * KIB..48 * KIB, "twice as much");
-        assert_eq!(read(48 * KIB..52 * KIB).await, 48 * KIB..112 * KIB);
+        assert_eq!(read(16 * KIB..20 * KIB).await, 16 * KIB..32 * KIB, "one read, in two");
+        assert_eq!(read(32 * KIB..36 * KIB).await, 32 * KIB..64 * KIB, "twice as much");
+        assert_eq!(read(64 * KIB..68 * KIB).await, 64 * KIB..128 * KIB);
         assert_eq!(read(1024 * KIB..1028 * KIB).await, 1024 * KIB..1040 * KIB, "a jump");
-        assert_eq!(read(1008 * KIB..1020 * KIB).await, 992 * KIB..1024 * KIB, "backwards");
+        assert_eq!(read(1008 * KIB..1020 * KIB).await, 1008 * KIB..1024 * KIB);
+        assert_eq!(read(992 * KIB..1000 * KIB).await, 976 * KIB..1008 * KIB, "backwards");
         assert_eq!(read(2044 * KIB..2048 * KIB).await, 2032 * KIB..2048 * KIB, "never past the end");
     }
 }

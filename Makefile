@@ -21,12 +21,13 @@ export FLETCH_TEST_REQUIRE
     test lint format-check formats soak fuzz bench deny clean accept accept-alerts accept-allocation \
     accept-allocator accept-attacks accept-buckets accept-check-time accept-cluster-trouble \
     accept-clusters accept-code-size accept-comments accept-contributing accept-dashboards \
-    accept-data-plane accept-datasets-mount accept-dist accept-domains accept-drafts accept-estimator \
-    accept-formats accept-frameworks accept-fsspec accept-fuzz accept-help accept-hung-objects accept-images \
-    accept-lines accept-lost-servers accept-lost-tests accept-mistakes accept-mount accept-neighbour \
-    accept-old-names accept-outside accept-page accept-paragraphs accept-paused-primary accept-pool \
-    accept-queries accept-questions accept-readme accept-sentences accept-servers accept-structure \
-    accept-survival accept-test-time accept-two-releases accept-without-torch
+    accept-data-plane accept-datasets-mount accept-dist accept-domains accept-drafts \
+    accept-estimator accept-formats accept-frameworks accept-fsspec accept-fuzz accept-help \
+    accept-hung-objects accept-images accept-lines accept-lost-servers accept-lost-tests \
+    accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-page \
+    accept-paragraphs accept-paused-primary accept-pool accept-queries accept-questions \
+    accept-ranges accept-readme accept-sentences accept-servers accept-structure accept-survival \
+    accept-test-time accept-two-releases accept-without-torch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -309,6 +310,9 @@ accept-pool: programs ## a mount and two jobs on a dataset of three times the di
 
 accept-queries: programs ## the queries of METRICS.md agree with the truth within 1 % on four workloads
 	FLETCH_QUERIES=full $(TREE) --test queries --no-capture -j1
+
+accept-ranges: build ## random reads of a large file: rate, processor time, bytes and requests at the origin
+	FLETCH_BIN="$(TARGET)/release" python3 benches/python/ranges.py --check
 
 accept-readme: programs wheel ## README's commands print what README says
 	$(TREE) --test documents -E 'test(=readme_commands_do_what_it_says)'

@@ -43,7 +43,7 @@ fn tables_are_published_once_and_the_root_is_the_same_everywhere() {
     let root = w.index(&[]);
     assert_eq!(root.len(), 64);
     let names = files(&w.data().join("fletch"));
-    assert_eq!(names.len(), 6, "{names:?}");
+    assert_eq!(names.len(), 7, "{names:?}");
     let manifest = w.data().join(format!("fletch/versions/{root}/manifest.json"));
     let first = fs::read(&manifest).expect("manifest");
     assert_eq!(w.index(&["--threads", "3"]), root);
@@ -64,6 +64,52 @@ fn tables_are_published_once_and_the_root_is_the_same_everywhere() {
     let want = blake3::hash(&bytes(1, 9_000_000)).to_hex().to_string();
     assert_eq!(big["blake3"], want.as_str());
     assert_eq!(big["slices"].as_array().map(Vec::len), Some(3));
+}
+
+/// Returns `groups.bin` of the only layout below a place, and what `layout.json` says of it.
+fn groups(w: &Fixture, place: &str) -> (Option<Vec<u8>>, serde_json::Value) {
+    let below = w.path(place);
+    let find = |name: &str| files(&below).into_iter().find(|file| file.ends_with(name));
+    let layout = fs::read(below.join(find("layout.json").expect("a layout"))).expect("read");
+    let layout: serde_json::Value = serde_json::from_slice(&layout).expect("JSON");
+    (
+        find("groups.bin").map(|file| fs::read(below.join(file)).expect("read")),
+        layout["grouped_chunks"].clone(),
+    )
+}
+
+#[test]
+fn hashes_of_groups_are_written_and_taken_over_from_the_parent() {
+    let w = Fixture::new();
+    for (name, size) in [("long", 9_000_000), ("one", 300_000), ("short", 200_000), ("same", 300_000)] {
+        w.write(name, bytes(u64::from(name != "same") + size as u64, size));
+    }
+    fs::copy(w.data().join("one"), w.data().join("same")).expect("copied");
+    w.index(&["--to", "first"]);
+    let (first, rows) = groups(&w, "first");
+    let first = first.expect("there are long chunks");
+    assert_eq!(rows, 4, "three slices, and one chunk of two files");
+    let lists = |sizes: &[usize]| sizes.iter().map(|size| size.div_ceil(16 << 10) * 32).sum::<usize>();
+    let long = lists(&[4 << 20, 4 << 20, 9_000_000 - (8 << 20), 300_000]);
+    assert_eq!(first.len(), 16 + 4 * 48 + long);
+    // A run that reads one file more has the other lists from its parent.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    w.index(&["--to", "first"]);
+    w.write("new", bytes(77, 1 << 20));
+    let again = w.json(&["index", "data", "--to", "first", "--parent", "auto"]);
+    assert_eq!(again["files_reused"], 4, "{again}");
+    let latest = again["root"].as_str().expect("a root").to_owned();
+    let file = files(&w.path("first")).into_iter().find(|f| f.contains(&latest) && f.ends_with("groups.bin"));
+    let taken = fs::read(w.path("first").join(file.expect("a file"))).expect("read");
+    assert_eq!(taken.len(), first.len() + 48 + lists(&[1 << 20]));
+    // `pack` writes those of the files that stay where they are.
+    w.run(&["pack", "data", "--to", "packed"]).ok();
+    let packed = files(&w.path("packed")).into_iter().filter(|file| file.ends_with("groups.bin")).count();
+    assert_eq!(packed, 2, "the pack and its index");
+    let empty = Fixture::new();
+    empty.write("short", bytes(5, 200_000));
+    empty.index(&["--to", "none"]);
+    assert_eq!(groups(&empty, "none"), (None, serde_json::Value::Null));
 }
 
 #[test]

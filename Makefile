@@ -25,7 +25,7 @@ export FLETCH_TEST_REQUIRE
     accept-formats accept-frameworks accept-fuzz accept-help accept-hung-objects accept-images \
     accept-lines accept-lost-servers accept-lost-tests accept-mistakes accept-mount accept-neighbour \
     accept-old-names accept-outside accept-page accept-paragraphs accept-paused-primary accept-pool \
-    accept-queries accept-questions accept-readme accept-sentences accept-servers accept-structure \
+    accept-queries accept-questions accept-readme accept-s3 accept-sentences accept-servers accept-structure \
     accept-survival accept-test-time accept-two-releases
 
 help: ## this list
@@ -305,6 +305,11 @@ accept-queries: programs ## the queries of METRICS.md agree with the truth withi
 
 accept-readme: programs wheel ## README's commands print what README says
 	$(TREE) --test documents -E 'test(=readme_commands_do_what_it_says)'
+
+# It needs root for Debian's rclone and s3fs, and installs 1 GB below the directory of the test servers.
+accept-s3: programs ## stock S3 clients, pinned, read odd keys byte for byte through the S3 door
+	FLETCH_S3=full $(TREE) --test s3 --no-capture -j1 -E 'test(=a_listing_costs_by_the_items_that_it_returns)'
+	tests/s3/accept.sh "$(abspath $(SERVERS))/s3-clients" "$(abspath $(TARGET))/release"
 
 accept-survival: programs ## a mount's process is killed 20 times (make soak: 500) under readers: no error
 	$(TREE) --test survival

@@ -29,7 +29,7 @@ export FLETCH_TEST_REQUIRE
     accept-survival accept-test-time accept-two-releases
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
+	@grep -hE '^[a-z0-9-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
 
 build: ## the programs and the timed tables, release
 	$(CARGO) build --release --workspace --bins -j$(JOBS)
@@ -135,7 +135,7 @@ clean: ## removes what was built
 # What an issue's table asks for is a target here: run it before the closing note. BASE is the revision
 # before the work.
 BASE ?= 93d5cb9
-CODE_LINES_MAX := 110200
+CODE_LINES_MAX := 112400
 TREE := $(CARGO) nextest run --release $(TESTED) --no-fail-fast
 
 # Those that take seconds.

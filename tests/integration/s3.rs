@@ -1,5 +1,5 @@
-//! The S3 door through stock clients: object_store here, boto3 in `tests/s3`. What is signed wrongly, foreign,
-//! revoked or gone is refused, and no reply is short.
+//! The S3 door through stock clients: object_store here, boto3 in `tests/s3`. It refuses what is signed
+//! wrongly, foreign, revoked or gone, and no reply is short.
 
 use fletch_testkit::servers::s3_python;
 use fletch_tests::bins::{command, repo, run, stdout};

@@ -1,19 +1,24 @@
 #!/usr/bin/env bash
 # Stock S3 clients, pinned, read a tree of odd names through the S3 door of a server with tokens.
-# Usage: accept.sh ENVIRONMENT BIN
-# ENVIRONMENT: the folder of a virtual environment, made at the first run. BIN: the folder of the programs.
-# Needs root for Debian's rclone and s3fs, unless they are installed, and PyTorch of any kind for two clients.
+# Usage: accept.sh ENVIRONMENTS BIN
+# ENVIRONMENTS: a folder for virtual environments, made at the first run. BIN: the folder of the programs.
+# Needs Debian's python3-torch, and root for Debian's rclone and s3fs unless they are installed.
 set -euo pipefail
-environment=$1 bin=$2
+environments=$1 bin=$2
 here=$(cd "$(dirname "$0")" && pwd)
-python="$environment/bin/python"
-if [ ! -x "$python" ]; then
-    # Debian's interpreter, which sees Debian's torch: PyPI's would take 6 GB.
-    /usr/bin/python3 -m venv --system-site-packages "$environment"
-fi
-pip() { "$python" -m pip "$@" --quiet --disable-pip-version-check; }
-pip install -r "$here/requirements.txt"
-pip install --no-deps -r "$here/requirements-torch.txt"
+clients="$environments/clients/bin/python" s3fs="$environments/s3fs/bin/python"
+torch="$environments/torch/bin/python"
+# s3fs needs an older botocore than boto3. Debian's torch, which needs an older numpy than pyarrow, takes the
+# place of PyPI's, which would take 6 GB; so two clients come without their dependencies.
+mkdir -p "$environments"
+[ -x "$clients" ] || python3 -m venv "$environments/clients"
+[ -x "$s3fs" ] || python3 -m venv "$environments/s3fs"
+[ -x "$torch" ] || /usr/bin/python3 -m venv --system-site-packages "$environments/torch"
+install() { "$1" -m pip install --quiet --disable-pip-version-check "${@:2}"; }
+install "$clients" -r "$here/requirements.txt"
+install "$s3fs" -r "$here/requirements-s3fs.txt"
+install "$torch" -r "$here/requirements-torch.txt"
+install "$torch" --no-deps -r "$here/requirements-torch-alone.txt"
 for program in rclone s3fs; do
     command -v "$program" > /dev/null || apt-get install -y -qq --no-install-recommends "$program" > /dev/null
 done
@@ -38,16 +43,25 @@ fletch-server --listen 127.0.0.1:0 --socket none --s3-listen 127.0.0.1:0 --s3-ke
 for _ in $(seq 100); do [ -s "$work/url" ] && break; sleep 0.1; done
 FLETCH_SERVER=$(cat "$work/url")
 export FLETCH_SERVER FLETCH_TOKEN_FILE="$work/token"
-"$python" "$here/tree.py" make "$work/odd"
-"$python" "$here/tree.py" plain "$work/plain"
-"$python" "$here/made.py" "$work/plain/tables" "$work/mds"
+"$clients" "$here/tree.py" make "$work/odd"
+"$clients" "$here/tree.py" plain "$work/plain"
+"$clients" "$here/made.py" tables "$work/plain/tables"
+"$torch" "$here/made.py" mds "$work/mds"
 for name in odd plain mds; do
     fletch index "$work/$name" --tables "$work/tables-$name" --quiet > /dev/null
     fletch register "$name" "$work/$name" --tables "$work/tables-$name" > /dev/null
 done
 eval "$(fletch s3 credentials)"
-"$python" -m pip list --disable-pip-version-check 2> /dev/null |
-    grep -iE '^(boto3|awscli|pyarrow|polars|s3fs|duckdb|s3torchconnector|mosaicml-streaming) '
+grep -hE '^(boto3|awscli|pyarrow|polars|s3fs|duckdb|s3torchconnector|mosaic)' "$here"/requirements*.txt |
+    sort -u
 rclone version | head -1
 s3fs --version | head -1
-"$python" "$here/clients.py" || { cat "$work/log" >&2; exit 1; }
+failed=0
+read_by() { "$1" "$here/clients.py" "${@:2}" || failed=1; }
+read_by "$clients" boto3 "aws cli" pyarrow polars "DuckDB httpfs" rclone s3fs-fuse
+read_by "$s3fs" s3fs
+read_by "$torch" s3torchconnector mosaicml-streaming
+if [ "$failed" = 1 ]; then
+    cat "$work/log" >&2
+fi
+exit "$failed"

@@ -11,10 +11,11 @@ import sys
 
 # Names that a client, a parser or a shell gets wrong. XML can hold all of them.
 ODD = [
-    "a b/c d.txt", "plus+minus-.txt", "percent%20sign%", "é/ü", "e\u0301/decomposed", "日本/語.bin", "😀.jpg",
-    "amp&<tag>\"quote'", "semi;colon:comma,equals=", "hash#question?star*", "[bracket]{brace}", "~tilde/!bang",
-    "at@sign/x@y", "back\\slash", ".hidden/..two", "...", "dot./.x", "a-b/c", "a/b", "a.b/c", "dollar$(x)`y`",
-    " leading", "trailing /x ", "under_score", "caret^pipe|", "x" * 200, "UPPER/lower", "upper/LOWER", "0", "-dash",
+    "a b/c d.txt", "plus+minus-.txt", "percent%20sign%", "é/ü", "e\u0301/decomposed", "日本/語.bin",
+    "😀.jpg", "amp&<tag>\"quote'", "semi;colon:comma,equals=", "hash#question?star*", "[bracket]{brace}",
+    "~tilde/!bang", "at@sign/x@y", "back\\slash", ".hidden/..two", "...", "dot./.x", "a-b/c", "a/b", "a.b/c",
+    "dollar$(x)`y`", " leading", "trailing /x ", "under_score", "caret^pipe|", "x" * 200, "UPPER/lower",
+    "upper/LOWER", "0", "-dash",
 ]
 # Names that a client may not be able to write to a local disk, or that it drops by its own rules.
 PLAIN = [name for name in ODD if "\\" not in name and name.isprintable() and len(name) < 100]

@@ -1,5 +1,5 @@
-//! Binds the listeners: TCP ports, and the unix socket. The socket replaces a stale socket file, but never one
-//! on which a process listens.
+//! Binds the listeners: TCP ports, and the unix socket. The socket replaces a stale socket file, but never
+//! one on which a process listens.
 
 use crate::app::server::StartError;
 use std::{

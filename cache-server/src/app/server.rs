@@ -184,8 +184,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Loads the state and creates all parts. The disk tier is opened later. `s3_listen` is the address of the
-    /// S3 door's listener.
+    /// Loads the state and creates all parts. The disk tier is opened later. `s3_listen` is the address of
+    /// the S3 door's listener.
     ///
     /// # Errors
     /// [`StartError`].

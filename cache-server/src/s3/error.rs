@@ -94,7 +94,8 @@ impl S3Error {
     pub fn into_response(self, resource: &str, request_id: &str, is_head: bool) -> Response {
         let status = self.code.status();
         if status.is_server_error() {
-            tracing::warn!(code = self.code.as_str(), detail = %self.message, "a request of the S3 door failed");
+            let code = self.code.as_str();
+            tracing::warn!(code, detail = %self.message, "a request of the S3 door failed");
         }
         let body = if is_head { Vec::new() } else { self.document(resource, request_id) };
         let mut response = Response::new(Body::from(body));
@@ -116,6 +117,10 @@ impl S3Error {
         let mut out = xml::Document::new("Error", false);
         out.text("Code", self.code.as_str());
         out.lossy("Message", &self.message);
+        if let Some(length) = self.length {
+            // By this element, AWS's C library knows an empty object, which has no range.
+            out.text("ActualObjectSize", &length.to_string());
+        }
         out.lossy("Resource", resource);
         out.lossy("RequestId", request_id);
         out.end()
@@ -145,5 +150,40 @@ impl From<ApiError> for S3Error {
 impl From<VersionError> for S3Error {
     fn from(e: VersionError) -> Self {
         ApiError::from(e).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_a_document_with_four_parts() {
+        let error = S3Error::new(S3Code::InvalidRange, "past <the> end").of_length(0);
+        let text = String::from_utf8(error.document("/fletch/d/a&b", "17")).expect("UTF-8");
+        let want = "<Error><Code>InvalidRange</Code><Message>past &lt;the&gt; end</Message>\
+            <ActualObjectSize>0</ActualObjectSize><Resource>/fletch/d/a&amp;b</Resource>\
+            <RequestId>17</RequestId></Error>";
+        assert!(text.ends_with(want), "{text}");
+        let reply = error.into_response("/", "17", true);
+        assert_eq!(reply.status(), StatusCode::RANGE_NOT_SATISFIABLE);
+        assert_eq!(reply.headers()[header::CONTENT_RANGE], "bytes */0");
+    }
+
+    #[test]
+    fn errors_of_other_rooms_have_a_status_that_clients_understand() {
+        let of = |code: Code| {
+            let error = S3Error::from(ApiError::new(code, "detail", "hint"));
+            (error.code, error.code.status().as_u16())
+        };
+        assert_eq!(of(Code::NotFound), (S3Code::NoSuchKey, 404));
+        assert_eq!(of(Code::NotIndexed), (S3Code::NoSuchKey, 404));
+        assert_eq!(of(Code::Overloaded), (S3Code::SlowDown, 503));
+        for failure in [Code::OriginChanged, Code::OriginUnavailable, Code::TablesCorrupt, Code::NotReady] {
+            assert_eq!(of(failure), (S3Code::ServiceUnavailable, 503), "{failure:?}");
+        }
+        assert_eq!(of(Code::Unauthorized), (S3Code::InvalidAccessKeyId, 403));
+        assert_eq!(of(Code::Misdirected), (S3Code::AccessDenied, 403));
+        assert_eq!(of(Code::Internal), (S3Code::InternalError, 500));
     }
 }

@@ -5,12 +5,13 @@
 //!               │                                  │                    │
 //!               └ query, percent-decoding          └ tenancy/auth       └ data/versions, data/reads
 //! ```
-//! A key is `DATASET/path`, `DATASET@TAG/path` or `DATASET@ROOT/path`, in the one bucket. The door has the TLS,
-//! the limits, the accounts and the metrics of the HTTP API (`http`), whose checks it calls. It only reads.
+//! A key is `DATASET/path`, `DATASET@TAG/path` or `DATASET@ROOT/path`, in the one bucket. The door has the
+//! TLS, the limits, the accounts and the metrics of the HTTP API (`http`), whose checks it calls. It only
+//! reads.
 //!
 //! Invariants:
-//! 1. (I7) Every request that names a key passes the access check of the HTTP API. A foreign dataset, an absent
-//!    one and an absent key are the same error, and a list has datasets of the caller's domain only.
+//! 1. (I7) Every request that names a key passes the access check of the HTTP API. A foreign dataset, an
+//!    absent one and an absent key are the same error, and a list has datasets of the caller's domain only.
 //! 2. The answer to a wrong signature does not say whether its token exists.
 //! 3. No reply sends a client to another server: clients follow no redirect. Bytes that another server of the
 //!    cluster has come through this one.
@@ -170,6 +171,7 @@ fn admit(server: &Server, head: &Parts, path: &str, query: &Query) -> S3Result<C
     rules.check(peer, head)?;
     check_certificate(head)?;
     let caller = authenticate(server, head, path, query)?;
+    server.credentials.check_reader(peer).map_err(ApiError::from)?;
     check_contact(server)?;
     prove(server, &head.extensions, &caller.principal)?;
     Ok(caller)
@@ -178,13 +180,14 @@ fn admit(server: &Server, head: &Parts, path: &str, query: &Query) -> S3Result<C
 /// Returns the caller by its signature. Without tokens, every caller is the anonymous reader.
 fn authenticate(server: &Server, head: &Parts, path: &str, query: &Query) -> S3Result<Caller> {
     let request = SignedRequest { method: &head.method, path, query, headers: &head.headers };
-    let keys = server.s3.as_ref().and_then(|door| door.keys.as_ref());
-    let Some(keys) = keys.filter(|_| server.auth.needs_token()) else {
+    if !server.auth.needs_token() {
         let is_signed = head.headers.contains_key(header::AUTHORIZATION)
             || query.has("X-Amz-Signature")
             || query.has("AWSAccessKeyId");
         return Ok(Caller { principal: Principal::anonymous(Role::Reader), id: None, is_signed });
-    };
+    }
+    let keys = server.s3.as_ref().and_then(|door| door.keys.as_ref());
+    let keys = keys.ok_or_else(|| ApiError::internal("the S3 door has no key"))?;
     let refuse = |code: S3Code, id: &str, why: &'static str| {
         server.auth.count_refused();
         tracing::debug!(id, code = code.as_str(), "a request of the S3 door was refused");

@@ -140,7 +140,8 @@ pub fn modified(source: &Source) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(source.version.manifest().created_ns() / 1_000_000_000)
 }
 
-/// Sends the bytes of an object. A failure before the first byte is a status; a later one cuts the connection.
+/// Sends the bytes of an object. A failure before the first byte is a status; a later one cuts the
+/// connection.
 async fn send(
     server: &Arc<Server>,
     mut admitted: Admitted,

@@ -65,8 +65,8 @@ impl<'a> Operation<'a> {
     /// Reads the operation of a request. `path` is decoded, and `bucket` is the one bucket.
     ///
     /// # Errors
-    /// [`S3Code::MethodNotAllowed`] for a request that would write; [`S3Code::NotImplemented`] for a read that
-    /// this door does not have; [`S3Code::NoSuchBucket`].
+    /// [`S3Code::MethodNotAllowed`] for a request that would write; [`S3Code::NotImplemented`] for a read
+    /// that this door does not have; [`S3Code::NoSuchBucket`].
     pub fn read(method: &Method, path: &'a str, query: &Query, bucket: &str) -> S3Result<Self> {
         let is_head = *method == Method::HEAD;
         if !is_head && *method != Method::GET {

@@ -1,8 +1,8 @@
 //! Authentication: maps the token of a request to a [`Principal`]. Without tokens, the connection decides.
 //!
 //! Owns the tokens file: [`tokens_file`] reads it, [`new_token`] makes tokens for it, and [`Auth`] reloads it
-//! when it changes. [`peer`] gives each peer of a server without tokens its role. [`s3_keys`] derives credentials
-//! of S3 clients from tokens.
+//! when it changes. [`peer`] gives each peer of a server without tokens its role. [`s3_keys`] derives
+//! credentials of S3 clients from tokens.
 //!
 //! Invariants:
 //! 1. A token is hashed at once and then dropped. Nothing here keeps, logs or shows a token.

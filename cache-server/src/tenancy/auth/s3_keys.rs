@@ -107,7 +107,7 @@ pub enum S3KeyError {
     },
     /// Other users may read or change it.
     #[error(
-        "s3.key_file: {} has mode {mode:04o}, so that other users may read or change it; run `chmod 0600` on it",
+        "s3.key_file: {} has mode {mode:04o}: other users may read or change it; run `chmod 0600` on it",
         path.display()
     )]
     Mode {

@@ -1,7 +1,7 @@
 //! The S3 door through stock clients: object_store here, boto3 in `tests/s3`. It refuses what is signed
 //! wrongly, foreign, revoked or gone, and no reply is short.
 
-use fletch_testkit::servers::s3_python;
+use fletch_testkit::{servers::s3_python, tls::Authority};
 use fletch_tests::bins::{command, repo, run, stdout};
 use fletch_tests::fixture::{Site, index};
 use fletch_tests::watch::until;
@@ -233,6 +233,60 @@ fn no_reply_is_short() {
     });
 }
 
+/// Sends a GET by curl. Returns the status and the body.
+fn curl(url: &str, more: &[&str]) -> (String, String) {
+    let mut c = Command::new("curl");
+    c.args(["-sS", "--max-time", "30", "-w", "\n%{http_code}"]).args(more).arg(url);
+    let printed = stdout(&run(&mut c));
+    let (body, status) = printed.rsplit_once('\n').expect("a status");
+    (status.to_owned(), body.to_owned())
+}
+
+#[test]
+fn a_web_page_and_a_key_that_xml_cannot_hold_are_refused() {
+    let tree = TempDir::new().expect("tree");
+    fs::write(tree.path().join("a\u{1}b"), "control").expect("write");
+    fs::write(tree.path().join("page.html"), "<script></script>").expect("write");
+    let (site, url) = open_site(&[]);
+    let _ = site.publish("d", tree.path());
+    let list = format!("{url}/fletch?list-type=2&prefix=d/");
+    let (status, told) = curl(&list, &[]);
+    assert!(status == "400" && told.contains("encoding-type=url"), "{status} {told}");
+    let (status, listed) = curl(&format!("{list}&encoding-type=url"), &[]);
+    assert!(status == "200" && listed.contains("<Key>d/a%01b</Key>"), "{status} {listed}");
+    assert_eq!(curl(&format!("{url}/fletch/d/a%01b"), &[]), ("200".to_owned(), "control".to_owned()));
+
+    for page in ["Host: rebound.example", "Origin: http://page.example", "Sec-Fetch-Site: cross-site"] {
+        let (status, told) = curl(&list, &["-H", page]);
+        assert!(status == "403" && told.contains("<Code>AccessDenied</Code>"), "{page}: {status} {told}");
+    }
+    let html = format!("{url}/fletch/d/page.html?response-content-type=text/html");
+    assert_eq!(curl(&html, &[]).0, "400", "only a signed request sets headers");
+    let (_, head) = curl(&format!("{url}/fletch/d/page.html"), &["-I"]);
+    assert!(head.contains("content-security-policy: sandbox"), "{head}");
+    assert_eq!(curl(&format!("{url}/fletch/d/page.html"), &["-X", "DELETE"]).0, "405");
+}
+
+#[test]
+fn the_door_speaks_the_tls_of_the_server() {
+    let (dir, tree) = (TempDir::new().expect("dir"), TempDir::new().expect("tree"));
+    fs::write(tree.path().join("one"), "one").expect("write");
+    let authority = Authority::new("tests");
+    let (cert, key) = authority.server(&["127.0.0.1"], 4000).write(dir.path(), "server");
+    fs::write(dir.path().join("ca.pem"), authority.pem()).expect("write");
+    let [cert, key] = [cert, key].map(|path| path.display().to_string());
+    let ca = dir.path().join("ca.pem").display().to_string();
+    let site = Site::start(&["--s3-listen", "127.0.0.1:0", "--tls-cert-file", &cert, "--tls-key-file", &key]);
+    let (_, info) = curl(&format!("{}/v1/info", site.url), &["--cacert", &ca]);
+    let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+    assert_eq!(info["s3"]["tls"], true);
+    let url = door(&info);
+    let (status, told) = curl(&url, &[]);
+    assert!(status == "400" && told.contains("speaks TLS"), "{status} {told}");
+    let (status, buckets) = curl(&url.replace("http:", "https:"), &["--cacert", &ca]);
+    assert!(status == "200" && buckets.contains("<Name>fletch</Name>"), "{status} {buckets}");
+}
+
 /// A server with the tokens of two tenants, each with a dataset, and the files of both.
 struct Tenants {
     site: Site,
@@ -262,16 +316,7 @@ impl Tenants {
         }
         let part = home.path().join("part");
         new_key(&part, home.path(), 7);
-        let site = Site::start(&[
-            "--s3-listen",
-            "127.0.0.1:0",
-            "--s3-key-file",
-            &at("s3.key"),
-            "--auth-tokens",
-            &at("tokens.toml"),
-            "--local-dirs",
-            &format!("{}=*", home.path().display()),
-        ]);
+        let site = secured(home.path());
         let tenants = Tenants { site, home };
         for tenant in ["a", "b"] {
             let (data, tables) =
@@ -310,6 +355,14 @@ impl Tenants {
         let builder = builder.with_access_key_id(&variables["AWS_ACCESS_KEY_ID"]);
         builder.with_secret_access_key(&variables["AWS_SECRET_ACCESS_KEY"]).build().expect("a client")
     }
+}
+
+/// Starts a server with the tokens and the key in `home`.
+fn secured(home: &FsPath) -> Site {
+    let at = |name: &str| home.join(name).display().to_string();
+    let dirs = format!("{}=*", home.display());
+    let door = ["--s3-listen", "127.0.0.1:0", "--s3-key-file", &at("s3.key")];
+    Site::start(&[&door[..], &["--auth-tokens", &at("tokens.toml"), "--local-dirs", &dirs]].concat())
 }
 
 fn at_dir(home: &TempDir, name: &str, tenant: &str) -> PathBuf {
@@ -373,6 +426,32 @@ fn credentials_end_with_their_token_and_with_the_key() {
     let renewed = tenants.store("a");
     let listed = runtime.block_on(renewed.list(None).try_collect::<Vec<_>>());
     assert_eq!(listed.expect("new credentials").len(), 0);
+}
+
+#[test]
+fn servers_with_one_key_take_each_others_credentials() {
+    let Some(python) = s3_python() else { return };
+    let tenants = Tenants::start();
+    let other = secured(tenants.home.path());
+    let mut register = tenants.fletch("a");
+    register.env("FLETCH_SERVER", &other.url).args(["register", "set-a"]);
+    register.arg(at_dir(&tenants.home, "data", "a")).arg("--tables").arg(at_dir(
+        &tenants.home,
+        "tables",
+        "a",
+    ));
+    run(&mut register);
+    let mut elsewhere = tenants.fletch("a");
+    let printed = stdout(&run(elsewhere.env("FLETCH_SERVER", &other.url).args(["s3", "credentials"])));
+    let url = printed.lines().find_map(|line| line.strip_prefix("export AWS_ENDPOINT_URL=")).expect("a URL");
+    let mut c = Command::new(python);
+    c.args([
+        "-c",
+        "import boto3; print(boto3.client('s3').get_object(Bucket='fletch', \
+        Key='set-a/one.txt')['Body'].read().decode())",
+    ]);
+    c.envs(tenants.variables("a")).env("AWS_ENDPOINT_URL", url);
+    assert_eq!(stdout(&run(&mut c)).trim(), "a".repeat(9000));
 }
 
 #[test]

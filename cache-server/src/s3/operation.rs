@@ -75,7 +75,7 @@ impl<'a> Operation<'a> {
         }
         let path = path.strip_prefix('/').unwrap_or(path);
         let (named, key) = path.split_once('/').unwrap_or((path, ""));
-        if named.is_empty() && key.is_empty() && !is_head {
+        if path.is_empty() && !is_head {
             return Ok(Operation::ListBuckets);
         }
         if named != bucket {

@@ -203,7 +203,7 @@ fn idle_and_the_log_file_are_off_by_default_and_an_origin_has_three_quarters_of_
 /// Returns a value of a setting that is not its default.
 fn other_value(s: &Setting) -> String {
     let value = match s.key {
-        "listen" => "127.0.0.2:7",
+        "listen" | "s3.listen" => "127.0.0.2:7",
         "socket" => "/run/other \"1\"/s.sock",
         "cache.dir" => "/srv/cache",
         "publish.uri" => "/srv/tables",
@@ -410,6 +410,6 @@ fn the_s3_door_is_off_and_needs_a_key_with_tokens() {
     let c = config(&args, &user()).expect("valid");
     assert_eq!(c.s3.expect("on").key_file.as_deref(), Some(Path::new("/k")));
     for bad in ["ab", "Fletch", "a.b.c", "-abc", "abc-", "a_bc", &"a".repeat(64)] {
-        assert!(faults(&["--s3-bucket", bad]).contains("s3.bucket"), "{bad}");
+        assert!(faults(&[&format!("--s3-bucket={bad}")]).contains("s3.bucket"), "{bad}");
     }
 }

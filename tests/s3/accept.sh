@@ -43,13 +43,12 @@ fletch-server --listen 127.0.0.1:0 --socket none --s3-listen 127.0.0.1:0 --s3-ke
 for _ in $(seq 100); do [ -s "$work/url" ] && break; sleep 0.1; done
 FLETCH_SERVER=$(cat "$work/url")
 export FLETCH_SERVER FLETCH_TOKEN_FILE="$work/token"
-"$clients" "$here/tree.py" make "$work/odd"
-"$clients" "$here/tree.py" plain "$work/plain"
-"$clients" "$here/made.py" tables "$work/plain/tables"
+"$clients" "$here/tree.py" "$work/odd"
+"$clients" "$here/made.py" tables "$work/tables"
 "$torch" "$here/made.py" mds "$work/mds"
-for name in odd plain mds; do
-    fletch index "$work/$name" --tables "$work/tables-$name" --quiet > /dev/null
-    fletch register "$name" "$work/$name" --tables "$work/tables-$name" > /dev/null
+for name in odd tables mds; do
+    fletch index "$work/$name" --tables "$work/index-$name" --quiet > /dev/null
+    fletch register "$name" "$work/$name" --tables "$work/index-$name" > /dev/null
 done
 eval "$(fletch s3 credentials)"
 grep -hE '^(boto3|awscli|pyarrow|polars|s3fs|duckdb|s3torchconnector|mosaic)' "$here"/requirements*.txt |

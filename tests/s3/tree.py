@@ -1,7 +1,6 @@
 """The tree of odd names that clients of the S3 door read, and what they must find in it.
 
-    tree.py make DIR     writes the tree
-    tree.py plain DIR    writes the part of it that every client can name
+    tree.py DIR     writes the tree
 """
 
 import hashlib
@@ -17,8 +16,6 @@ ODD = [
     "dollar$(x)`y`", " leading", "trailing /x ", "under_score", "caret^pipe|", "x" * 200, "UPPER/lower",
     "upper/LOWER", "0", "-dash",
 ]
-# Names that a client may not be able to write to a local disk, or that it drops by its own rules.
-PLAIN = [name for name in ODD if "\\" not in name and name.isprintable() and len(name) < 100]
 BIG = ("big.bin", 9 * (1 << 20) + 17)
 LINK = ("links/to-big", "../big.bin")
 EMPTY = "empty"
@@ -31,19 +28,19 @@ def content(name):
     return digest * (1 + digest[0])
 
 
-def files(names=tuple(ODD)):
+def files():
     """Returns the bytes of every key that a client must find, by path."""
     big = (content(BIG[0]) * (BIG[1] // 32 + 1))[: BIG[1]]
-    found = {name: content(name) for name in names}
+    found = {name: content(name) for name in ODD}
     found.update({BIG[0]: big, LINK[0]: big, EMPTY: b"", "many/large": big[:5000]})
     found.update({f"many/{number:04}": content(str(number))[:100] for number in range(1200)})
     return found
 
 
-def make(directory, names=tuple(ODD)):
+def make(directory):
     """Writes the tree."""
     root = pathlib.Path(directory)
-    for name, data in files(names).items():
+    for name, data in files().items():
         if name == LINK[0]:
             continue
         path = root / name
@@ -56,4 +53,4 @@ def make(directory, names=tuple(ODD)):
 
 
 if __name__ == "__main__":
-    make(sys.argv[2], ODD if sys.argv[1] == "make" else PLAIN)
+    make(sys.argv[1])

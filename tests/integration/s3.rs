@@ -3,7 +3,9 @@
 
 use fletch_testkit::{servers::s3_python, tls::Authority};
 use fletch_tests::bins::{command, repo, run, stdout};
+use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::fixture::{Site, index};
+use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::{
@@ -452,6 +454,43 @@ fn servers_with_one_key_take_each_others_credentials() {
     ]);
     c.envs(tenants.variables("a")).env("AWS_ENDPOINT_URL", url);
     assert_eq!(stdout(&run(&mut c)).trim(), "a".repeat(9000));
+}
+
+#[test]
+fn a_server_of_a_cluster_serves_what_another_one_has_and_redirects_nobody() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let (tree, tables) = (TempDir::new().expect("tree"), TempDir::new().expect("tables"));
+    let bytes = noise(60 * 40_000);
+    for (i, content) in bytes.chunks(40_000).enumerate() {
+        fs::write(tree.path().join(format!("{i:02}")), content).expect("write");
+    }
+    let _ = index(tree.path(), tables.path(), &[]);
+    let etcd = EtcdCluster::start(1);
+    let mut servers = ["a", "b"].map(|id| ClusterServer::new(id, &etcd, &["--s3-listen=127.0.0.1:0"]));
+    servers.iter_mut().for_each(ClusterServer::start);
+    agreed(&[&servers[0], &servers[1]], "a:up b:up", Duration::from_secs(20));
+    let [uri, at] = [tree.path(), tables.path()].map(|dir| dir.display().to_string());
+    servers[0].register("d", &uri, &at, None);
+    for server in &servers {
+        let info = curl(&format!("{}/v1/info", server.url), &[]).1;
+        let url = door(&serde_json::from_str(&info).expect("JSON"));
+        until("the dataset is known", Duration::from_secs(5), || {
+            curl(&format!("{url}/fletch?prefix=d/"), &[]).1.matches("<Key>").count() == 60
+        });
+        for (i, content) in bytes.chunks(40_000).enumerate() {
+            let file = tree.path().join("got");
+            let to = file.display().to_string();
+            let (status, _) = curl(&format!("{url}/fletch/d/{i:02}"), &["-o", &to]);
+            assert!(status == "200" && fs::read(&file).expect("its bytes") == content, "{i}: {status}");
+        }
+    }
+    let of_peers = |server: &ClusterServer| {
+        let metrics = server.text("/metrics");
+        metrics.lines().any(|line| line.contains("component=\"s3\"") && line.contains("tier=\"peer\""))
+    };
+    assert!(servers.iter().any(of_peers), "some bytes came through the server that owns them");
 }
 
 #[test]

@@ -74,6 +74,11 @@ def boto3():
     assert head["ContentLength"] == tree.BIG[1] and len(head["ETag"]) == 66, head
     part = client.get_object(Bucket=BUCKET, Key="odd/big.bin", Range="bytes=-17")["Body"].read()
     assert part == wanted["odd/big.bin"][-17:]
+    whole = client.get_object(Bucket=BUCKET, Key="odd@latest/big.bin", PartNumber=1)
+    assert whole["Body"].read() == wanted["odd/big.bin"], "PartNumber"
+    pinned = client.list_objects_v2(Bucket=BUCKET, Prefix="odd@latest/a", Delimiter="/")
+    folders = [folder["Prefix"] for folder in pinned["CommonPrefixes"]]
+    assert folders == [f"odd@latest/{name}/" for name in ("a b", "a-b", "a.b", "a")], folders
     with tempfile.TemporaryDirectory() as scratch:
         path = pathlib.Path(scratch) / "big"
         client.download_file(BUCKET, "odd/big.bin", str(path))

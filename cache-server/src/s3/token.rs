@@ -34,7 +34,7 @@ impl Continuation {
         let (form, rest) = bytes.split_first()?;
         let (root, from) = rest.split_at_checked(ROOT_BYTES)?;
         let root = <[u8; ROOT_BYTES]>::try_from(root).ok()?;
-        let root = (root != [0; ROOT_BYTES]).then(|| Root(Hash(root)));
+        let root = (root != [0; ROOT_BYTES]).then_some(Root(Hash(root)));
         (*form == FORM).then(|| Continuation { root, from: from.to_vec() })
     }
 }

@@ -307,9 +307,12 @@ accept-readme: programs wheel ## README's commands print what README says
 	$(TREE) --test documents -E 'test(=readme_commands_do_what_it_says)'
 
 # It needs root for Debian's rclone and s3fs, and installs 1 GB below the directory of the test servers.
-accept-s3: programs ## stock S3 clients, pinned, read odd keys byte for byte through the S3 door
+# S3_TESTS= names a checkout of Ceph's s3-tests, whose reading tests run, too.
+accept-s3: programs ## stock S3 clients, pinned, read odd keys through the S3 door (S3_TESTS=)
 	FLETCH_S3=full $(TREE) --test s3 --no-capture -j1 -E 'test(=a_listing_costs_by_the_items_that_it_returns)'
 	tests/s3/accept.sh "$(abspath $(SERVERS))/s3-clients" "$(abspath $(TARGET))/release"
+	$(if $(S3_TESTS),tests/s3/ceph.sh "$(S3_TESTS)" "$(abspath $(SERVERS))/s3-clients" \
+	    "$(abspath $(TARGET))/release")
 
 accept-survival: programs ## a mount's process is killed 20 times (make soak: 500) under readers: no error
 	$(TREE) --test survival

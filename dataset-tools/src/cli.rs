@@ -409,8 +409,11 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
         what: ClusterCommand,
     },
     /// Print credentials for the server's S3 door.
-    #[command(after_help = "Example:
-  fletch s3 credentials --ttl 7d")]
+    #[command(
+        hide = true,
+        after_help = "Example:
+  fletch s3 credentials --ttl 7d"
+    )]
     S3 {
         /// The command.
         #[command(subcommand)]

@@ -53,8 +53,9 @@ done
 eval "$(fletch s3 credentials)"
 grep -hE '^(boto3|awscli|pyarrow|polars|s3fs|duckdb|s3torchconnector|mosaic)' "$here"/requirements*.txt |
     sort -u
-rclone version | head -1
-s3fs --version | head -1
+# Not by head: it would end the programs that it reads from.
+rclone version | sed -n 1p
+s3fs --version | sed -n 1p
 failed=0
 read_by() { "$1" "$here/clients.py" "${@:2}" || failed=1; }
 read_by "$clients" boto3 "aws cli" pyarrow polars "DuckDB httpfs" rclone s3fs-fuse

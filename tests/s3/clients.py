@@ -78,7 +78,7 @@ def boto3():
     assert whole["Body"].read() == wanted["odd/big.bin"], "PartNumber"
     pinned = client.list_objects_v2(Bucket=BUCKET, Prefix="odd@latest/a", Delimiter="/")
     folders = [folder["Prefix"] for folder in pinned["CommonPrefixes"]]
-    assert folders == [f"odd@latest/{name}/" for name in ("a b", "a-b", "a.b", "a")], folders
+    assert folders == [f"odd@latest/{name}/" for name in ("a b", "a-b", "a.b", "a", "at@sign")], folders
     with tempfile.TemporaryDirectory() as scratch:
         path = pathlib.Path(scratch) / "big"
         client.download_file(BUCKET, "odd/big.bin", str(path))

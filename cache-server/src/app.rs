@@ -1,7 +1,7 @@
 //! Starts and stops the server. Owns every task.
 //!
 //! ```text
-//! start:  raise the limit of open files → bind TCP (for its port) → lock and read state
+//! start:  raise the limit of open files → bind TCP (for its ports) → lock and read state
 //!         → open the disk tier → join the cluster → bind the unix socket → phase Ready → accept connections
 //! stop:   phase Draining (readyz returns 503) → leave the cluster's view, beside all that follows
 //!         → stop accepting, remove the socket file
@@ -40,13 +40,15 @@ use crate::{
     app::{
         config::Config,
         idle::IdleClock,
+        limits::Limits,
         server::{Phase, Server},
     },
-    http,
+    http, s3,
+    tenancy::connections::Refusal,
 };
-use axum::Router;
+use axum::{Router, response::Response};
 use fletch_store::maintenance::{self, close};
-use listen::Socket;
+use listen::{BoundTcp, Socket};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -81,6 +83,8 @@ pub struct Running {
     pub addr: Option<SocketAddr>,
     /// Whether that listener speaks TLS.
     pub tls: bool,
+    /// The address of its S3 door, if that is on.
+    pub s3: Option<SocketAddr>,
     /// The path of its unix socket, if it has one.
     pub socket: Option<PathBuf>,
     /// Cancel it to stop the server.
@@ -118,15 +122,31 @@ fn url(addr: Option<SocketAddr>, tls: bool, socket: Option<&Path>) -> String {
     }
 }
 
-/// The values that the tasks share.
+/// The values that the tasks share. Connections of the S3 door have the same ones, with other answers.
 struct App {
     server: Arc<Server>,
     router: Router,
+    /// Returns the answer to a connection over a limit.
+    refused: fn(Refusal, &Limits) -> Response,
     connections: TaskTracker,
     /// Cancelled to end connections after their current reply.
     drain: CancellationToken,
     /// Cancelled to cut connections now.
     abort: CancellationToken,
+}
+
+impl App {
+    /// Returns the same values for connections of the S3 door.
+    fn for_s3(&self) -> App {
+        App {
+            server: Arc::clone(&self.server),
+            router: s3::router(Arc::clone(&self.server)),
+            refused: s3::refused,
+            connections: self.connections.clone(),
+            drain: self.drain.clone(),
+            abort: self.abort.clone(),
+        }
+    }
 }
 
 /// Starts a server, which takes requests when this returns.
@@ -136,29 +156,21 @@ struct App {
 pub async fn start(mut config: Config) -> Result<Running, StartError> {
     config.limits = descriptors::fit(config.limits)?;
     let tasks = TaskTracker::new();
-    let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
-    let bind = |addr: SocketAddr| {
-        std::net::TcpListener::bind(addr).map_err(io(
-            format!("listen on {addr}"),
-            "stop the process that listens there, or give another address with --listen (port 0 takes a \
-                free one, none takes no port)",
-        ))
-    };
-    let listener = config.listen.map(bind).transpose()?;
-    let addr = listener.as_ref().map(std::net::TcpListener::local_addr).transpose();
-    let addr = addr.map_err(io("read the local address".to_owned(), "see the system's log"))?;
-    let tls = config.tls.is_some();
-    let server = Server::open(&config, url(addr, tls, config.socket.as_deref()), tasks.clone())?;
+    let tcp = config.listen.map(BoundTcp::bind).transpose()?;
+    let s3 = config.s3.as_ref().map(|s3| BoundTcp::bind(s3.listen)).transpose()?;
+    let (addr, tls) = (tcp.as_ref().map(|tcp| tcp.addr), config.tls.is_some());
+    let own_url = url(addr, tls, config.socket.as_deref());
+    let s3_addr = s3.as_ref().map(|s3| s3.addr);
+    let server = Server::open(&config, own_url, s3_addr, tasks.clone())?;
     disk::open_first(&server).await.map_err(StartError::Disk)?;
     server.cluster.join_first(server.cluster_weight()).await?;
     server.catalog.load_first().await;
     server.groups.load_first(&server.registry).await;
     // After the state directory is locked, so that a second server does not get this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
-    let tcp = listener.map(|l| l.set_nonblocking(true).and_then(|()| TcpListener::from_std(l))).transpose();
-    let tcp = tcp.map_err(io("listen on the TCP address".to_owned(), "see the system's log"))?;
     let app = Arc::new(App {
         router: http::router(Arc::clone(&server)),
+        refused: http::refused,
         connections: TaskTracker::new(),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
@@ -167,8 +179,20 @@ pub async fn start(mut config: Config) -> Result<Running, StartError> {
     let stop = CancellationToken::new();
     let path = socket.as_ref().map(|s| s.path().to_owned());
     app.server.enter(Phase::Ready);
-    let task = tasks.spawn(run(app, (tcp, socket), config.idle, stop.clone()));
-    Ok(Running { addr, tls, socket: path, stop, task })
+    let doors = Doors { tcp: listener(tcp)?, s3: listener(s3)?, socket };
+    let task = tasks.spawn(run(app, doors, config.idle, stop.clone()));
+    Ok(Running { addr, tls, s3: s3_addr, socket: path, stop, task })
+}
+
+/// What the server listens on.
+struct Doors {
+    tcp: Option<TcpListener>,
+    s3: Option<TcpListener>,
+    socket: Option<Socket>,
+}
+
+fn listener(bound: Option<BoundTcp>) -> Result<Option<TcpListener>, StartError> {
+    bound.map(BoundTcp::listener).transpose()
 }
 
 /// Counts what is known of the drafts in use, and seals those that are known whole, until `stop`.
@@ -187,13 +211,16 @@ async fn count_drafts(server: Arc<Server>, stop: CancellationToken) {
 
 async fn run(
     app: Arc<App>,
-    (tcp, socket): (Option<TcpListener>, Option<Socket>),
+    Doors { tcp, s3, socket }: Doors,
     idle_max: Option<Duration>,
     stop: CancellationToken,
 ) {
     let accepting = TaskTracker::new();
     if let Some(tcp) = tcp {
         accepting.spawn(Arc::clone(&app).accept_tcp(tcp));
+    }
+    if let Some(s3) = s3 {
+        accepting.spawn(Arc::new(app.for_s3()).accept_tcp(s3));
     }
     if let Some(unix) = socket.as_ref().and_then(Socket::listener) {
         accepting.spawn(Arc::clone(&app).accept_unix(unix));

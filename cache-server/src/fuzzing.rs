@@ -2,13 +2,19 @@
 
 use crate::{
     http::{credentials, range},
+    s3::{
+        list_reply,
+        query::{Query, decoded},
+        signature::{Claim, SignedRequest},
+        token::Continuation,
+    },
     tenancy::{
-        auth::{Auth, Peer, SocketAdmins},
+        auth::{Auth, Peer, S3Secret, SocketAdmins},
         state,
     },
     training::jobs::Record,
 };
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Method};
 use fletch_origin::Given;
 use std::{ops::Range, path::Path};
 
@@ -66,4 +72,33 @@ pub fn precondition(request: &HeaderMap, etag: &str) -> Option<u16> {
 pub fn principal(tokens: &Path, header: &[u8]) -> Result<Option<String>, String> {
     let auth = Auth::open(Some(tokens), SocketAdmins::default()).map_err(|e| e.to_string())?;
     Ok(auth.authenticate(Some(header), Peer::Tcp).ok().map(|p| p.tenant.to_string()))
+}
+
+/// Returns the signed form of the query of an S3 request; `None` for one that is not UTF-8.
+#[must_use]
+pub fn s3_query(query: &str) -> Option<String> {
+    Some(Query::read(query).ok()?.canonical("X-Amz-Signature"))
+}
+
+/// Reads a continuation token of the S3 door, and returns it as the door writes it.
+#[must_use]
+pub fn s3_token(token: &str) -> Option<String> {
+    Some(Continuation::read(token)?.to_token())
+}
+
+/// Returns whether the query of an S3 request is that of a listing.
+#[must_use]
+pub fn s3_listing(query: &str) -> bool {
+    Query::read(query).is_ok_and(|query| [false, true].iter().all(|v2| list_reply::is_valid(&query, *v2)))
+}
+
+/// Returns what the signature of an S3 request covers, if the request is signed by this secret.
+#[must_use]
+pub fn s3_signed(method: &str, target: &str, headers: &HeaderMap, secret: &str) -> Option<String> {
+    let method: Method = method.parse().ok()?;
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let (path, query) = (decoded(path).ok()?, Query::read(query).ok()?);
+    let request = SignedRequest { method: &method, path: &path, query: &query, headers };
+    let claim = Claim::read(&request).ok()??;
+    claim.is_of(&request, &S3Secret::of_text(secret)).then(|| claim.covered(&request))?
 }

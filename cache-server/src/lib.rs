@@ -3,6 +3,7 @@
 //! ```text
 //! app        starts and stops everything; settings, limits, TLS, log, and the parts that all requests share
 //! http       maps requests to calls, and errors to replies
+//! s3         the same for clients of object stores, on a port of its own
 //! admin      what an administrator sees: metrics, and the state and the last hour for the admin page
 //! training   jobs and their epochs; what is fetched for them; what cache is worth to them
 //! data       where bytes are: open versions, reads of chunks, warm-ups
@@ -20,6 +21,7 @@ mod data;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
+mod s3;
 mod tenancy;
 mod training;
 

@@ -116,6 +116,10 @@ async fn until_stopped(config: Config) -> anyhow::Result<()> {
         (Some(_), Some(path)) => tell(format_args!("listening on {url} and unix:{}", path.display())),
         _ => tell(format_args!("listening on {url}")),
     }
+    if let Some(addr) = &running.s3 {
+        let scheme = if running.tls { "https" } else { "http" };
+        tell(format_args!("the S3 door listens on {scheme}://{addr}"));
+    }
     if let Some(path) = &ready_file {
         // Scripts wait for the file and then read it, clients of other users, too: the URL is no secret.
         let staged = stage_file(path, format!("{url}\n").as_bytes());

@@ -16,12 +16,14 @@ pub mod help;
 mod index;
 mod jobs;
 mod receipt;
+mod s3;
 pub mod words;
 
 pub use cluster::ClusterCommand;
 pub use index::{IndexArgs, PackArgs, RuleArg};
 pub use jobs::{JobsCommand, OrDefault};
 pub use receipt::{Proof, ReceiptCommand};
+pub use s3::S3Command;
 
 const AFTER: &str = "\
 Example:
@@ -405,6 +407,17 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
         /// The command.
         #[command(subcommand)]
         what: ClusterCommand,
+    },
+    /// Print credentials for the server's S3 door.
+    #[command(
+        hide = true,
+        after_help = "Example:
+  fletch s3 credentials --ttl 7d"
+    )]
+    S3 {
+        /// The command.
+        #[command(subcommand)]
+        what: S3Command,
     },
     /// Find what stops Fletch on this machine, at a server or at a dataset, and name the fix.
     #[command(after_help = "Examples:

@@ -317,6 +317,23 @@ class Server(unittest.TestCase):
             # OPERATIONS.md: the programs end within 10 s of SIGTERM.
             self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], waits + 10)
 
+    def test_the_s3_door_has_its_port_and_its_key(self):
+        everything = ci("everything")
+        parsed = tomllib.loads(settings(everything))["s3"]
+        self.assertEqual((parsed["listen"], parsed["bucket"]), ("0.0.0.0:9000", "data"))
+        spec = server_spec(everything)
+        mount = next(m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "s3-key")
+        self.assertEqual(parsed["key_file"], f"{mount['mountPath']}/k")
+        volume = next(v for v in spec["volumes"] if v["name"] == "s3-key")["secret"]
+        self.assertEqual((volume["secretName"], volume["defaultMode"]), ("s3", 0o440))
+        ports = {p["name"]: p["containerPort"] for p in spec["containers"][0]["ports"]}
+        self.assertEqual(ports["s3"], 9000)
+        services = [o for o in everything if o["kind"] == "Service"
+                    and any(p["name"] == "s3" for p in o["spec"]["ports"])]
+        self.assertEqual(len(services), 2)
+        self.assertNotIn("s3", tomllib.loads(settings(ci("default"))))
+        self.assertNotIn("s3-key", {v["name"] for v in server_spec(ci("default"))["volumes"]})
+
     def test_changed_settings_restart_the_server(self):
         def checksum(given):
             objects, _ = render(given)

@@ -74,6 +74,8 @@ REFUSED = [
     ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
     ({"tls": {"existingSecret": "s", "certManager": {"enabled": True}}}, "set one of the two"),
     ({"tls": {"clientCA": {"name": "s"}}}, "tls.clientCA needs tls.enabled"),
+    ({"server": {"s3": {"enabled": True, "port": 7380}}}, "server.s3.port"),
+    ({"server": {"s3": {"bucket": "No"}}}, "bucket"),
     ({"tls": {"enabled": True, "existingSecret": "s", "clientCA": {"name": "s"}}}, "tls.clientSecret"),
     ({"tls": {"certManager": {"issuerRef": {"nmae": "x"}}}}, "nmae"),
     (

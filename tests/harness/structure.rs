@@ -114,6 +114,7 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
 pub const SERVER_LAYERS: &[&[&str]] = &[
     &["fuzzing"],
     &["app"],
+    &["s3"],
     &["http"],
     &["overview"],
     &["metrics"],
@@ -143,7 +144,7 @@ pub const SERVER_FOLDERS: &[(&str, &[&str])] = &[
 ];
 
 /// The most top-level modules of the server.
-pub const SERVER_DOORS_MAX: usize = 8;
+pub const SERVER_DOORS_MAX: usize = 9;
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.
 pub const CORE_FOLDERS: &[(&str, &[&str])] = &[

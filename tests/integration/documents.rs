@@ -43,6 +43,7 @@ const EXECUTED: &[&str] = &[
     "docs/TUTORIAL.md",
     "docs/howto/back-up-and-upgrade.md",
     "docs/howto/mount-a-bucket.md",
+    "docs/howto/s3.md",
     "docs/howto/see-what-it-saves.md",
     "docs/howto/serve-and-mount.md",
     "docs/howto/several-tenants.md",
@@ -269,6 +270,11 @@ fn how_to_warm_up_does_what_it_says() {
 #[test]
 fn how_to_serve_several_tenants_does_what_it_says() {
     execute("docs/howto/several-tenants.md", &[]);
+}
+
+#[test]
+fn how_to_read_with_s3_clients_does_what_it_says() {
+    execute("docs/howto/s3.md", &[]);
 }
 
 #[test]

@@ -127,6 +127,17 @@ pub struct CacheConfig {
     pub decision_interval: Duration,
 }
 
+/// The settings of the S3 door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct S3Config {
+    /// The address. Loopback only, unless a tokens file is configured.
+    pub listen: SocketAddr,
+    /// The name of its one bucket.
+    pub bucket: String,
+    /// The file with the key from which credentials are derived. Not used without a tokens file.
+    pub key_file: Option<PathBuf>,
+}
+
 /// The configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -144,6 +155,8 @@ pub struct Config {
     pub auth_tokens: Option<PathBuf>,
     /// The files of TLS. `None`: the TCP listener speaks plain HTTP.
     pub tls: Option<TlsFiles>,
+    /// The S3 door, or `None` if it is off.
+    pub s3: Option<S3Config>,
     /// The hosts, besides loopback, by which requests may name a server without a tokens file.
     pub hosts: AllowedHosts,
     /// The admins of the unix socket of a server without a tokens file.
@@ -209,6 +222,7 @@ struct File {
     state: Dir,
     auth: Auth,
     tls: Tls,
+    s3: FileS3,
     memory: Memory,
     tables: Tables,
     io: Io,
@@ -232,6 +246,7 @@ macro_rules! section {
 section!(Dir { dir: String });
 section!(Auth { tokens: String, hosts: Vec<String>, socket_admins: Vec<String> });
 section!(Tls { cert_file: String, key_file: String, client_ca_file: String });
+section!(FileS3 { listen: String, bucket: String, key_file: String });
 section!(FileCache {
     dir: String,
     size: Amount,

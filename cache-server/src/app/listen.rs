@@ -1,20 +1,54 @@
-//! Binds the unix socket. It replaces a stale socket file, but never one on which a process listens.
+//! Binds the listeners: TCP ports, and the unix socket. The socket replaces a stale socket file, but never
+//! one on which a process listens.
 
 use crate::app::server::StartError;
 use std::{
     io,
+    net::{SocketAddr, TcpListener as StdTcpListener},
     os::unix::{
         fs::{FileTypeExt as _, PermissionsExt as _},
         net::{UnixListener as StdListener, UnixStream},
     },
     path::{Path, PathBuf},
 };
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 
 /// The owner and the group may connect. On a shared node, put readers in the group.
 const MODE: u32 = 0o660;
 /// The mode of a directory that is created for the socket.
 const DIR_MODE: u32 = 0o755;
+
+/// A bound TCP port, on which connections wait until they are accepted.
+pub struct BoundTcp {
+    /// Its address, with the port that it got.
+    pub addr: SocketAddr,
+    listener: StdTcpListener,
+}
+
+impl BoundTcp {
+    /// Binds an address. Port 0 takes a free one.
+    pub fn bind(addr: SocketAddr) -> Result<Self, StartError> {
+        let failed = |error| StartError::Io {
+            what: format!("listen on {addr}"),
+            error,
+            hint: "stop the process that listens there, or give another address with --listen or \
+                --s3-listen (port 0 takes a free one, none takes no port)",
+        };
+        let listener = StdTcpListener::bind(addr).map_err(failed)?;
+        Ok(BoundTcp { addr: listener.local_addr().map_err(failed)?, listener })
+    }
+
+    /// Returns the listener.
+    pub fn listener(self) -> Result<TcpListener, StartError> {
+        let listener =
+            self.listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(self.listener));
+        listener.map_err(|error| StartError::Io {
+            what: format!("listen on {}", self.addr),
+            error,
+            hint: "see the system's log",
+        })
+    }
+}
 
 /// A bound socket file, removed when dropped.
 pub struct Socket {

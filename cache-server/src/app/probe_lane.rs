@@ -59,7 +59,7 @@ impl App {
                     let request = request.map(|_| Body::empty());
                     return app.router.clone().oneshot(request).await;
                 }
-                Ok::<_, Infallible>(http::refused(why, &app.server.limits))
+                Ok::<_, Infallible>((app.refused)(why, &app.server.limits))
             }
         };
         let hyper = http1::Builder::new()
@@ -83,8 +83,8 @@ impl App {
 
     /// Answers 429 to a head that got no memory, whose rest is not read.
     pub(super) async fn refuse_head(&self, mut stream: PeerStream) {
-        let (head, body) = http::refused(Refusal::Memory, &self.server.limits).into_parts();
-        // A problem is always complete.
+        let (head, body) = (self.refused)(Refusal::Memory, &self.server.limits).into_parts();
+        // The answer is always complete.
         let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
         let mut text = format!("HTTP/1.1 {}\r\ncontent-length: {}\r\n", head.status, body.len());
         for (name, value) in &head.headers {

@@ -2,10 +2,12 @@
 
 mod publish_place;
 mod recover;
+mod s3_door;
 mod start_error;
 
 pub use publish_place::{NoPlace, PublishPlace};
 pub use recover::RecoverPlan;
+pub use s3_door::S3Door;
 pub use start_error::StartError;
 
 use crate::{
@@ -60,6 +62,7 @@ use fletch_store::{
 use publish_place::TABLES_DIR;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    net::SocketAddr,
     path::Path,
     sync::{
         Arc,
@@ -103,6 +106,8 @@ pub struct Server {
     pub auth: Auth,
     /// TLS of the TCP listener. `None`: plain HTTP.
     pub tls: Option<Tls>,
+    /// The S3 door. `None`: it is off.
+    pub s3: Option<S3Door>,
     /// The hosts by which a request may name a server without tokens.
     pub hosts: AllowedHosts,
     /// The settings of the disk tier.
@@ -179,14 +184,22 @@ pub struct Server {
 }
 
 impl Server {
-    /// Loads the state and creates all parts. The disk tier is opened later.
+    /// Loads the state and creates all parts. The disk tier is opened later. `s3_listen` is the address of
+    /// the S3 door's listener.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn open(config: &Config, url: String, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
+    pub fn open(
+        config: &Config,
+        url: String,
+        s3_listen: Option<SocketAddr>,
+        tasks: TaskTracker,
+    ) -> Result<Arc<Self>, StartError> {
         let limits = config.limits;
         let auth = Auth::open(config.auth_tokens.as_deref(), config.socket_admins.clone())?;
         let tls = config.tls.clone().map(Tls::open).transpose()?;
+        let s3 = config.s3.as_ref().zip(s3_listen);
+        let s3 = s3.map(|(settings, listen)| S3Door::open(settings, listen)).transpose()?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
         let cluster = Arc::new(ClusterState::open(&config.cluster, state.path(), &url)?);
@@ -338,6 +351,7 @@ impl Server {
             limits,
             auth,
             tls,
+            s3,
             hosts: config.hosts.clone(),
             cache: config.cache.clone(),
             store,
@@ -627,10 +641,13 @@ impl Server {
         }
     }
 
-    /// Reloads the tokens file and the files of TLS if they changed. Blocking.
+    /// Reloads the tokens file, the files of TLS and the key of the S3 door if they changed. Blocking.
     pub fn reload_files(&self) {
         if let Some(tls) = &self.tls {
             tls.reload();
+        }
+        if let Some(keys) = self.s3.as_ref().and_then(|door| door.keys.as_ref()) {
+            keys.reload();
         }
         if self.auth.reload() {
             // The tenants and their quotas may have changed.

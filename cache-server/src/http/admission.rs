@@ -73,20 +73,38 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     if !allowed {
         return Err(forbidden(server, principal.role));
     }
-    if server.cluster.is_stale() && !SERVED_STALE.iter().any(|served| path.starts_with(served)) {
-        let detail = "this server has had no contact with etcd for cluster.stale_max, so it may have missed \
-            what was revoked";
-        let hint = "ask another server of the cluster; check that this one can reach etcd";
-        return Err(ApiError::new(Code::NotReady, detail, hint));
+    if !SERVED_STALE.iter().any(|served| path.starts_with(served)) {
+        check_contact(server)?;
     }
-    if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
-        // Without tokens all callers are one tenant, which may have all connections. A peer is no tenant.
-        let is_tenant = server.auth.is_required() && !principal.role.may_ask_as_peer();
-        let tenant = is_tenant.then_some(&principal.tenant);
-        connection.prove(tenant).map_err(|why| refusal(why, &server.limits))?;
-    }
+    prove(server, request.extensions(), &principal)?;
     request.extensions_mut().insert(principal);
     Ok(())
+}
+
+/// Refuses requests for datasets and jobs while this server may have missed what was revoked.
+///
+/// # Errors
+/// [`Code::NotReady`].
+pub fn check_contact(server: &Server) -> ApiResult<()> {
+    if !server.cluster.is_stale() {
+        return Ok(());
+    }
+    let detail = "this server has had no contact with etcd for cluster.stale_max, so it may have missed \
+        what was revoked";
+    let hint = "ask another server of the cluster; check that this one can reach etcd";
+    Err(ApiError::new(Code::NotReady, detail, hint))
+}
+
+/// Counts the connection of a request for the tenant that its first request proved.
+///
+/// # Errors
+/// [`Code::Overloaded`] if the tenant has too many connections.
+pub fn prove(server: &Server, extensions: &Extensions, principal: &Principal) -> ApiResult<()> {
+    let Some(connection) = extensions.get::<Arc<Connection>>() else { return Ok(()) };
+    // Without tokens all callers are one tenant, which may have all connections. A peer is no tenant.
+    let is_tenant = server.auth.is_required() && !principal.role.may_ask_as_peer();
+    let tenant = is_tenant.then_some(&principal.tenant);
+    connection.prove(tenant).map_err(|why| refusal(why, &server.limits))
 }
 
 /// Returns the error of a connection that is not served.

@@ -4,6 +4,7 @@ use super::{
     admission::forbidden,
     error::{ApiError, ApiResult},
     request::{OnePath, parse_param},
+    s3_credentials::door,
 };
 use crate::{
     admin::overview::{disk_info, origin_view},
@@ -194,6 +195,7 @@ pub async fn info(
         uptime_s: server.uptime().as_secs(),
         disk: disk_info(&server, &principal),
         publish: publish_info(&server.publish, peer, is_near, server.auth.own_user()),
+        s3: door(&server),
     })
 }
 

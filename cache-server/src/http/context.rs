@@ -29,6 +29,11 @@ impl RequestContext {
         RequestContext { started: Instant::now(), id }
     }
 
+    /// Returns the id of the request.
+    pub fn id(&self) -> &RequestId {
+        &self.id
+    }
+
     /// Creates the waits of a request that was authenticated.
     pub fn waits(&self, server: &Server, request: &Request) -> Arc<Waits> {
         let extensions = request.extensions();

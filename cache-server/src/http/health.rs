@@ -140,7 +140,7 @@ mod tests {
             panic!("settings")
         };
         let server =
-            Server::open(&config, String::new(), tokio_util::task::TaskTracker::new()).expect("open");
+            Server::open(&config, String::new(), None, tokio_util::task::TaskTracker::new()).expect("open");
         let router = super::super::router(Arc::clone(&server));
         let ask = async |path: &str| {
             let request = Request::get(path).body(axum::body::Body::empty()).expect("request");

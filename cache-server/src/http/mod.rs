@@ -3,21 +3,21 @@
 //! This room must never choose a sample, a source or a chunk to evict: rooms below do. Tests call the routes
 //! through real connections (`tests/all`).
 
-mod access;
-mod admission;
+pub(crate) mod access;
+pub(crate) mod admission;
 mod allocation;
 mod batch;
-mod browser;
+pub(crate) mod browser;
 mod chunks;
 mod cluster;
 mod cluster_check;
-mod context;
+pub(crate) mod context;
 pub(crate) mod credentials;
 mod dashboard;
 mod datasets;
 mod drafts;
 mod epochs;
-mod error;
+pub(crate) mod error;
 mod files;
 mod frames;
 mod health;
@@ -32,9 +32,10 @@ mod peers;
 pub mod range;
 mod reclaim;
 mod recovery;
-mod reply_guard;
+pub(crate) mod reply_guard;
 mod request;
-mod response_body;
+pub(crate) mod response_body;
+mod s3_credentials;
 mod tables;
 mod warmups;
 
@@ -133,6 +134,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::origins))
         .routes(documented!(allocation::get))
         .routes(documented!(credentials::list, credentials::give))
+        .routes(documented!(s3_credentials::post))
         .routes(documented!(dashboard::get))
         .routes(documented!(dashboard::events))
         .routes(documented!(dashboard::history))
@@ -231,7 +233,7 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
         match admit(&server, request) {
             Ok(request) => {
                 let waits = context.waits(&server, &request);
-                let guard = ReplyGuard::of(&server, &request, tokens);
+                let guard = ReplyGuard::of_token(&server, &request, tokens);
                 let mut response = in_request(Arc::clone(&waits), reply(&server, request, next)).await;
                 if let Some(guard) = guard {
                     response = guard.guard(response).into_response();

@@ -14,12 +14,12 @@ use super::{
 };
 use crate::{
     app::server::Server,
-    tenancy::auth::{Peer, Principal, Unauthenticated},
+    tenancy::auth::{Principal, Unauthenticated},
 };
 use axum::{
     body::{Body, HttpBody as _},
     extract::Request,
-    http::{HeaderMap, header},
+    http::header,
     response::Response,
 };
 use futures::StreamExt as _;
@@ -32,20 +32,33 @@ const EVENTS: &str = "text/event-stream";
 pub struct ReplyGuard {
     server: Arc<Server>,
     principal: Principal,
-    credentials: HeaderMap,
-    peer: Peer,
+    /// Looks the caller up again by its credentials.
+    caller: Caller,
     /// The number of the tokens in force when the token was last looked up.
     tokens: u64,
 }
 
+/// Returns whom the credentials of a request stand for now; `None` after they were revoked.
+type Caller = Box<dyn Fn(&Server) -> Option<Principal> + Send>;
+
 impl ReplyGuard {
     /// Returns the guard of an authenticated request; `None` for one without a token. `tokens` is the number
     /// of the tokens that were in force before the server looked the token up.
-    pub fn of(server: &Arc<Server>, request: &Request, tokens: u64) -> Option<Self> {
+    pub fn of_token(server: &Arc<Server>, request: &Request, tokens: u64) -> Option<Self> {
         let principal = request.extensions().get::<Principal>().filter(|_| server.auth.needs_token())?;
-        let (server, principal) = (Arc::clone(server), principal.clone());
         let (credentials, peer) = (credentials_of(request.headers()), peer_of(request.extensions()));
-        Some(ReplyGuard { server, principal, credentials, peer, tokens })
+        let caller = move |server: &Server| authenticate(server, &credentials, peer).ok();
+        Some(ReplyGuard::new(server, principal.clone(), tokens, caller))
+    }
+
+    /// Returns the guard of a request of `principal`, whose credentials `caller` looks up again.
+    pub fn new(
+        server: &Arc<Server>,
+        principal: Principal,
+        tokens: u64,
+        caller: impl Fn(&Server) -> Option<Principal> + Send + 'static,
+    ) -> Self {
+        ReplyGuard { server: Arc::clone(server), principal, caller: Box::new(caller), tokens }
     }
 
     fn check(&mut self) -> ApiResult<()> {
@@ -53,8 +66,10 @@ impl ReplyGuard {
         if std::mem::replace(&mut self.tokens, tokens) == tokens {
             return Ok(());
         }
-        let is_same = authenticate(&self.server, &self.credentials, self.peer)? == self.principal;
-        if is_same { Ok(()) } else { Err(ApiError::from(Unauthenticated)) }
+        match (self.caller)(&self.server) {
+            Some(principal) if principal == self.principal => Ok(()),
+            _ => Err(ApiError::from(Unauthenticated)),
+        }
     }
 
     /// Returns a reply that ends when its token is revoked; an error if it was revoked meanwhile.

@@ -1,6 +1,7 @@
 //! The credentials that the user of this server handed to it. In memory only: a restart forgets them.
 //!
-//! 1. Only a server that is one user's own takes credentials: no TCP listener, no tokens, no other admins.
+//! 1. Only a server that is one user's own takes credentials: no TCP listener (also none of the S3 door), no
+//!    tokens, no other admins.
 //! 2. Only that user and root may hand them over, and only over the socket, where the kernel names the user.
 //! 3. While the server holds credentials, it answers no other user: nobody reads through another's rights.
 
@@ -126,13 +127,29 @@ impl HeldCredentials {
 /// Returns whether a server with this configuration is one user's own.
 #[must_use]
 pub fn is_personal(config: &Config) -> bool {
-    config.listen.is_none() && config.auth_tokens.is_none() && config.socket_admins.is_empty()
+    let has_port = config.listen.is_some() || config.s3.is_some();
+    !has_port && config.auth_tokens.is_none() && config.socket_admins.is_empty()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::config::{self, Action, Environment};
     use crate::tenancy::auth::UNKNOWN_UID;
+
+    #[test]
+    fn a_server_with_a_port_is_not_one_users_own() {
+        let own = |more: &[&str]| {
+            let args = [&["fletch-server", "--listen", "none"], more].concat();
+            let environment = Environment { home: Some("/home/u".into()), ..Environment::default() };
+            match config::read(args, &environment) {
+                Ok(Action::Serve(config)) => is_personal(&config),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(own(&[]));
+        assert!(!own(&["--s3-listen", "127.0.0.1:0"]), "every local user reaches the S3 door");
+    }
 
     fn held(is_personal: bool, own_user: Option<u32>) -> HeldCredentials {
         HeldCredentials { is_personal, own_user, held: Mutex::default() }

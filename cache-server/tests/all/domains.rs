@@ -443,14 +443,15 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
         }
         // The code itself is used for the route that does not exist; for a file of the admin page and a
         // runbook, which hold no data; for a member of the cluster, which only an admin names; for a dataset,
-        // a root and a tag that the caller's own domain does not have; and for the listing and the sealing of
-        // a dataset of it that there were not. Nowhere else.
+        // a root and a tag that the caller's own domain does not have; for the listing and the sealing of a
+        // dataset of it that there were not; and for an S3 door that is off. Nowhere else.
         let uses = match name.as_str() {
             "mod.rs" => 1,
             "datasets.rs" => 4,
             "drafts.rs" => 2,
             "page.rs" => 2,
             "cluster.rs" => 1,
+            "s3_credentials.rs" => 1,
             _ => 0,
         };
         assert_eq!(count("Code::NotFound"), uses, "{name}");
@@ -465,6 +466,27 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
     assert_eq!(ways_in, [("access.rs".to_owned(), 1)]);
     // `datasets.rs` gives the error of a version of one's own dataset a name and a next step.
     assert_eq!(answers, [("datasets.rs".to_owned(), 2), ("error.rs".to_owned(), 1)]);
+}
+
+#[test]
+fn i7_by_structure_the_s3_door_opens_versions_in_one_place_by_the_access_check() {
+    let door = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/s3");
+    let mut opens = Vec::new();
+    for entry in walk(&door) {
+        let (name, text) = (entry.strip_prefix(&door).expect("below").display().to_string(), code(&entry));
+        let ways = [".resolve(", ".resolve_recent_tag(", ".resolve_tag(", ".sources(", ".open_source("];
+        let ways: usize = ways.iter().map(|way| text.matches(way).count()).sum();
+        if ways > 0 {
+            opens.push((name.clone(), ways, text.matches("access(server").count()));
+        }
+        let names_the_error = text.matches("S3Code::NoSuchKey").count();
+        assert_eq!(
+            names_the_error,
+            usize::from(name == "error.rs"),
+            "{name}: one error for all that is absent"
+        );
+    }
+    assert_eq!(opens, [("dataset.rs".to_owned(), 3, 1)]);
 }
 
 fn walk(dir: &Path) -> Vec<PathBuf> {

@@ -1,5 +1,6 @@
 //! The members of the cluster, and what a server supports.
 
+use crate::s3::S3Door;
 use fletch_core::{Domain, cluster::Ring};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -191,6 +192,9 @@ pub struct Info {
     /// Where the caller writes version tables when no other place is named. `null`: name a place.
     #[serde(default)]
     pub publish: Option<Publish>,
+    /// The S3 door. `null`: it is off.
+    #[serde(default)]
+    pub s3: Option<S3Door>,
 }
 
 /// A place for version tables.

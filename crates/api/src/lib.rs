@@ -27,6 +27,7 @@ pub mod origins;
 pub mod problem;
 pub mod reclaim;
 pub mod routes;
+pub mod s3;
 pub mod term;
 pub mod warmups;
 pub mod world;

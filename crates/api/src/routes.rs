@@ -86,6 +86,8 @@ pub const RECEIPT: &str = "/v1/jobs/{id}/epochs/{epoch}/receipt";
 pub const LEDGER: &str = "/v1/jobs/{id}/epochs/{epoch}/ledger";
 /// GET: the credentials that the server holds, without secrets. PUT: gives it credentials of one origin.
 pub const CREDENTIALS: &str = "/v1/origins/credentials";
+/// POST: credentials for the S3 door, derived from the caller's token.
+pub const S3_CREDENTIALS: &str = "/v1/s3/credentials";
 /// GET: the mounts that the caller may see.
 pub const MOUNTS: &str = "/v1/mounts";
 /// PUT: announces a mount. DELETE: forgets it.

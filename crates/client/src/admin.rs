@@ -6,6 +6,7 @@ use crate::client::{JSON_BYTES_MAX, parse, to_json};
 use crate::{Client, ClientError};
 use fletch_api::cluster::{MemberCheck, Recovery};
 use fletch_api::dashboard::{Dashboard, ROWS_MAX};
+use fletch_api::s3::{GetS3Credentials, S3Credentials};
 use fletch_api::{
     Allocation, AnnounceMount, Cluster, CredentialsList, Dataset, Datasets, Draft, Evicted, GiveCredentials,
     GivenCredentials, LearnedFiles, Member, Mount, Mounts, OriginList, OriginView, RegisterDataset,
@@ -277,6 +278,16 @@ impl Client {
     /// `conflict` if its settings name the origin, `not_found` from a server that is older than this route.
     pub async fn give_credentials(&self, given: &GiveCredentials) -> Result<GivenCredentials, ClientError> {
         self.send_json(Method::PUT, routes::CREDENTIALS, given, &[StatusCode::OK]).await
+    }
+
+    /// Derives credentials for the server's S3 door from this client's token. `ttl`: how long they are valid;
+    /// `None`: 12 hours.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` from a server without an S3 door, or one that is older than this route.
+    pub async fn s3_credentials(&self, ttl: Option<Duration>) -> Result<S3Credentials, ClientError> {
+        let asked = GetS3Credentials { ttl_s: ttl.map(|ttl| ttl.as_secs()) };
+        self.send_json(Method::POST, routes::S3_CREDENTIALS, &asked, &[StatusCode::OK]).await
     }
 
     /// Returns what the admin page shows of the server, with as many rows as there are at most.

@@ -5,11 +5,10 @@
 //! row, with no search and no memory beyond one part.
 
 use crate::TableError;
-use crate::leaf::Leaf;
+use crate::cursor::{self, Cursor};
 use crate::version::{MissingPart, Parts, Version, in_tree};
 use fletch_core::manifest::EntryKind;
 use fletch_core::manifest::locate::{self, DirId};
-use std::sync::Arc;
 
 /// One child of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +72,7 @@ struct Walk<'a> {
     depth: u16,
     /// The ordinal of the next child; `None` until the directory is found.
     next: Option<u64>,
-    /// The leaf of the last step, and the ordinal of its first row. Most steps stay in it.
-    current: Option<(u64, Arc<Leaf>)>,
+    cursor: Cursor,
     found: Vec<Child>,
 }
 
@@ -82,7 +80,13 @@ impl<'a> Walk<'a> {
     fn new(dir: &'a str, cookie: u64) -> Self {
         let components = if dir.is_empty() { 0 } else { dir.split('/').count() };
         let depth = u16::try_from(components + 1).unwrap_or(u16::MAX);
-        Walk { dir, depth, next: (cookie > 0).then_some(cookie), current: None, found: Vec::new() }
+        Walk {
+            dir,
+            depth,
+            next: (cookie > 0).then_some(cookie),
+            cursor: Cursor::default(),
+            found: Vec::new(),
+        }
     }
 
     fn advance(&mut self, parts: &Parts<'_>, max: usize) -> Result<(), MissingPart> {
@@ -100,32 +104,11 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the leaf and the row of the entry at `at`; `None` past the end.
-    fn locate(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<(Arc<Leaf>, usize)>, MissingPart> {
-        if let Some((first, leaf)) = &self.current
-            && let Some(row) = at.checked_sub(*first).and_then(|row| usize::try_from(row).ok())
-            && row < leaf.len()
-        {
-            return Ok(Some((Arc::clone(leaf), row)));
-        }
-        let Some(found) = parts.entry(at)? else { return Ok(None) };
-        self.current = Some((at - found.row as u64, Arc::clone(&found.leaf)));
-        Ok(Some((found.leaf, found.row)))
-    }
-
     /// Adds the entry or directory at `at` if it shows in the listing. Returns the ordinal of the next one.
     fn step(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<u64>, MissingPart> {
-        let Some((leaf, row)) = self.locate(parts, at)? else { return Ok(None) };
+        let Some((leaf, row)) = self.cursor.locate(parts, at)? else { return Ok(None) };
         let e = leaf.entry(row);
-        // The ordinal of the first entry at or after `path`, which is above this one. The leaf may hold it.
-        let after = |path: String| {
-            let next = leaf.lower_bound(path.as_bytes());
-            if next < leaf.len() {
-                Ok(at - row as u64 + next as u64)
-            } else {
-                parts.lower_bound(path.as_bytes())
-            }
-        };
+        let after = |path: String| cursor::after(parts, (&leaf, row), at, path.as_bytes());
         let (name, next, kind) = match locate::child(self.dir, e.path) {
             None => return Ok(None),
             Some(locate::Child::Hidden) => {

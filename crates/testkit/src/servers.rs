@@ -76,6 +76,16 @@ pub fn s3(bucket: &str) -> Option<RealServer> {
     Some(server)
 }
 
+/// Returns the interpreter of the S3 server of [`s3`], which has boto3. Returns `None`, and prints why, if it
+/// is not installed.
+///
+/// # Panics
+/// If it is required and not installed.
+#[must_use]
+pub fn s3_python() -> Option<PathBuf> {
+    installed("s3", "s3/bin/python")
+}
+
 /// Starts an Azure Blob server with this container, for [`AZURE_ACCOUNT`].
 ///
 /// Its `endpoint` lacks the account's path. Returns `None`, and prints why, if it is not installed.

@@ -18,6 +18,7 @@ mod mount_point;
 mod prepare;
 mod receipt;
 mod refresh;
+mod s3;
 mod seal;
 mod server;
 mod simulate;
@@ -170,6 +171,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Down => down::run(&ctx),
         Command::Jobs { what } => jobs::run(&ctx, what),
         Command::Cluster { what } => cluster::run(&ctx, what),
+        Command::S3 { what } => s3::run(&ctx, what).map(|()| Exit::Ok),
         Command::Warmup(args) => warmup::run(&ctx, &args),
         Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
         Command::Unregister { name } => server::unregister(&ctx, &name),

@@ -123,6 +123,11 @@ fn head(out: &mut String, now: &Snapshot) {
     for why in health.reasons.iter().take(REASONS_MAX) {
         let _infallible = writeln!(out, "why    {why}");
     }
+    if let Some(door) = &info.s3 {
+        let scheme = if door.tls { "https" } else { "http" };
+        let (listen, bucket) = (&door.listen, &door.bucket);
+        let _infallible = writeln!(out, "s3     {scheme}://{listen}, bucket {bucket}");
+    }
     for line in changed_objects(now).iter().take(REASONS_MAX) {
         let _infallible = writeln!(out, "note   {line}");
     }

@@ -284,6 +284,9 @@ and it leads to the domain's parent. A volume of the type Directory keeps pods w
 {{- fail "test.domain is not mounted: add it to mounts.domains, and enable the mounts" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.server.s3.enabled (eq (int .Values.server.s3.port) (int .Values.server.service.port)) -}}
+{{- fail "server.s3.port is that of server.service.port: give the S3 door a port of its own" -}}
+{{- end -}}
 {{- $tls := .Values.tls -}}
 {{- if and $tls.enabled (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
 {{- fail "tls.enabled: name a Secret in tls.existingSecret, or set tls.certManager.enabled" -}}
@@ -327,6 +330,15 @@ key_file = "/etc/fletch/tls/tls.key"
 {{- if .name }}
 client_ca_file = {{ printf "/etc/fletch/client-ca/%s" .key | toRawJson }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.server.s3 }}
+{{- if .enabled }}
+
+[s3]
+listen = "0.0.0.0:{{ .port }}"
+bucket = {{ .bucket | toRawJson }}
+key_file = {{ printf "/etc/fletch/s3/%s" .keySecret.key | toRawJson }}
 {{- end }}
 {{- end }}
 {{- with .Values.cluster }}

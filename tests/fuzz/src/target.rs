@@ -2,7 +2,7 @@
 
 use crate::targets::{
     bodies, case, consumption, documents, frames, hits, journal, ledger, log, origin, record, registrations,
-    requests, selection, settings, slab, tables, tar, text, trace,
+    requests, s3, selection, settings, slab, tables, tar, text, trace,
 };
 
 /// A parser with its inputs and its promises.
@@ -40,6 +40,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "settings", seeds: settings::seeds, run: settings::run, memory_max: 16 * MIB },
     Target { name: "tokens", seeds: settings::token_seeds, run: settings::run_tokens, memory_max: 8 * MIB },
     Target { name: "requests", seeds: requests::seeds, run: requests::run, memory_max: 64 * MIB },
+    Target { name: "s3", seeds: s3::seeds, run: s3::run, memory_max: MIB },
     Target { name: "hits", seeds: hits::seeds, run: hits::run, memory_max: 4 * MIB },
     Target { name: "origin", seeds: origin::seeds, run: origin::run, memory_max: 16 * MIB },
     Target { name: "journal", seeds: journal::seeds, run: journal::run, memory_max: 4 * MIB },

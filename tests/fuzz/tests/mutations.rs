@@ -105,6 +105,7 @@ targets!(
     settings,
     tokens,
     requests,
+    s3,
     hits,
     origin,
     journal,

@@ -1,7 +1,8 @@
 //! Builds the configuration from the texts of all settings, and collects every fault.
 
 use super::{
-    CacheConfig, Config, ConfigError, EffectiveSetting, LocalDir, SettingSource, local_dir::check_domains,
+    CacheConfig, Config, ConfigError, EffectiveSetting, LocalDir, S3Config, SettingSource,
+    local_dir::check_domains,
 };
 use crate::{
     admin::dashboard::PrometheusUrl,
@@ -129,7 +130,12 @@ impl ConfigBuilder<'_> {
             }
             return None;
         }
-        let text = self.text("listen").replacen("localhost:", "127.0.0.1:", 1);
+        self.address("listen", "127.0.0.1:7380, or `none` for the unix socket only")
+    }
+
+    /// Returns the address of a TCP listener. `example` completes the text of a fault.
+    fn address(&mut self, key: &str, example: &str) -> Option<SocketAddr> {
+        let text = self.text(key).replacen("localhost:", "127.0.0.1:", 1);
         match text.parse::<SocketAddr>() {
             Ok(addr) if addr.ip().is_loopback() || self.has_tokens() => Some(addr),
             Ok(addr) => {
@@ -138,18 +144,40 @@ impl ConfigBuilder<'_> {
                      connect; write 127.0.0.1:{}, or name a tokens file with --auth-tokens",
                     addr.port()
                 );
-                self.fault("listen", why);
+                self.fault(key, why);
                 None
             }
             Err(_) => {
-                let why = format!(
-                    "{text:?} is not an address; write IP:PORT, such as 127.0.0.1:7380, or `none` for the \
-                     unix socket only"
-                );
-                self.fault("listen", why);
+                let why = format!("{text:?} is not an address; write IP:PORT, such as {example}");
+                self.fault(key, why);
                 None
             }
         }
+    }
+
+    /// Returns the settings of the S3 door. `None` if it is off.
+    fn s3(&mut self) -> Option<S3Config> {
+        let bucket = self.text("s3.bucket").to_owned();
+        if !is_bucket(&bucket) {
+            let why = format!(
+                "{bucket:?} is no name that every S3 client takes; write 3 to 63 lower-case letters, digits \
+                 and hyphens, with a letter or digit at both ends"
+            );
+            self.fault("s3.bucket", why);
+        }
+        let key_file = self.optional_path("s3.key_file");
+        if self.text("s3.listen") == "none" {
+            return None;
+        }
+        let listen = self.address("s3.listen", "127.0.0.1:7381, or `none` for no S3 door")?;
+        if self.has_tokens() && key_file.is_none() {
+            self.fault(
+                "s3.listen",
+                "with a tokens file, the S3 door derives the credentials of its clients from a key; make one \
+                 with `(umask 077; head -c 32 /dev/urandom > s3.key)`, and name it with --s3-key-file",
+            );
+        }
+        Some(S3Config { listen, bucket, key_file: key_file.filter(|_| self.has_tokens()) })
     }
 
     /// Returns the files of TLS. `None` if there is no certificate.
@@ -323,6 +351,7 @@ impl ConfigBuilder<'_> {
             limits: self.limits(),
             auth_tokens: self.optional_path("auth.tokens"),
             tls: self.tls(),
+            s3: self.s3(),
             hosts: self.get("auth.hosts", AllowedHosts::default()),
             socket_admins: self.get("auth.socket_admins", SocketAdmins::default()),
             log_format: self.get("log.format", LogFormat::Text),
@@ -354,4 +383,14 @@ impl ConfigBuilder<'_> {
         }
         if self.faults.is_empty() { Ok(config) } else { Err(ConfigError::Faults(self.faults)) }
     }
+}
+
+/// Returns whether clients take this name for a bucket. Some take dots for a host's, so it has none.
+fn is_bucket(name: &str) -> bool {
+    let is_edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let bytes = name.as_bytes();
+    (3..=63).contains(&bytes.len())
+        && bytes.iter().all(|&c| c == b'-' || is_edge(Some(c)))
+        && is_edge(bytes.first().copied())
+        && is_edge(bytes.last().copied())
 }

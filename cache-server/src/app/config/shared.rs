@@ -18,6 +18,8 @@ const OWN: &[&str] = &[
     "state.dir",
     "auth.",
     "tls.",
+    "s3.listen",
+    "s3.key_file",
     "memory.",
     "tables.",
     "log.",

@@ -145,6 +145,30 @@ pub(super) const SETTINGS: &[Setting] = &[
         ""
     ),
     setting!(
+        "s3.listen",
+        "s3-listen",
+        "ADDR",
+        "Address of the read-only S3 door, IP:PORT, or `none`; it has the TLS, tokens and limits of `listen`",
+        |f| text(&f.s3.listen),
+        "none"
+    ),
+    setting!(
+        "s3.bucket",
+        "s3-bucket",
+        "NAME",
+        "Name of the one bucket of the S3 door, whose keys begin with the names of datasets",
+        |f| text(&f.s3.bucket),
+        "fletch"
+    ),
+    setting!(
+        "s3.key_file",
+        "s3-key-file",
+        "FILE",
+        "Key of 32 random bytes from which S3 credentials are derived; needed with a tokens file",
+        |f| text(&f.s3.key_file),
+        ""
+    ),
+    setting!(
         "memory.max",
         "memory",
         "SIZE",

@@ -203,7 +203,7 @@ fn idle_and_the_log_file_are_off_by_default_and_an_origin_has_three_quarters_of_
 /// Returns a value of a setting that is not its default.
 fn other_value(s: &Setting) -> String {
     let value = match s.key {
-        "listen" => "127.0.0.2:7",
+        "listen" | "s3.listen" => "127.0.0.2:7",
         "socket" => "/run/other \"1\"/s.sock",
         "cache.dir" => "/srv/cache",
         "publish.uri" => "/srv/tables",
@@ -393,4 +393,23 @@ fn places_may_differ_between_servers_and_limits_may_not() {
     assert_eq!(differ.len(), 1, "{differ:?}");
     assert_eq!(differ[0].0, "limits.lease_ttl");
     assert!(one.contains_key("origins") && one.contains_key("cluster.member_ttl"), "{one:?}");
+}
+
+#[test]
+fn the_s3_door_is_off_and_needs_a_key_with_tokens() {
+    let c = config(&["--s3-key-file", "/k"], &user()).expect("valid");
+    assert_eq!(c.s3, None);
+    let c = config(&["--s3-listen", "localhost:0", "--s3-bucket", "data-1"], &user()).expect("valid");
+    let s3 = c.s3.expect("on");
+    assert_eq!((s3.listen.port(), s3.bucket.as_str(), s3.key_file), (0, "data-1", None));
+    let told = faults(&["--s3-listen", "0.0.0.0:7381"]);
+    assert!(told.contains("s3.listen") && told.contains("not a loopback address"), "{told}");
+    let told = faults(&["--s3-listen", "127.0.0.1:7381", "--auth-tokens", "/t"]);
+    assert!(told.contains("--s3-key-file") && told.contains("head -c 32"), "{told}");
+    let args = ["--s3-listen", "0.0.0.0:7381", "--auth-tokens", "/t", "--s3-key-file", "/k"];
+    let c = config(&args, &user()).expect("valid");
+    assert_eq!(c.s3.expect("on").key_file.as_deref(), Some(Path::new("/k")));
+    for bad in ["ab", "Fletch", "a.b.c", "-abc", "abc-", "a_bc", &"a".repeat(64)] {
+        assert!(faults(&[&format!("--s3-bucket={bad}")]).contains("s3.bucket"), "{bad}");
+    }
 }

@@ -3,7 +3,10 @@
 use crate::{
     app::tls::TlsError,
     cluster::ClusterError,
-    tenancy::{auth::TokensError, state::StateError},
+    tenancy::{
+        auth::{S3KeyError, TokensError},
+        state::StateError,
+    },
 };
 use fletch_origin::OriginError;
 use fletch_store::disk::DiskError;
@@ -21,6 +24,9 @@ pub enum StartError {
     /// The files of TLS cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The key file of the S3 door cannot be used.
+    #[error(transparent)]
+    S3Key(#[from] S3KeyError),
     /// The configured origins are not valid.
     #[error("{0}")]
     Origins(OriginError),

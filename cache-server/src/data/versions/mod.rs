@@ -30,6 +30,7 @@ mod open;
 mod patience;
 mod prove;
 mod race;
+mod recent_tags;
 mod renewed_pins;
 mod samples;
 mod search;
@@ -63,6 +64,7 @@ use fletch_tables::{FileTotals, LocalStats, LocalTables, PartCache, TagDoc};
 use home::Homes;
 use lookups::RootLookups;
 use moka::sync::Cache;
+use recent_tags::RecentTags;
 use search::Searches;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -194,6 +196,7 @@ pub struct Versions {
     unknown: Cache<(Domain, Root), ()>,
     searches: Cache<(Domain, Root), Arc<Searches>>,
     lookups: RootLookups,
+    recent_tags: RecentTags,
     homes: Homes,
     learned: Arc<LearnedNames>,
     call_timeout: Duration,
@@ -223,6 +226,7 @@ impl Versions {
             unknown: Cache::builder().max_capacity(UNKNOWN_MAX).time_to_live(UNKNOWN_TTL).build(),
             searches: Cache::new(SEARCHES_MAX),
             lookups: RootLookups::new(limits.root_lookups),
+            recent_tags: RecentTags::default(),
             homes: Homes::new(limits.call_timeout, accounts),
             learned,
             call_timeout: limits.call_timeout,

@@ -36,10 +36,12 @@ pub enum Component {
     Peer = 3,
     /// Anything else.
     Other = 4,
+    /// A client of the S3 door.
+    S3 = 5,
 }
 
 /// The words of [`Component`], in the order of its variants.
-pub const COMPONENTS: [&str; 5] = ["mount", "loader", "cli", "peer", "other"];
+pub const COMPONENTS: [&str; 6] = ["mount", "loader", "cli", "peer", "other", "s3"];
 
 impl Component {
     /// Returns the component that a `Fletch-Component` header names.

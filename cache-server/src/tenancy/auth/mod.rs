@@ -1,7 +1,8 @@
 //! Authentication: maps the token of a request to a [`Principal`]. Without tokens, the connection decides.
 //!
 //! Owns the tokens file: [`tokens_file`] reads it, [`new_token`] makes tokens for it, and [`Auth`] reloads it
-//! when it changes. [`peer`] gives each peer of a server without tokens its role.
+//! when it changes. [`peer`] gives each peer of a server without tokens its role. [`s3_keys`] derives
+//! credentials of S3 clients from tokens.
 //!
 //! Invariants:
 //! 1. A token is hashed at once and then dropped. Nothing here keeps, logs or shows a token.
@@ -12,6 +13,7 @@
 
 mod new_token;
 mod peer;
+mod s3_keys;
 mod tokens_file;
 
 pub use fletch_api::hosts::AllowedHosts;
@@ -19,6 +21,7 @@ pub use new_token::{Minted, NewToken, command};
 #[cfg(test)]
 pub use peer::UNKNOWN_UID;
 pub use peer::{Peer, SocketAdmins};
+pub use s3_keys::{AccessId, S3KeyError, S3Keys, S3Secret};
 pub use tokens_file::{Quota, Role, TokensError};
 
 use fletch_core::{Domain, Hash, Tenant};
@@ -34,7 +37,7 @@ use std::{
         },
     },
 };
-use tokens_file::Tokens;
+use tokens_file::{Tokens, prefix_of};
 
 /// The identity of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +147,27 @@ impl Auth {
             self.refused.fetch_add(1, Relaxed);
             Unauthenticated
         })
+    }
+
+    /// Returns the principal of a request, and what its token's hash begins with.
+    ///
+    /// # Errors
+    /// [`Unauthenticated`], also on a server without tokens.
+    pub fn token_prefix(&self, header: Option<&[u8]>) -> Result<(u64, Principal), Unauthenticated> {
+        let principal = self.authenticate(header, Peer::Tcp)?;
+        let token = header.and_then(bearer).filter(|_| self.needs_token()).ok_or(Unauthenticated)?;
+        Ok((prefix_of(&Hash::of(token)), principal))
+    }
+
+    /// Returns the principal of the one token in force whose hash begins with these eight bytes.
+    #[must_use]
+    pub fn of_prefix(&self, prefix: u64) -> Option<Principal> {
+        self.tokens()?.of_prefix(prefix)
+    }
+
+    /// Counts a request whose credentials, other than a bearer token, are refused.
+    pub fn count_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
     }
 
     /// Returns a number that grows when other tokens have come into force.

@@ -254,6 +254,8 @@ pub(super) struct Tokens {
     /// So the bucket of a guess tells nothing, and inside a bucket each comparison takes the same time.
     by_hash: HashMap<u64, Vec<(Hash, Principal)>>,
     key: RandomState,
+    /// Principals by the first eight bytes of a token's hash. `None` if several tokens have them.
+    by_prefix: HashMap<u64, Option<Principal>>,
     quotas: BTreeMap<Tenant, Quota>,
     tenants: BTreeSet<Tenant>,
     len: usize,
@@ -284,6 +286,7 @@ impl Tokens {
         let mut tokens = Tokens {
             by_hash: HashMap::new(),
             key: RandomState::new(),
+            by_prefix: HashMap::new(),
             quotas: BTreeMap::new(),
             tenants: BTreeSet::new(),
             len: 0,
@@ -311,6 +314,8 @@ impl Tokens {
             if slot.iter().any(|(h, _)| *h == t.hash) {
                 faults.push(format!("the hash {}… is listed twice", t.hash.short()));
             }
+            let unique = Some(principal.clone());
+            tokens.by_prefix.entry(prefix_of(&t.hash)).and_modify(|of| *of = None).or_insert(unique);
             slot.push((t.hash, principal));
             tokens.len += 1;
         }
@@ -363,6 +368,11 @@ impl Tokens {
         found.cloned()
     }
 
+    /// Returns the principal of the one token whose hash begins with these bytes.
+    pub fn of_prefix(&self, prefix: u64) -> Option<Principal> {
+        self.by_prefix.get(&prefix)?.clone()
+    }
+
     /// Returns the quota of a tenant.
     pub fn quota(&self, tenant: &Tenant) -> Quota {
         self.quotas.get(tenant).copied().unwrap_or_default()
@@ -377,6 +387,11 @@ impl Tokens {
     pub fn quotas(&self) -> Vec<(Tenant, Quota)> {
         self.quotas.iter().map(|(t, q)| (t.clone(), *q)).collect()
     }
+}
+
+/// Returns the first eight bytes of a token's hash, as a number whose hexadecimal digits are the hash's.
+pub(super) fn prefix_of(hash: &Hash) -> u64 {
+    hash.as_bytes()[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]
@@ -440,6 +455,19 @@ mod tests {
         let quota = Quota { registered: Some(2 << 40), ..Quota::default() };
         assert_eq!(tokens.quotas(), [(Tenant::new("t").expect("name"), quota)]);
         assert_eq!(tokens.len(), 1);
+    }
+
+    #[test]
+    fn a_token_is_found_by_the_beginning_of_its_hash() {
+        let text = format!("[[token]]\nhash = \"{}\"\ntenant = \"t\"\n", hash("a"));
+        let tokens = read(&text).expect("holds together");
+        let prefix = u64::from_str_radix(&hash("a").to_string()[..16], 16).expect("digits");
+        assert_eq!(prefix_of(&hash("a")), prefix);
+        assert_eq!(tokens.of_prefix(prefix), tokens.find(b"a"));
+        assert_eq!(tokens.of_prefix(prefix ^ 1), None);
+        let twin = format!("{}{}", &hash("a").to_string()[..16], &hash("b").to_string()[16..]);
+        let both = text + &format!("[[token]]\nhash = \"{twin}\"\ntenant = \"u\"\n");
+        assert_eq!(read(&both).expect("holds together").of_prefix(prefix), None, "two tokens begin so");
     }
 
     #[test]

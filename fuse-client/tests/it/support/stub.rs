@@ -169,6 +169,7 @@ async fn info() -> Json<Info> {
         limits: InfoLimits { batch_items: 1, batch_bytes: 1, chunk_bytes: 16 << 20 },
         disk: None,
         publish: None,
+        s3: None,
         uptime_s: 1,
     })
 }

@@ -13,6 +13,7 @@ pub mod origin;
 pub mod record;
 pub mod registrations;
 pub mod requests;
+pub mod s3;
 pub mod selection;
 pub mod settings;
 pub mod slab;

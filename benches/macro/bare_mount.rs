@@ -104,7 +104,8 @@ impl Filesystem for Bare {
     ) {
         let end = self.bytes.min(offset + u64::from(size));
         let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
-        // Windows 4 KiB apart, so that neighbours do not share cache lines only. A long file repeats the buffer.
+        // Windows 4 KiB apart, so that neighbours do not share cache lines only. A long file repeats the
+        // buffer.
         let room = (self.window.len() - len) as u64;
         let at = usize::try_from((ino.0 * 4096 + offset) % room).unwrap_or(0);
         reply.data(&self.window[at..at + len]);

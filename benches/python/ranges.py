@@ -3,8 +3,8 @@
     sudo FLETCH_BIN=target/release python3 benches/python/ranges.py [--json FILE] [--check]
 
 Needs root, FUSE and fio. The server is on this machine and has the whole file. In each round a fresh mount
-and a fresh `bare-mount` (a daemon that serves one buffer from memory, hashes nothing and asks nobody) read the
-same number of blocks. The first table has the medians, and the processor time of server and mount for a
+and a fresh `bare-mount` (a daemon that serves one buffer from memory, hashes nothing and asks nobody) read
+the same number of blocks. The first table has the medians, and the processor time of server and mount for a
 gigabyte.
 
 The second table is of a server that keeps nothing: windows at random places of the file, and the bytes that

@@ -156,8 +156,10 @@ pub const CORE_FOLDERS: &[(&str, &[&str])] = &[
 ];
 
 /// The rooms of the core that every room of the core may use. They use no folder of [`CORE_FOLDERS`].
-pub const CORE_BASE: &[&str] =
-    &["benefit", "capacity", "cluster", "error", "hash", "manifest", "names", "record", "varint", "verified"];
+pub const CORE_BASE: &[&str] = &[
+    "benefit", "capacity", "cluster", "error", "groups", "hash", "manifest", "names", "record", "varint",
+    "verified",
+];
 
 /// What the pure core may not name: clocks, threads, IO, the environment, randomness of the system, and
 /// maps whose order differs between runs. A single name is banned as any part of a path.

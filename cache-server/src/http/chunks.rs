@@ -1,5 +1,5 @@
-//! `GET|HEAD /v1/versions/{root}/chunks/{hash}`: one chunk by its hash, or a part of it; `…/groups`: the hashes
-//! by which a client checks a part.
+//! `GET|HEAD /v1/versions/{root}/chunks/{hash}`: one chunk by its hash, or a part of it; `…/groups`: the
+//! hashes by which a client checks a part.
 
 use super::{
     admission::{Admitted, ReadRequest},
@@ -149,21 +149,21 @@ async fn part(
 
 /// Reads the hashes of the groups of a chunk.
 ///
-/// 32 bytes for each group of 16 KiB, in order. They are the inner hashes of BLAKE3: with them a client checks
-/// a range of the chunk under the chunk's name. The server reads the chunk if it does not know them.
+/// 32 bytes for each group of 16 KiB, in order. They are the inner hashes of BLAKE3: with them a client
+/// checks a range of the chunk under the chunk's name. The server reads the chunk if it does not know them.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/chunks/{hash}/groups", tag = "bytes",
     params(
         ("root" = String, Path, description = "Root of the version, 64 hex digits"),
         ("hash" = String, Path, description = "BLAKE3 of the chunk, 64 hex digits"),
-        ("Fletch-Job" = Option<String>, Header, description = "The job that a fetch of the chunk is counted for"),
+        ("Fletch-Job" = Option<String>, Header, description = "The job that a fetch is counted for"),
         ("Fletch-Dataset" = Option<String>, Header,
             description = "The dataset through which the client reads: its origin is asked first"),
     ),
     responses(
         (status = 200, description = "The hashes", content_type = "application/octet-stream"),
-        (status = 400, description = "The chunk is so short that it is always read whole, or the version is a \
-            draft", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "The chunk is so short that it is always read whole, or the version is \
+            a draft", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such chunk", body = Problem, content_type = "application/problem+json"),
         (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry",

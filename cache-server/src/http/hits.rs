@@ -306,8 +306,8 @@ impl HitSession {
     }
 }
 
-/// Returns the name under which memory is held for an answer. A part must not stand for its whole chunk, which
-/// is longer.
+/// Returns the name under which memory is held for an answer. A part must not stand for its whole chunk,
+/// which is longer.
 fn held_as(request: &HitRequest<'_>) -> Hash {
     let about = match request.wanted {
         Wanted::Chunk | Wanted::File(_) => return request.hash,

@@ -163,7 +163,7 @@ impl GroupHasher {
     /// Hashes the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            // A complete group is closed only when another one follows: a chunk of one group has no inner hash.
+            // Closed only when another one follows: a chunk of one group has no inner hash.
             if self.filled == GROUP_BYTES {
                 self.close();
             }
@@ -225,7 +225,8 @@ fn subtree(hashes: &[ChainingValue]) -> ChainingValue {
     merge_subtrees_non_root(&subtree(left), &subtree(right), Mode::Hash)
 }
 
-/// Divides as BLAKE3 does: the left half is the largest power of two of groups that leaves some for the right.
+/// Divides as BLAKE3 does: the left half is the largest power of two of groups that leaves some for the
+/// right.
 fn halves(hashes: &[ChainingValue]) -> (&[ChainingValue], &[ChainingValue]) {
     hashes.split_at(hashes.len().next_power_of_two() / 2)
 }

@@ -95,8 +95,8 @@ impl GroupLists {
         self.0.lock().error.take()
     }
 
-    /// Writes the hashes of these chunks, as far as they are here, as `groups.bin`. Returns of how many chunks
-    /// it has them. Writes no file for none.
+    /// Writes the hashes of these chunks, as far as they are here, as `groups.bin`. Returns of how many
+    /// chunks it has them. Writes no file for none.
     ///
     /// # Errors
     /// When a file cannot be read or written.

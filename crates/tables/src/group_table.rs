@@ -1,7 +1,7 @@
 //! `groups.bin`: the hashes of the groups of a layout's long chunks.
 //!
-//! The rows are sorted by the chunk's hash. Hashes are uniform, so a reader guesses where a row is, and mostly
-//! finds it in the first [`WINDOW_ROWS`] rows that it reads.
+//! The rows are sorted by the chunk's hash. Hashes are uniform, so a reader guesses where a row is, and
+//! mostly finds it in the first [`WINDOW_ROWS`] rows that it reads.
 //!
 //! No hash covers this file, and none has to: the hashes of a chunk's groups make its name, or they are wrong
 //! ([`GroupHashes::check`]).

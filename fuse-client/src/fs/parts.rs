@@ -1,7 +1,7 @@
 //! Reads of a part of a long chunk, for programs that read a large file here and there.
 //!
-//! A mount asks for the hashes of a chunk's groups once, and checks each part by them (I1). Where a part cannot
-//! be had, whatever the reason, the whole chunk is read instead.
+//! A mount asks for the hashes of a chunk's groups once, and checks each part by them (I1). Where a part
+//! cannot be had, whatever the reason, the whole chunk is read instead.
 
 use super::read::{FetchRequest, Reader, StoreRequest};
 use fletch_client::fallback::OriginLocation;
@@ -47,7 +47,7 @@ impl Reader {
         match self.fetch_run(&key, store.grown(&run), at).await {
             Ok(part) => Ok(Some(part)),
             Err(error) => {
-                tracing::debug!(chunk = %key.hash, %error, "a part of a chunk cannot be read; the chunk is read");
+                tracing::debug!(chunk = %key.hash, %error, "a part cannot be read; the chunk is read");
                 Ok(None)
             }
         }

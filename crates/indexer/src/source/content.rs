@@ -178,8 +178,8 @@ fn read_range(
     Ok(true)
 }
 
-/// Hashes a file of at most one slice. Returns `None` when the file changed during reading. Adds the hashes of
-/// its groups to `groups`.
+/// Hashes a file of at most one slice. Returns `None` when the file changed during reading. Adds the hashes
+/// of its groups to `groups`.
 ///
 /// # Errors
 /// [`ReadFault`] when it cannot be read.

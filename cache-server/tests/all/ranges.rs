@@ -55,6 +55,23 @@ async fn a_window_costs_its_groups_if_the_tables_have_their_hashes() {
 }
 
 #[tokio::test]
+async fn a_window_of_a_quarter_of_a_chunk_costs_little_more_than_itself() {
+    let tree = tree();
+    let root = tree.index_grouped().root();
+    let node = Node::serving(&tree, &SMALL).await;
+    for n in 0..10 {
+        let at = n * 4 * MIB + 300_001;
+        let range = format!("bytes={at}-{}", at + MIB - 1);
+        let asked = node.get(&routes::file(root, "long")).header("range", range);
+        let got = body(asked.send().await.expect("answer"), StatusCode::PARTIAL_CONTENT).await;
+        assert!(got == tree.files["long"][at..at + MIB], "{at}");
+    }
+    let cost = origin_bytes(&node).await;
+    assert!(cost <= 11 * MIB as u64, "{cost} bytes");
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
 async fn without_hashes_at_rest_a_chunk_is_read_once() {
     let tree = tree();
     let root = tree.index().root();

@@ -22,8 +22,9 @@ use futures::FutureExt as _;
 use std::{ops::Range, sync::Arc, time::Instant};
 use tokio::task::spawn_blocking;
 
-/// A range of more than this part of its chunk, one of so many, is read with the whole chunk.
-const PART_MAX: usize = 4;
+/// A range of more than this part of its chunk, one of so many, is read with the whole chunk. A mount asks
+/// for up to a quarter, and the groups that have its ends.
+const PART_MAX: usize = 2;
 
 impl Reads {
     /// Returns verified bytes of a chunk that have its bytes `range`.

@@ -10,7 +10,7 @@ use fletch_client::{Client, ClientError};
 use fletch_core::{Hash, Root};
 use fletch_store::{Brought, FetchError, Names};
 use fletch_tables::Version;
-use futures::future::{BoxFuture, FutureExt, TryFutureExt as _};
+use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
 
 /// Fetches the chunks of one version from the server.
@@ -126,17 +126,13 @@ impl ChunkSource for FallbackChunks {
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (fallback, root, location) = (self.fallback.clone(), self.root, location.clone());
-        if let (FetchRequest::Groups { .. }, Some(client)) = (&request, fallback.server().cloned()) {
-            let asked = async move { fetch_from_server(client, root, &request).await };
-            return asked.map_err(|e| FetchError::new(e.kind(), e)).boxed();
-        }
         async move {
             let (_, len) = request.hash_and_len();
-            let got = fallback
-                .bytes_unchecked(&location, len, |client| {
-                    fetch_from_server(client.after_wrong_bytes(attempt), root, &request)
-                })
-                .await;
+            let ask = |client: Client| fetch_from_server(client.after_wrong_bytes(attempt), root, &request);
+            let got = match &request {
+                FetchRequest::Groups { .. } => fallback.from_server_unchecked(ask).await,
+                _ => fallback.bytes_unchecked(&location, len, ask).await,
+            };
             got.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()

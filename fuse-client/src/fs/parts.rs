@@ -3,7 +3,7 @@
 //! A mount asks for the hashes of a chunk's groups once, and checks each part by them (I1). Where a part
 //! cannot be had, whatever the reason, the whole chunk is read instead.
 
-use super::read::{FetchRequest, Reader, StoreRequest};
+use super::read::{FetchRequest, Reader};
 use fletch_client::fallback::OriginLocation;
 use fletch_core::{
     Hash, StoreKey,
@@ -23,19 +23,25 @@ impl Reader {
     /// # Errors
     /// [`ReadError::Overloaded`] when no memory came free.
     pub(super) async fn part(&self, found: &Found, of: &ChunkRange) -> Result<Option<PartHit>, ReadError> {
-        let StoreRequest { key, len, .. } = self.store_request(found, of, None);
-        let is_small = len >= GROUPED_BYTES_MIN && of.range.len() <= len as usize / PART_MAX;
-        let store = &self.reads.store;
-        if !is_small || !self.source.has_parts() || store.holds_chunk(&key) || store.is_in_flight(&key) {
+        let (chunk, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
+        if len < GROUPED_BYTES_MIN || of.range.len() > len as usize / PART_MAX || !self.source.has_parts() {
             return Ok(None);
         }
-        let at = self.origin_location(found, of);
-        let Some(groups) = self.groups(key.hash, len, &at).await else { return Ok(None) };
+        let (store, key) = (&self.reads.store, self.key(chunk));
+        let at = || self.origin_location(found, of);
+        let groups = match store.groups(chunk).filter(|groups| groups.chunk_len() == len) {
+            Some(groups) => groups,
+            None if store.holds_chunk(&key) || store.is_in_flight(&key) => return Ok(None),
+            None => match self.ask_for_groups(chunk, len, &at()).await {
+                Some(groups) => groups,
+                None => return Ok(None),
+            },
+        };
         let Some(run) = groups.run(&of.range) else { return Ok(None) };
         if let Some(known) = store.run(&key, &run).await? {
             return Ok(Some(known));
         }
-        if store.has(&key, len) {
+        if store.is_in_flight(&key) || store.disk().is_some_and(|disk| disk.has(&key, len)) {
             return Ok(None);
         }
         if self.source.has_hits()
@@ -44,7 +50,7 @@ impl Reader {
         {
             return Ok(Some(part));
         }
-        match self.fetch_run(&key, store.grown(&run), at).await {
+        match self.fetch_run(&key, store.grown(&run), at()).await {
             Ok(part) => Ok(Some(part)),
             Err(error) => {
                 tracing::debug!(chunk = %key.hash, %error, "a part cannot be read; the chunk is read");
@@ -65,12 +71,9 @@ impl Reader {
         self.reads.store.fetch_run(key, run, fetch).await
     }
 
-    /// Returns the hashes of the groups of a chunk, from the store or from the source.
-    async fn groups(&self, chunk: Hash, len: u32, at: &OriginLocation) -> Option<Arc<GroupHashes>> {
+    /// Returns the hashes of the groups of a chunk from the source.
+    async fn ask_for_groups(&self, chunk: Hash, len: u32, at: &OriginLocation) -> Option<Arc<GroupHashes>> {
         let store = &self.reads.store;
-        if let Some(groups) = store.groups(chunk).filter(|groups| groups.chunk_len() == len) {
-            return Some(groups);
-        }
         let wanted = FetchRequest::Groups { chunk, len: u32::try_from(Store::group_hash_bytes(len)).ok()? };
         let checked = |bytes: &[u8]| match GroupHashes::check(chunk, len, bytes) {
             Ok(groups) => Some(Arc::new(groups)),

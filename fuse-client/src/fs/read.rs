@@ -202,9 +202,9 @@ impl ReadCounters {
 }
 
 /// What the store is asked for.
-pub(super) struct StoreRequest {
-    pub key: StoreKey,
-    pub len: u32,
+struct StoreRequest {
+    key: StoreKey,
+    len: u32,
     wanted: FetchRequest,
     fetch: Fetch,
 }
@@ -215,7 +215,7 @@ pub(super) struct StoreReads {
     pub store: Arc<Store>,
     dataset: DatasetId,
     /// What the names of the chunks stand for, if the version is a draft.
-    pub names: Option<Arc<dyn Names>>,
+    names: Option<Arc<dyn Names>>,
 }
 
 impl StoreReads {
@@ -421,12 +421,7 @@ impl Reader {
 
     /// Returns what to ask the store for a slice: a chunk that ends where the slice ends, or, if the path of
     /// its file is given, that file alone.
-    pub(super) fn store_request(
-        &self,
-        found: &Found,
-        of: &ChunkRange,
-        shared: Option<Arc<str>>,
-    ) -> StoreRequest {
+    fn store_request(&self, found: &Found, of: &ChunkRange, shared: Option<Arc<str>>) -> StoreRequest {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
         let location = self.origin_location(found, of);
         let wanted = match shared {
@@ -437,7 +432,12 @@ impl Reader {
         };
         let (source, asked) = (Arc::clone(&self.source), wanted.clone());
         let fetch: Fetch = Arc::new(move |attempt| source.fetch(asked.clone(), &location, attempt));
-        StoreRequest { key: StoreKey { domain: self.domain.clone(), hash }, len, wanted, fetch }
+        StoreRequest { key: self.key(hash), len, wanted, fetch }
+    }
+
+    /// Returns the key of a chunk, or of a place in a draft.
+    pub(super) fn key(&self, hash: Hash) -> StoreKey {
+        StoreKey { domain: self.domain.clone(), hash }
     }
 
     /// Returns where the origin has a slice: the object of the chunk for a small file of a pack, else the

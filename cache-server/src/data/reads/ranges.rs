@@ -182,11 +182,11 @@ impl Reads {
             return None;
         }
         let (key, began) = (self.key(sources, hash), Instant::now());
-        let in_memory = self.store.cached(&key).map(|hit| PartHit { hit, begins: 0 });
-        let found = in_memory.or_else(|| {
-            let groups = self.store.groups(key.hash).filter(|g| g.chunk_len() == located.len)?;
-            self.store.run_no_wait(&key, &groups.run(range)?)
-        })?;
+        let groups = self.store.groups(key.hash).filter(|groups| groups.chunk_len() == located.len);
+        let found = match groups {
+            Some(groups) => self.store.run_no_wait(&key, &groups.run(range)?)?,
+            None => PartHit { hit: self.store.cached(&key)?, begins: 0 },
+        };
         self.metrics.count_read(found.hit.tier, began.elapsed());
         Some(SpanBytes { bytes: found.slice(range)?, tier: found.hit.tier })
     }

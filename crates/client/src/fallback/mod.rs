@@ -126,6 +126,25 @@ impl Fallback {
         Ok(got.map_err(|e| self.failed(&e))?.bytes)
     }
 
+    /// Returns what `ask` requests from the server, **not verified**, if the origin has no such thing.
+    ///
+    /// # Errors
+    /// [`ClientError`]: the server's error, or [`ClientError::Config`] while the server does not answer.
+    pub async fn from_server_unchecked<A>(&self, ask: impl FnOnce(Client) -> A) -> Result<Bytes, ClientError>
+    where
+        A: Future<Output = Result<Bytes, ClientError>>,
+    {
+        let away =
+            || ClientError::Config("the server does not answer, and the origin has no such thing".into());
+        let answer = ask(self.server().ok_or_else(away)?.clone()).await;
+        if let Err(e) = &answer
+            && e.is_unreachable()
+        {
+            self.lost(e);
+        }
+        answer
+    }
+
     /// Returns whether reads go to the origin now.
     #[must_use]
     pub fn is_away(&self) -> bool {

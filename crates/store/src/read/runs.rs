@@ -67,14 +67,11 @@ impl KnownGroups {
         }
     }
 
-    fn recent(&self, chunk: Hash) -> Arc<[Range<usize>]> {
-        self.recent.get(&chunk).unwrap_or_default()
-    }
-
     fn note_run(&self, run: &GroupRun) {
         let chunk = run.of().chunk();
-        let before = self.recent(chunk);
-        let others = before.iter().filter(|r| **r != run.range()).take(RUNS_RECENT_MAX - 1).cloned();
+        let before = self.recent.get(&chunk);
+        let before = before.as_deref().unwrap_or_default().iter();
+        let others = before.filter(|r| **r != run.range()).take(RUNS_RECENT_MAX - 1).cloned();
         self.recent.insert(chunk, std::iter::once(run.range()).chain(others).collect());
     }
 }
@@ -169,8 +166,8 @@ impl Store {
     #[must_use]
     pub fn grown(&self, run: &GroupRun) -> GroupRun {
         let (asked, len) = (run.range(), run.of().chunk_len() as usize);
-        let recent = self.groups.recent(run.of().chunk());
-        let [last, before, ..] = &*recent else { return run.clone() };
+        let recent = self.groups.recent.get(&run.of().chunk());
+        let Some([last, before, ..]) = recent.as_deref() else { return run.clone() };
         let follows = |a: &Range<usize>, b: &Range<usize>| b.start <= a.end && a.end < b.end;
         let precedes = |a: &Range<usize>, b: &Range<usize>| b.start < a.start && a.start <= b.end;
         let size = (2 * last.len()).next_power_of_two();
@@ -190,7 +187,7 @@ impl Store {
             return Some(PartHit { hit, begins: 0 });
         }
         let asked = run.range();
-        for had in self.groups.recent(chunk.hash).iter() {
+        for had in self.groups.recent.get(&chunk.hash)?.iter() {
             if had.start <= asked.start && asked.end <= had.end {
                 let longer = run.of().run(had)?;
                 let key = StoreKey { domain: chunk.domain.clone(), hash: longer.name() };

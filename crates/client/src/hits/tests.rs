@@ -133,7 +133,7 @@ fn bytes_come_over_one_connection_that_began_with_an_upgrade() {
         ] {
             assert_eq!(lines.iter().filter(|l| **l == line).count(), 1, "{line} in {head}");
         }
-        peer.send(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: Fletch-Hits/2\r\n");
+        peer.send(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: Fletch-Hits/3\r\n");
         peer.send(b"Connection: upgrade\r\n\r\n");
         for _ in 0..3 {
             peer.answer_here();

@@ -90,9 +90,13 @@ impl GroupLists {
         self.0.lock().by_chunk.contains_key(&chunk)
     }
 
-    /// Returns why the file cannot be written any more, once.
-    pub fn take_error(&self) -> Option<io::Error> {
-        self.0.lock().error.take()
+    /// Ends the collecting. Returns why the file could not be written, if so: then nothing was collected.
+    pub fn finish(&self) -> Option<io::Error> {
+        let mut lists = self.0.lock();
+        let error = lists.error.take().or_else(|| lists.file.flush().err())?;
+        // What the file has of them is not known.
+        lists.by_chunk.clear();
+        Some(error)
     }
 
     /// Writes the hashes of these chunks, as far as they are here, as `groups.bin`. Returns of how many

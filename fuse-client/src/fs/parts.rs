@@ -21,7 +21,7 @@ impl Reader {
     /// Returns the groups of a chunk that have a range of it. `None`: the whole chunk is to be read.
     ///
     /// # Errors
-    /// [`ReadError::Overloaded`] when no memory came free.
+    /// [`ReadError`] of a source that does not answer, or when no memory came free.
     pub(super) async fn part(&self, found: &Found, of: &ChunkRange) -> Result<Option<PartHit>, ReadError> {
         let (chunk, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
         if len < GROUPED_BYTES_MIN || of.range.len() > len as usize / PART_MAX || !self.source.has_parts() {
@@ -52,6 +52,8 @@ impl Reader {
         }
         match self.fetch_run(&key, store.grown(&run), at()).await {
             Ok(part) => Ok(Some(part)),
+            // Whoever has waited for an outage must not wait for it twice.
+            Err(error) if error.kind().retryable() => Err(error),
             Err(error) => {
                 tracing::debug!(chunk = %key.hash, %error, "a part cannot be read; the chunk is read");
                 Ok(None)

@@ -76,10 +76,12 @@ impl Reads {
         hash: Hash,
         located: &LocatedChunk,
     ) -> Option<Arc<GroupHashes>> {
-        if let Some(groups) = self.store.groups(self.key(sources, hash).hash) {
+        let key = self.key(sources, hash);
+        if let Some(groups) = self.store.groups(key.hash) {
             return Some(groups);
         }
-        if sources.is_draft() {
+        // A chunk that is here is read whole once, which teaches its hashes: nothing here waits for an origin.
+        if sources.is_draft() || self.store.has(&key, located.len) {
             return None;
         }
         let groups = Arc::new(located.groups_at_rest().await?);
@@ -122,6 +124,8 @@ impl Reads {
                 self.metrics.count_read(found.hit.tier, began.elapsed());
                 Ok(Some(found))
             }
+            // Whoever has waited for an outage must not wait for it twice.
+            Err(error) if error.kind().retryable() => Err(error.into()),
             Err(error) => {
                 tracing::debug!(chunk = %hash, %error, "groups of a chunk cannot be read; the chunk is read");
                 Ok(None)

@@ -8,15 +8,19 @@ use super::{
 };
 use crate::tenancy::{state::RegistrationHandle, tenants::ColdChunk};
 use bytes::{Bytes, BytesMut};
+use fletch_bounds::{Gate, pass_gate};
 use fletch_core::{Root, StoreKey, groups::GroupHashes, manifest::ObjectState};
 use fletch_origin::{Meter, ObjectMeta, OriginError};
 use fletch_store::Store;
 use fletch_tables::{ChunkRow, ObjectRef, TableError};
 use futures::FutureExt as _;
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
+use tokio::time::timeout;
 
 /// The longest chunk that is read from a disk of this machine on the thread that asks for it, in bytes.
 const NEAR_BYTES_MAX: u32 = 256 << 10;
+/// The longest wait for the hashes of a chunk's groups.
+const GROUPS_WITHIN: Duration = Duration::from_secs(2);
 /// The most bytes that a probe reads.
 const PROBE_BYTES: u64 = 64 << 10;
 
@@ -48,12 +52,18 @@ impl LocatedChunk {
         ColdChunk { store, key, len: self.len, origin: at.origin(), stream }
     }
 
-    /// Returns the hashes of the chunk's groups, if its layout has them at rest and they are right.
+    /// Returns the hashes of the chunk's groups, if its layout has them at rest and they are right. Waits for
+    /// [`GROUPS_WITHIN`] at most: the chunk can be read without them.
     pub async fn groups_at_rest(&self) -> Option<GroupHashes> {
         let chunk = self.row.row.chunk;
-        match self.source.version.group_hashes(chunk, self.len).await {
-            Ok(groups) => groups,
-            Err(error) => {
+        let read = timeout(GROUPS_WITHIN, self.source.version.group_hashes(chunk, self.len));
+        match pass_gate(Gate::Tables, read).await {
+            Ok(Ok(groups)) => groups,
+            Err(_) => {
+                tracing::debug!(%chunk, "hashes of groups do not come; the whole chunk is read");
+                None
+            }
+            Ok(Err(error)) => {
                 tracing::warn!(%chunk, %error, "hashes of groups cannot be read; the whole chunk is read");
                 None
             }

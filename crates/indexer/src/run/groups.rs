@@ -49,8 +49,8 @@ impl RunGroups {
                 run.ctx.out.warn(format_args!("hashes of groups are not taken over: {error}"));
             }
         }
-        if let Some(error) = lists.take_error() {
-            run.ctx.out.warn(format_args!("some hashes of groups are left out of the tables: {error}"));
+        if let Some(error) = lists.finish() {
+            run.ctx.out.warn(format_args!("hashes of groups are left out of the tables: {error}"));
         }
     }
 }

@@ -105,6 +105,32 @@ async fn a_file_that_the_cache_keeps_is_read_once() {
     node.running.shutdown().await;
 }
 
+/// The lists of hashes are at the origin. A chunk that is on disk must not wait for them.
+#[tokio::test]
+async fn i4_a_chunk_on_disk_needs_no_origin_for_a_range() {
+    let tree = tree();
+    let root = tree.index_grouped().root();
+    let state = tempfile::tempdir().expect("a directory");
+    let of = |name: &str| format!("--{name}-dir={}/{name}", state.path().display());
+    let (own, cache) = (of("state"), of("cache"));
+    let args = ["--memory=64MiB", "--cache-size=256MiB", own.as_str(), cache.as_str()];
+    let node = Node::serving(&tree, &args).await;
+    for at in windows() {
+        window(&node, root, at).await;
+    }
+    node.running.shutdown().await;
+    let node = Node::start(&args).await;
+    window(&node, root, 5_000).await;
+    let lists = tree.path("fletch/versions").join(root.to_string()).join("layouts");
+    std::fs::rename(&lists, tree.path("away")).expect("moved");
+    std::fs::remove_file(tree.path("long")).expect("removed");
+    for at in windows() {
+        assert!(window(&node, root, at).await == tree.files["long"][at..at + WINDOW], "{at}");
+    }
+    assert_eq!(origin_bytes(&node).await, 0);
+    node.running.shutdown().await;
+}
+
 #[tokio::test]
 async fn i1_wrong_groups_and_wrong_hashes_send_no_wrong_byte() {
     let tree = tree();

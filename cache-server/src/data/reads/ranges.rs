@@ -80,7 +80,7 @@ impl Reads {
         if let Some(groups) = self.store.groups(key.hash) {
             return Some(groups);
         }
-        // A chunk that is here is read whole once, which teaches its hashes: nothing here waits for an origin.
+        // A chunk that is here is read whole once, which teaches its hashes. It must not wait for an origin.
         if sources.is_draft() || self.store.has(&key, located.len) {
             return None;
         }

@@ -4,6 +4,7 @@ use crate::draft_places::DraftPlaces;
 use crate::fs::read::{ChunkSource, FetchRequest};
 use crate::hit_connections;
 use crate::server_watch::ServerWatch;
+use crate::short_circuit::{Lent, ShortCircuit};
 use bytes::Bytes;
 use fletch_client::fallback::{Fallback, OriginLocation};
 use fletch_client::{Client, ClientError};
@@ -21,6 +22,7 @@ pub struct ServerChunks {
     root: Root,
     /// The places that were read, if the version is a draft.
     places: Option<Arc<DraftPlaces>>,
+    lent: Arc<Lent>,
 }
 
 impl ServerChunks {
@@ -32,6 +34,7 @@ impl ServerChunks {
             watch: Arc::clone(watch),
             root: version.root(),
             places: version.is_draft().then(Arc::default),
+            lent: Arc::default(),
         }
     }
 }
@@ -68,6 +71,11 @@ impl ChunkSource for ServerChunks {
     // A hit connection does not say what the bytes of a place hash to.
     fn has_hits(&self) -> bool {
         self.places.is_none() && hit_connections::may_ask(&self.client) && !self.watch.is_gone()
+    }
+
+    fn short_circuit(&self) -> Option<ShortCircuit<'_>> {
+        let (lent, client, root) = (&self.lent, &self.client, self.root);
+        self.has_hits().then_some(ShortCircuit { lent, client, root })
     }
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
@@ -116,6 +124,8 @@ pub struct FallbackChunks {
     pub fallback: Fallback,
     /// The version.
     pub root: Root,
+    /// What the server lent.
+    pub lent: Arc<Lent>,
 }
 
 impl ChunkSource for FallbackChunks {
@@ -146,6 +156,11 @@ impl ChunkSource for FallbackChunks {
 
     fn has_hits(&self) -> bool {
         self.fallback.server().is_some_and(hit_connections::may_ask)
+    }
+
+    fn short_circuit(&self) -> Option<ShortCircuit<'_>> {
+        let client = self.fallback.server().filter(|client| hit_connections::may_ask(client))?;
+        Some(ShortCircuit { lent: &self.lent, client, root: self.root })
     }
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {

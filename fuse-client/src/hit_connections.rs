@@ -14,9 +14,9 @@ use bytes::Bytes;
 use fletch_api::hits::{HitRequest, Wanted};
 use fletch_client::{
     Client,
-    hits::{ANSWER_TIMEOUT, HitConnection, HitOutcome, HitServer},
+    hits::{ANSWER_TIMEOUT, HitConnection, HitOutcome, HitServer, InSlab},
 };
-use fletch_core::Root;
+use fletch_core::{Hash, Root};
 use fletch_store::Brought;
 use std::{
     cell::{Cell, RefCell},
@@ -95,6 +95,25 @@ pub fn ask_in_window(client: &Client, root: Root, wanted: &FetchRequest) -> Brou
     }
 }
 
+/// Asks the server of a client where a chunk of a version lies on its disk.
+pub fn ask_for_slab(client: &Client, root: Root, chunk: Hash, len: u32) -> Option<InSlab> {
+    let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return None };
+    let request = client.hit_request(root, Wanted::Slab, chunk, len);
+    with_connection(server, |connection| connection.ask_for_slab(&request, until))
+}
+
+/// Tells the server of a client how many bytes of a version were read in slabs. Returns whether it counts
+/// them; `None` if it does not answer.
+pub fn tell_read(client: &Client, root: Root, bytes: u64) -> Option<bool> {
+    let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return None };
+    let request = client.hit_request(root, Wanted::Read(bytes), root.0, 0);
+    match with_connection(server, |connection| connection.ask(&request, &mut [], until)) {
+        HitOutcome::Here => Some(true),
+        HitOutcome::NotHere => Some(false),
+        HitOutcome::NoWindow | HitOutcome::NotAsked | HitOutcome::Failed => None,
+    }
+}
+
 /// As [`ask_in_window`], for several at once. Returns one entry for each.
 pub fn ask_all_in_window(client: &Client, root: Root, wanted: &[FetchRequest]) -> Vec<Option<Bytes>> {
     let (Some(until), Some(server)) = (UNTIL.get(), client.hits()) else { return vec![None; wanted.len()] };
@@ -136,7 +155,6 @@ mod tests {
     use super::*;
     use fletch_api::hits::{HitAnswer, HitRequest};
     use fletch_client::{ClientConfig, Endpoint};
-    use fletch_core::Hash;
     use std::{
         io::{BufRead, BufReader, Read, Write},
         os::unix::net::{UnixListener, UnixStream},
@@ -172,7 +190,7 @@ mod tests {
             line.clear();
             input.read_line(&mut line).expect("a line");
         }
-        let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/3\r\n\r\n";
+        let upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/4\r\n\r\n";
         output.write_all(upgraded).expect("sent");
         let mut length = [0; 2];
         while input.read_exact(&mut length).is_ok() {

@@ -12,6 +12,7 @@
 //! keeper ── holds the mount in another process, so that the death of this one ends nothing
 //! datasets ── lists the server's datasets, and mounts their versions
 //! chunk_sources ─┬─ hit_connections: a FUSE thread asks the server of this machine itself
+//!                ├─ short_circuit: or reads the files of that server's disk tier
 //!                ├─ node: the owner of the node store, if this mount is its client
 //!                └─ fletch_client ── the server, or the origin while the server is gone
 //! ```
@@ -49,4 +50,5 @@ pub mod server_breaker;
 pub mod server_watch;
 pub mod session;
 pub mod shared_parts;
+pub mod short_circuit;
 pub mod unmount;

@@ -168,6 +168,8 @@ pub struct Snapshot {
     pub server_failovers: u64,
     /// Bytes received from the server, including tables.
     pub server_bytes: u64,
+    /// Bytes read in the files of a server of this machine.
+    pub slab_bytes: u64,
     /// Chunks and files that FUSE threads asked the server of this machine for, by result.
     pub hit_requests: BTreeMap<&'static str, u64>,
     /// How often the mount lost the server.
@@ -350,6 +352,7 @@ impl Snapshot {
                 self.server_failovers,
             ),
             ("server_bytes_total", "Bytes received from the server.", self.server_bytes),
+            ("slab_bytes_total", "Bytes read in files of the server's disk tier.", self.slab_bytes),
             ("server_losses_total", "How often the mount lost the server.", self.server_losses),
             ("server_refused_total", "Fetches refused while the server was gone.", self.server_refused),
             ("origin_requests_total", "Requests to the origin, without the server.", self.origin_requests),
@@ -474,7 +477,14 @@ mod tests {
             memory_live_bytes: 10,
             server_requests: 5,
             server_bytes: 99,
-            hit_requests: hit_requests(HitStats { asks: 9, here: 8, not_here: 1, failed: 0, bytes: 9 }),
+            slab_bytes: 98,
+            hit_requests: hit_requests(HitStats {
+                asks: 9,
+                here: 8,
+                not_here: 1,
+                bytes: 9,
+                ..Default::default()
+            }),
             datasets: Some(DatasetsSnapshot {
                 linked: 2,
                 over_limit: 4,

@@ -100,7 +100,9 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
                 settings.target.dataset
             ));
         }
-        (Some(fallback), ..) => Arc::new(FallbackChunks { fallback: fallback.clone(), root }),
+        (Some(fallback), ..) => {
+            Arc::new(FallbackChunks { fallback: fallback.clone(), root, lent: Arc::default() })
+        }
         (None, Some(client), Some(watch)) => Arc::new(ServerChunks::new(client, watch, &version)),
         (None, ..) => return Err(neither()),
     };

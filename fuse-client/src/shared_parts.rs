@@ -10,6 +10,7 @@ use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore
 use crate::open_version::OpenVersion;
 use crate::requests::{ReadParts, RequestContext, Timeouts};
 use crate::server_watch::ServerWatch;
+use crate::short_circuit::close_idle_slabs;
 use fletch_api::node::MountedVersion;
 use fletch_client::{Client, Servers};
 use fletch_core::DatasetName;
@@ -93,6 +94,7 @@ impl SharedParts {
         if let Some(node) = &node {
             node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
         }
+        background.spawn(close_idle_slabs(stop.clone()));
         let timeouts = Timeouts { io: process.io_timeout, mapped: process.map_timeout };
         SharedParts { store, node, tasks, background, stop, node_tasks, stop_node, timeouts }
     }
@@ -141,6 +143,7 @@ impl SharedParts {
             server_retries: client.retries,
             server_failovers: client.failovers,
             server_bytes: client.bytes,
+            slab_bytes: client.hits.slab_bytes,
             hit_requests: metrics::hit_requests(client.hits),
             server_losses,
             server_refused,

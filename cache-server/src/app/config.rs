@@ -36,6 +36,7 @@ use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    str::FromStr,
     time::Duration,
 };
 use table::SETTINGS;
@@ -125,6 +126,32 @@ pub struct CacheConfig {
     pub policy: Policy,
     /// The time between two decisions about the shares of datasets.
     pub decision_interval: Duration,
+    /// Which clients of this machine read the disk themselves.
+    pub short_circuit: ShortCircuit,
+}
+
+/// Which clients of this machine read the disk of the server themselves. Only root and the user of the server
+/// ever may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShortCircuit {
+    /// Those of a server without tokens, whose callers may all read everything.
+    Auto,
+    /// Those of a server with tokens, too.
+    On,
+    /// None.
+    Off,
+}
+
+impl FromStr for ShortCircuit {
+    type Err = String;
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "auto" => Ok(ShortCircuit::Auto),
+            "on" => Ok(ShortCircuit::On),
+            "off" => Ok(ShortCircuit::Off),
+            _ => Err(format!("{word:?} is unknown; write auto, on or off")),
+        }
+    }
 }
 
 /// The settings of the S3 door.
@@ -252,7 +279,8 @@ section!(FileCache {
     size: Amount,
     free_floor: Amount,
     policy: String,
-    decision_interval: Span
+    decision_interval: Span,
+    short_circuit: String
 });
 section!(Memory { max: ByteSize, prefetch: Amount });
 section!(Tables { memory: ByteSize, disk: ByteSize });

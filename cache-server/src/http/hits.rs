@@ -15,7 +15,9 @@
 //!    arrived together do so together. Whatever is wrong with it, the answer is "not here", and nothing else
 //!    is told;
 //! 4. (I8) bytes are counted as they are written to the socket, or put into the window;
-//! 5. (I6) the pages of a window count for the client, who touched them before the server writes there
+//! 5. a slab is lent only as `cache.short_circuit` says, with a descriptor that can only be read. Whoever has
+//!    it can read every chunk in that slab, so by default it is lent only where every caller may read all;
+//! 6. (I6) the pages of a window count for the client, who touched them before the server writes there
 //!    ([`fletch_window`]). The server takes no descriptor of a client.
 
 use super::{
@@ -25,7 +27,7 @@ use super::{
     response_body::Charge,
 };
 use crate::{
-    app::{limits::SEND_BYTES_MIN, server::Server},
+    app::{config::ShortCircuit, limits::SEND_BYTES_MIN, server::Server},
     data::{
         reads::{SpanBytes, cost_of},
         versions::Sources,
@@ -46,7 +48,7 @@ use bytes::Bytes;
 use fletch_api::{
     Code, Problem, headers,
     hits::{
-        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, PROTOCOL_BEFORE, REQUEST_BYTES_AHEAD_MAX,
+        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, PROTOCOLS_BEFORE, REQUEST_BYTES_AHEAD_MAX,
         REQUEST_BYTES_MAX, REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX, WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted,
     },
     routes,
@@ -57,10 +59,11 @@ use fletch_window::{Offer, Window};
 use futures::FutureExt as _;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::{
+    fs::File,
     io::{self, IoSlice, Read as _, Write as _},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     sync::Arc,
@@ -77,13 +80,13 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 
 /// Begins a hit connection.
 ///
-/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/3`, or `/2` for a client of
-/// an older version. After the 101 the connection speaks that protocol: a client of this machine asks for
+/// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/4`, or `/3` or `/2` for a
+/// client of an older version. After the 101 the connection speaks that protocol: a client of this machine asks for
 /// chunks, parts of chunks and files that the server has in memory or on disk, and gets them without a wait.
 #[utoipa::path(
     get, path = "/v1/hits", tag = "bytes",
     params(
-        ("Upgrade" = String, Header, description = "`fletch-hits/3` or `fletch-hits/2`"),
+        ("Upgrade" = String, Header, description = "`fletch-hits/4`, `fletch-hits/3` or `fletch-hits/2`"),
         ("Fletch-Component" = Option<String>, Header,
             description = "The program that reads: `mount`, `loader`, `cli` or `peer`"),
     ),
@@ -106,7 +109,7 @@ pub async fn get(
         return Err(ApiError::new(Code::BadRequest, detail, "read chunks by HTTP from another machine"));
     }
     let asked = |protocol: &str| request.get(header::UPGRADE).is_some_and(|v| v == protocol);
-    let Some(protocol) = [PROTOCOL, PROTOCOL_BEFORE].into_iter().find(|p| asked(p)) else {
+    let Some(protocol) = [PROTOCOL].into_iter().chain(PROTOCOLS_BEFORE).find(|p| asked(p)) else {
         let detail = format!("the header Upgrade must be {PROTOCOL}");
         return Err(ApiError::new(Code::BadRequest, detail, "use a client of the same version"));
     };
@@ -163,6 +166,15 @@ impl Caller {
     fn sends(&self, request: &HitRequest<'_>) -> bool {
         self.root == request.root && self.dataset == request.dataset && self.job == request.job
     }
+}
+
+/// The answer to a request.
+enum Answer {
+    Bytes(Found),
+    /// The file that has the chunk, and where the chunk begins there.
+    Slab(File, u64),
+    /// The bytes that the client read itself are counted.
+    Counted,
 }
 
 /// Bytes that are sent, and what is held until they are.
@@ -229,11 +241,13 @@ impl HitSession {
             if !caller.as_ref().is_some_and(|caller| caller.sends(&request)) {
                 caller = self.caller(&request);
             }
-            let found = caller.as_ref().and_then(|caller| self.find(caller, &request));
+            let found = caller.as_ref().and_then(|caller| self.answer(caller, &request));
             let status = if found.is_some() { StatusCode::OK } else { StatusCode::NO_CONTENT };
             let answered = match (found, request.place) {
-                (Some(found), None) => answers.send(HitAnswer::Here(request.size), &found),
-                (Some(found), Some(place)) => {
+                (Some(Answer::Counted), _) => answers.put(HitAnswer::Here(0)),
+                (Some(Answer::Slab(file, offset)), _) => answers.send_slab(request.size, &file, offset),
+                (Some(Answer::Bytes(found)), None) => answers.send(HitAnswer::Here(request.size), &found),
+                (Some(Answer::Bytes(found)), Some(place)) => {
                     if !window.opened.as_mut().is_some_and(|w| w.put(place, &found.bytes)) {
                         return Err(broken("the place is not in a window"));
                     }
@@ -272,7 +286,34 @@ impl HitSession {
         Some(Caller { root, dataset, job: request.job.clone(), admitted, sources, charges })
     }
 
-    /// Returns what a request of a caller asks for, if it is at hand.
+    /// Returns the answer to a request of a caller. `None`: what it asks for is not at hand.
+    fn answer(&self, caller: &Caller, request: &HitRequest<'_>) -> Option<Answer> {
+        match request.wanted {
+            Wanted::Slab if self.lends_slabs() => {
+                let lent = self.server.reads.slab_at_hand(&caller.sources, request.hash, request.size);
+                lent.map(|(file, offset)| Answer::Slab(file, offset))
+            }
+            Wanted::Slab => None,
+            Wanted::Read(bytes) if caller.sources.is_registered() => {
+                (caller.charges)(cost_of(Tier::Disk)).add(usize::try_from(bytes).ok()?);
+                Some(Answer::Counted)
+            }
+            Wanted::Read(_) => None,
+            _ => self.find(caller, request).map(Answer::Bytes),
+        }
+    }
+
+    /// Whether this client may read slabs itself. Their files have chunks of every domain.
+    fn lends_slabs(&self) -> bool {
+        let Peer::Unix { uid, .. } = self.peer else { return false };
+        match self.server.cache.short_circuit {
+            ShortCircuit::Auto if self.server.auth.needs_token() => false,
+            ShortCircuit::Auto | ShortCircuit::On => uid == 0 || self.server.auth.is_own_user(uid),
+            ShortCircuit::Off => false,
+        }
+    }
+
+    /// Returns the bytes that a request of a caller asks for, if they are at hand.
     fn find(&self, caller: &Caller, request: &HitRequest<'_>) -> Option<Found> {
         let server = &self.server;
         let Caller { admitted, sources, .. } = caller;
@@ -296,6 +337,7 @@ impl HitSession {
                 let groups = server.reads.groups_at_hand(sources, request.hash)?;
                 SpanBytes { bytes: Bytes::copy_from_slice(groups.as_bytes()), tier: Tier::Memory }
             }
+            Wanted::Slab | Wanted::Read(_) => return None,
         };
         if bytes.len() != request.size as usize {
             return None;
@@ -312,7 +354,7 @@ fn held_as(request: &HitRequest<'_>) -> Hash {
     let about = match request.wanted {
         Wanted::Chunk | Wanted::File(_) => return request.hash,
         Wanted::Part(from) => [from, request.size],
-        Wanted::Groups => [u32::MAX; 2],
+        Wanted::Groups | Wanted::Slab | Wanted::Read(_) => [u32::MAX; 2],
     };
     let [a, b] = about.map(u32::to_le_bytes);
     Hash::of(&[&request.hash.0[..], &a, &b].concat())
@@ -449,19 +491,28 @@ impl<'a> Answers<'a> {
 
     /// Sends the answer that offers a window, with its descriptor.
     fn send_window(&mut self, bytes: u32, file: &OwnedFd) -> io::Result<()> {
+        self.send_with_file(&HitAnswer::InWindow(bytes).encode(), file.as_fd())
+    }
+
+    /// Sends the answer that names the place of a chunk in a slab, with the slab's descriptor.
+    fn send_slab(&mut self, len: u32, slab: &File, offset: u64) -> io::Result<()> {
+        let head = HitAnswer::InSlab(len).encode();
+        self.send_with_file(&[&head[..], &offset.to_le_bytes()].concat(), slab.as_fd())
+    }
+
+    fn send_with_file(&mut self, message: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
         self.flush()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [file.as_fd()];
+        let files = [file];
         if !control.push(SendAncillaryMessage::ScmRights(&files)) {
             return Err(io::Error::other("a descriptor needs more space"));
         }
-        let head = HitAnswer::InWindow(bytes).encode();
-        let (parts, flags) = ([IoSlice::new(&head)], SendFlags::NOSIGNAL);
+        let (parts, flags) = ([IoSlice::new(message)], SendFlags::NOSIGNAL);
         let sent =
             rustix::io::retry_on_intr(|| rustix::net::sendmsg(self.socket, &parts, &mut control, flags));
         match sent {
-            Ok(ANSWER_HEAD_BYTES) => Ok(()),
+            Ok(sent) if sent == message.len() => Ok(()),
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
             Err(error) => Err(error.into()),
         }

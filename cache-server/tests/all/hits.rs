@@ -60,7 +60,7 @@ impl Hits {
         self.0.read_exact(&mut head).await.expect("an answer");
         match HitAnswer::parse(head).expect("a head") {
             HitAnswer::NotHere => None,
-            HitAnswer::InWindow(len) => panic!("nobody asked for {len} bytes in a window"),
+            HitAnswer::InWindow(len) | HitAnswer::InSlab(len) => panic!("nobody asked for {len} bytes there"),
             HitAnswer::Here(len) => {
                 let mut bytes = vec![0; len as usize];
                 self.0.read_exact(&mut bytes).await.expect("bytes");
@@ -322,12 +322,11 @@ async fn only_the_unix_socket_and_only_this_protocol() {
     let mut tcp = TcpStream::connect(node.addr()).await.expect("connect");
     let head = upgrade(&mut tcp, &protocol()).await;
     assert!(head.starts_with("HTTP/1.1 400"), "{head}");
-    let mut unix = UnixStream::connect(socket(&node)).await.expect("connect");
-    let head = upgrade(&mut unix, "upgrade: fletch-hits/2\r\n").await;
-    assert!(
-        head.starts_with("HTTP/1.1 101") && head.contains("upgrade: fletch-hits/2"),
-        "older clients: {head}"
-    );
+    for older in ["upgrade: fletch-hits/2", "upgrade: fletch-hits/3"] {
+        let mut unix = UnixStream::connect(socket(&node)).await.expect("connect");
+        let head = upgrade(&mut unix, &format!("{older}\r\n")).await;
+        assert!(head.starts_with("HTTP/1.1 101") && head.contains(older), "{head}");
+    }
     for other in ["", "upgrade: fletch-hits/1\r\n", "upgrade: websocket\r\n"] {
         let mut unix = UnixStream::connect(socket(&node)).await.expect("connect");
         let head = upgrade(&mut unix, other).await;

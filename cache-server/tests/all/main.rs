@@ -41,6 +41,7 @@ mod releases;
 mod replays;
 mod retagged;
 mod selections;
+mod short_circuit;
 mod shuffles;
 mod states;
 mod sweeps;

@@ -1,14 +1,14 @@
 //! The protocol of a hit connection: a client of this machine asks for bytes that the server has at hand.
 //!
 //! The connection begins as HTTP/1.1 on the unix socket: `GET /v1/hits` with `Connection: upgrade` and
-//! `Upgrade: fletch-hits/3`. The server checks it like any request and answers 101. Then the client sends
+//! `Upgrade: fletch-hits/4`. The server checks it like any request and answers 101. Then the client sends
 //! requests, and the server answers them in their order. Numbers are little-endian.
 //!
 //! ```text
 //! request  length u16 · kind u8 · job u8 · dataset u8 · target u8 · size u32 · place u32 · root [32]
 //!          · hash [32] · the names of job and dataset, of `job` and `dataset` bytes · for a file its path,
-//!          for a part of a chunk where it begins, u32
-//! answer   status u8 · 0 [3] · length u32 · with HERE as many bytes
+//!          for a part of a chunk where it begins, u32, for bytes that were read in slabs how many, u64
+//! answer   status u8 · 0 [3] · length u32 · with HERE as many bytes, with IN_SLAB an offset u64
 //! ```
 //!
 //! 1. `length` of a request counts the bytes after it, and is at most [`REQUEST_BYTES_MAX`].
@@ -33,14 +33,24 @@
 //!
 //! Another window replaces this one; the client asks for it when no request waits for its answer. A
 //! connection gets at most [`WINDOWS_MAX`] windows of at most [`WINDOW_BYTES_MAX`] bytes.
+//!
+//! # Slabs
+//!
+//! A client may ask where a chunk lies on the server's disk. The answer is [`IN_SLAB`], the length of the
+//! chunk, a descriptor of the slab file that can only be read, and the chunk's offset there; or [`NOT_HERE`].
+//! Whoever reads there checks each byte: the file may lose the chunk, and be cut, at any time. The client then
+//! tells how many bytes it read ([`Wanted::Read`], of size 0), so that they are counted for the job and the
+//! dataset. The answer is [`HERE`] without bytes. After [`NOT_HERE`] the client forgets where chunks lie: its
+//! access has ended.
 
 use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};
 
 /// The name and version of the protocol, in the `Upgrade` header.
-pub const PROTOCOL: &str = "fletch-hits/3";
-/// The version before, which servers still speak: it has no parts of chunks and no hashes of groups.
-pub const PROTOCOL_BEFORE: &str = "fletch-hits/2";
+pub const PROTOCOL: &str = "fletch-hits/4";
+/// The versions before, which servers still speak. `/3` has no slabs; `/2` has no parts of chunks and no
+/// hashes of groups, either.
+pub const PROTOCOLS_BEFORE: [&str; 2] = ["fletch-hits/3", "fletch-hits/2"];
 /// The longest window, in bytes.
 pub const WINDOW_BYTES_MAX: u32 = 32 << 20;
 /// The most windows of a connection. Each is at least twice as long as the one before.
@@ -59,10 +69,14 @@ pub const FIXED_BYTES: usize = 76;
 pub const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// The length of the head of an answer.
 pub const ANSWER_HEAD_BYTES: usize = 8;
+/// The length of the offset after the head of [`IN_SLAB`].
+pub const SLAB_OFFSET_BYTES: usize = 8;
 /// The status of an answer with bytes.
 pub const HERE: u8 = 1;
 /// The status of an answer whose bytes are in the window, and of one that offers or opens a window.
 pub const IN_WINDOW: u8 = 2;
+/// The status of an answer with the place of a chunk in a slab.
+pub const IN_SLAB: u8 = 3;
 /// The status of an answer without bytes, and of one without a window.
 pub const NOT_HERE: u8 = 0;
 
@@ -84,6 +98,10 @@ pub enum Wanted<'a> {
     Part(u32),
     /// The hashes of the groups of a chunk of the version.
     Groups,
+    /// Where a chunk of the version lies on the server's disk.
+    Slab,
+    /// Nothing. The client read so many bytes of the version in slabs, since it last said so.
+    Read(u64),
 }
 
 /// A request.
@@ -123,6 +141,8 @@ const KIND_CHUNK: u8 = 1;
 const KIND_FILE: u8 = 2;
 const KIND_PART: u8 = 3;
 const KIND_GROUPS: u8 = 4;
+const KIND_SLAB: u8 = 5;
+const KIND_READ: u8 = 6;
 const TO_ANSWER: u8 = 0;
 const TO_WINDOW: u8 = 1;
 
@@ -134,10 +154,15 @@ impl HitRequest<'_> {
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadHitRequest> {
         let job = self.job.as_ref().map_or("", JobName::as_str);
         let dataset = self.dataset.as_ref().map_or("", DatasetName::as_str);
-        let begin;
+        let (begin, read);
         let (kind, rest): (u8, &[u8]) = match self.wanted {
             Wanted::Chunk => (KIND_CHUNK, &[]),
             Wanted::Groups => (KIND_GROUPS, &[]),
+            Wanted::Slab => (KIND_SLAB, &[]),
+            Wanted::Read(bytes) => {
+                read = bytes.to_le_bytes();
+                (KIND_READ, &read)
+            }
             Wanted::File(path) => (KIND_FILE, path.as_bytes()),
             Wanted::Part(from) => {
                 begin = from.to_le_bytes();
@@ -192,11 +217,16 @@ impl HitRequest<'_> {
         let wanted = match kind {
             KIND_CHUNK if rest.is_empty() => Wanted::Chunk,
             KIND_GROUPS if rest.is_empty() => Wanted::Groups,
+            KIND_SLAB if rest.is_empty() => Wanted::Slab,
+            KIND_READ => {
+                let bytes = rest.try_into().map_err(|_| BadHitRequest::Length)?;
+                Wanted::Read(u64::from_le_bytes(bytes))
+            }
             KIND_PART => {
                 let from = rest.try_into().map_err(|_| BadHitRequest::Length)?;
                 Wanted::Part(u32::from_le_bytes(from))
             }
-            KIND_CHUNK | KIND_GROUPS => return Err(BadHitRequest::Length),
+            KIND_CHUNK | KIND_GROUPS | KIND_SLAB => return Err(BadHitRequest::Length),
             KIND_FILE => Wanted::File(text(rest)?),
             _ => return Err(BadHitRequest::Kind),
         };
@@ -220,6 +250,8 @@ pub enum HitAnswer {
     /// As many bytes as were asked for are in their place in the window. After [`window_request`] and
     /// [`WINDOW_READY`]: the window has so many bytes.
     InWindow(u32),
+    /// The chunk, of so many bytes, is in the slab whose descriptor comes with this head. Its offset follows.
+    InSlab(u32),
     /// The server does not have the bytes at hand.
     NotHere,
 }
@@ -231,6 +263,7 @@ impl HitAnswer {
         let (status, len) = match self {
             HitAnswer::Here(len) => (HERE, len),
             HitAnswer::InWindow(len) => (IN_WINDOW, len),
+            HitAnswer::InSlab(len) => (IN_SLAB, len),
             HitAnswer::NotHere => (NOT_HERE, 0),
         };
         let [a, b, c, d] = len.to_le_bytes();
@@ -244,6 +277,7 @@ impl HitAnswer {
         match (status, u32::from_le_bytes([a, b, c, d])) {
             (HERE, len) => Some(HitAnswer::Here(len)),
             (IN_WINDOW, len) => Some(HitAnswer::InWindow(len)),
+            (IN_SLAB, len) => Some(HitAnswer::InSlab(len)),
             (NOT_HERE, 0) => Some(HitAnswer::NotHere),
             _ => None,
         }
@@ -269,8 +303,9 @@ mod tests {
     #[test]
     fn a_request_is_parsed_as_it_was_encoded() {
         let path = "a/b.jpg".repeat(1000);
-        let part = Wanted::Part(0x0403_0201);
-        for wanted in [Wanted::Chunk, Wanted::File("a/b.jpg"), Wanted::File(&path), part, Wanted::Groups] {
+        let files = [Wanted::File("a/b.jpg"), Wanted::File(&path)];
+        let others = [Wanted::Part(0x0403_0201), Wanted::Groups, Wanted::Slab, Wanted::Read(u64::MAX)];
+        for wanted in [Wanted::Chunk].into_iter().chain(files).chain(others) {
             for place in [None, Some(0), Some(u32::MAX)] {
                 let (asked, mut out) = (HitRequest { place, ..request(wanted) }, vec![7]);
                 asked.encode(&mut out).expect("it is short enough");
@@ -296,6 +331,8 @@ mod tests {
             (0, KIND_CHUNK, BadHitRequest::Length),
             (0, KIND_PART, BadHitRequest::Length),
             (0, KIND_GROUPS, BadHitRequest::Length),
+            (0, KIND_SLAB, BadHitRequest::Length),
+            (0, KIND_READ, BadHitRequest::Length),
             (1, 200, BadHitRequest::Length),
             (FIXED_BYTES, b'/', BadHitRequest::Name),
             (whole.len() - 1, 0xff, BadHitRequest::Name),
@@ -312,12 +349,13 @@ mod tests {
 
     #[test]
     fn an_answer_is_parsed_as_it_was_encoded() {
+        let here = [HitAnswer::Here(0), HitAnswer::Here(u32::MAX)];
         for answer in
-            [HitAnswer::Here(0), HitAnswer::Here(u32::MAX), HitAnswer::InWindow(7), HitAnswer::NotHere]
+            here.into_iter().chain([HitAnswer::InWindow(7), HitAnswer::InSlab(7), HitAnswer::NotHere])
         {
             assert_eq!(HitAnswer::parse(answer.encode()), Some(answer));
         }
-        for wrong in [[3, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]] {
+        for wrong in [[4, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]] {
             assert_eq!(HitAnswer::parse(wrong), None);
         }
     }

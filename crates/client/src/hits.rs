@@ -33,8 +33,8 @@ pub use window_reads::{Verify, WindowRead, close_idle};
 
 use crate::token::Bearer;
 use fletch_api::hits::{
-    ANSWER_HEAD_BYTES, HitAnswer, HitRequest, REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, WINDOW_BYTES_MAX,
-    WINDOW_READY, window_request,
+    ANSWER_HEAD_BYTES, HitAnswer, HitRequest, REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, SLAB_OFFSET_BYTES,
+    WINDOW_BYTES_MAX, WINDOW_READY, window_request,
 };
 use fletch_window::{Filled, Place, View};
 use http::HeaderValue;
@@ -42,6 +42,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use socket::Socket;
 use std::{
+    fs::File,
     io::IoSliceMut,
     ops::Range,
     path::{Path, PathBuf},
@@ -85,6 +86,17 @@ pub enum HitOutcome {
     Failed,
 }
 
+/// Where a chunk lies on the disk of the server.
+#[derive(Debug)]
+pub struct InSlab {
+    /// The slab file, which other chunks are in, too.
+    pub file: File,
+    /// Where the chunk begins.
+    pub offset: u64,
+    /// The length of the chunk in bytes.
+    pub len: u32,
+}
+
 /// What the hit connections to a server did; totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HitStats {
@@ -98,6 +110,8 @@ pub struct HitStats {
     pub failed: u64,
     /// Bytes of the answers.
     pub bytes: u64,
+    /// Bytes that were read in slabs of the server.
+    pub slab_bytes: u64,
 }
 
 /// The server of this machine, as all hit connections to it see it. Clones share everything.
@@ -118,6 +132,7 @@ struct Inner {
     not_here: AtomicU64,
     failed: AtomicU64,
     bytes: AtomicU64,
+    slab_bytes: AtomicU64,
 }
 
 impl HitServer {
@@ -139,6 +154,7 @@ impl HitServer {
             not_here: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            slab_bytes: AtomicU64::new(0),
         }))
     }
 
@@ -167,7 +183,13 @@ impl HitServer {
             not_here: inner.not_here.load(Relaxed),
             failed: inner.failed.load(Relaxed),
             bytes: inner.bytes.load(Relaxed),
+            slab_bytes: inner.slab_bytes.load(Relaxed),
         }
+    }
+
+    /// Counts bytes that were read in slabs of the server.
+    pub fn note_slab_read(&self, bytes: u64) {
+        self.0.slab_bytes.fetch_add(bytes, Relaxed);
     }
 
     fn rest(&self) -> MutexGuard<'_, Rest> {
@@ -393,6 +415,33 @@ impl HitConnection {
         }
     }
 
+    /// Asks where a chunk lies on the server's disk. `None`: the server does not say, or was not asked.
+    ///
+    /// Blocks as [`HitConnection::ask`].
+    pub fn ask_for_slab(&mut self, request: &HitRequest<'_>, until: Instant) -> Option<InSlab> {
+        let now = Instant::now();
+        if until <= now || !self.server.takes_turn(now, self.open.is_some()) {
+            return None;
+        }
+        let mut message = Vec::new();
+        request.encode(&mut message).ok()?;
+        let until = until.min(now + self.server.0.answer_timeout);
+        let outcome = self.with_open(now, until, |open| open.exchange_for_slab(&message, until));
+        let inner = &self.server.0;
+        inner.asks.fetch_add(1, Relaxed);
+        match outcome {
+            Ok(found) => {
+                self.server.answered();
+                found
+            }
+            Err(fault) => {
+                self.open = None;
+                self.server.failed(&fault);
+                None
+            }
+        }
+    }
+
     /// Counts answers with bytes, answers without, and bytes; or a fault.
     fn note(&mut self, answers: Result<(u64, u64, u64), Fault>) -> HitOutcome {
         let inner = &self.server.0;
@@ -482,7 +531,7 @@ impl OpenConnection {
         self.window_tried = wanted;
         self.window = None;
         self.socket.send(&window_request(wanted))?;
-        let (head, file) = self.socket.receive_window(until)?;
+        let (head, file) = self.socket.receive_with_file(until)?;
         let file = match (HitAnswer::parse(head), file) {
             (Some(HitAnswer::InWindow(len)), Some(file)) if len == wanted => file,
             (Some(HitAnswer::NotHere), None) => return Ok(()),
@@ -531,12 +580,26 @@ impl OpenConnection {
                 Ok(true)
             }
             Some(HitAnswer::Here(_)) => Err(Fault::Protocol("an answer has another length")),
-            Some(HitAnswer::InWindow(_)) => {
+            Some(HitAnswer::InWindow(_) | HitAnswer::InSlab(_)) => {
                 Err(Fault::Protocol("bytes were put where nobody asked for them"))
             }
             Some(HitAnswer::NotHere) if in_buffer == 0 => Ok(false),
             Some(HitAnswer::NotHere) => Err(Fault::Protocol("bytes follow an answer without bytes")),
             None => Err(Fault::Protocol("an answer has an unknown head")),
+        }
+    }
+
+    fn exchange_for_slab(&mut self, message: &[u8], until: Instant) -> Result<Option<InSlab>, Fault> {
+        self.socket.send(message)?;
+        let (head, file) = self.socket.receive_with_file(until)?;
+        match (HitAnswer::parse(head), file) {
+            (Some(HitAnswer::InSlab(len)), Some(file)) => {
+                let mut offset = [0; SLAB_OFFSET_BYTES];
+                self.socket.receive_all(&mut offset, until)?;
+                Ok(Some(InSlab { file: file.into(), offset: u64::from_le_bytes(offset), len }))
+            }
+            (Some(HitAnswer::NotHere), None) => Ok(None),
+            _ => Err(Fault::Protocol("an answer names no slab")),
         }
     }
 

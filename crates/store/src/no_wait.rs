@@ -10,7 +10,7 @@ use crate::{
     stats::Counters,
 };
 use fletch_core::{Expected, Hash, StoreKey, groups::GroupRun};
-use std::ops::Range;
+use std::{fs::File, ops::Range};
 
 impl Store {
     /// Returns a chunk of `len` bytes from memory, or from the disk.
@@ -47,6 +47,13 @@ impl Store {
         let (verified, _) = disk.read_no_wait(chunk, Some(part), buffer)?;
         Counters::add(&self.counters.hits_disk, 1);
         Some(PartHit { hit: Hit { chunk: verified, tier: Tier::Disk }, begins: run.range().start })
+    }
+
+    /// Returns the file on disk that has a chunk of `len` bytes, and where the chunk begins there, for another
+    /// process that checks what it reads.
+    #[must_use]
+    pub fn lend(&self, key: &StoreKey, len: u32) -> Option<(File, u64)> {
+        self.disk()?.lend(key, len)
     }
 
     /// Reads a chunk on disk, or a part of it, and keeps what was read in memory under `key`.

@@ -10,6 +10,7 @@
 use super::error::FsError;
 use super::sequential::{ReadPattern, SequentialReads};
 use super::tree::Tree;
+use crate::short_circuit::ShortCircuit;
 use bytes::{Bytes, BytesMut};
 use fletch_client::fallback::OriginLocation;
 use fletch_core::groups::GROUPED_BYTES_MIN;
@@ -134,6 +135,11 @@ pub trait ChunkSource: Send + Sync {
         false
     }
 
+    /// Returns a way to read chunks in the files of a server of this machine, on this thread and now.
+    fn short_circuit(&self) -> Option<ShortCircuit<'_>> {
+        None
+    }
+
     /// Fills the buffer with all of the bytes, which the store then hashes, if the source has them at hand.
     ///
     /// Returns false otherwise; the buffer then has arbitrary content. Blocks for a very short time only.
@@ -245,6 +251,8 @@ struct Asked {
     kernel_keeps: bool,
     /// Whether the program reads the file here and there.
     is_scattered: bool,
+    /// Until where in the file bytes are pushed after this READ.
+    until: u64,
 }
 
 /// Reads files of one version.
@@ -255,7 +263,7 @@ pub struct Reader {
     domain: Domain,
     sequential: SequentialReads,
     prefetch_permits: Arc<Semaphore>,
-    tasks: TaskTracker,
+    pub(super) tasks: TaskTracker,
     counters: Arc<ReadCounters>,
 }
 
@@ -321,7 +329,8 @@ impl Reader {
         if pattern.enters_slice && found.slices().len() > 1 {
             self.prefetch_slices(&found, end);
         }
-        let how = Asked { kernel_keeps, is_scattered: pattern.is_scattered };
+        let until = if offset == 0 { pushed_until(end, len) } else { end };
+        let how = Asked { kernel_keeps, is_scattered: pattern.is_scattered, until };
         let named = |error| FsError::Read { path: found.entry().path.to_owned(), error };
         let (slices, shared) = slices_to_read(&found);
         let mut wanted = ranges(&slices, offset..end);
@@ -384,6 +393,11 @@ impl Reader {
         shared: Option<Arc<str>>,
         how: Asked,
     ) -> Result<PartHit, ReadError> {
+        if shared.is_none()
+            && let Some(part) = self.lent_part(of, how.until)
+        {
+            return Ok(part);
+        }
         if how.is_scattered
             && shared.is_none()
             && let Some(part) = self.part(found, of).await?
@@ -462,7 +476,8 @@ impl Reader {
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
             let StoreRequest { key, len, fetch, .. } = self.store_request(found, &next, None);
-            if self.reads.store.cached(&self.reads.key(&key)).is_some() {
+            let lent = || self.source.short_circuit()?.chunk(next.slice.chunk, len)?.read_ahead().ok();
+            if self.reads.store.cached(&self.reads.key(&key)).is_some() || lent().is_some() {
                 continue;
             }
             let Ok(permit) = Arc::clone(&self.prefetch_permits).try_acquire_owned() else { return };
@@ -493,13 +508,18 @@ fn slices_to_read(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
     (Cow::Borrowed(found.slices()), None)
 }
 
+/// Returns until where a file of `len` bytes is pushed after a READ of its first `end` bytes.
+fn pushed_until(end: u64, len: u64) -> u64 {
+    match len {
+        _ if end >= READ_BYTES_FULL => end,
+        ..=PUSH_BYTES_WHOLE => len,
+        _ => PUSH_BYTES_HEAD,
+    }
+}
+
 /// Returns what to push after a READ of the first `end` bytes of a file of `len` bytes.
 fn push(part: &PartHit, first: Slice, end: u64, len: u64) -> Option<PagePush> {
-    if end >= READ_BYTES_FULL {
-        return None;
-    }
-    let until = if len <= PUSH_BYTES_WHOLE { len } else { PUSH_BYTES_HEAD };
-    let until = match until.min(u64::from(first.len)) {
+    let until = match pushed_until(end, len).min(u64::from(first.len)) {
         n if n == len => n,
         n => n / PAGE_BYTES_MAX * PAGE_BYTES_MAX,
     };

@@ -3,6 +3,7 @@
 
 use super::{Node, Role};
 use crate::fs::read::{ChunkSource, FetchRequest};
+use crate::short_circuit::ShortCircuit;
 use bytes::Bytes;
 use fletch_client::fallback::OriginLocation;
 use fletch_core::{DatasetName, Root};
@@ -46,6 +47,10 @@ impl ChunkSource for NodeChunks {
     /// A client asks its owner first, which takes longer.
     fn has_hits(&self) -> bool {
         self.beyond.has_hits() && !matches!(self.node.role(), Role::Client(_))
+    }
+
+    fn short_circuit(&self) -> Option<ShortCircuit<'_>> {
+        self.beyond.short_circuit().filter(|_| self.has_hits())
     }
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {

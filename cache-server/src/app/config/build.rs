@@ -1,7 +1,7 @@
 //! Builds the configuration from the texts of all settings, and collects every fault.
 
 use super::{
-    CacheConfig, Config, ConfigError, EffectiveSetting, LocalDir, S3Config, SettingSource,
+    CacheConfig, Config, ConfigError, EffectiveSetting, LocalDir, S3Config, SettingSource, ShortCircuit,
     local_dir::check_domains,
 };
 use crate::{
@@ -346,6 +346,7 @@ impl ConfigBuilder<'_> {
                 free_floor: self.get("cache.free_floor", Amount::Bytes(0)),
                 policy: self.get("cache.policy", Policy::Fletch),
                 decision_interval: self.decision_interval(),
+                short_circuit: self.get("cache.short_circuit", ShortCircuit::Auto),
             },
             state_dir: self.directory("state.dir"),
             limits: self.limits(),

@@ -15,6 +15,7 @@ const OWN: &[&str] = &[
     "cache.dir",
     "cache.size",
     "cache.free_floor",
+    "cache.short_circuit",
     "state.dir",
     "auth.",
     "tls.",

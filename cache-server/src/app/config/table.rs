@@ -88,6 +88,15 @@ pub(super) const SETTINGS: &[Setting] = &[
         "30s"
     ),
     setting!(
+        "cache.short_circuit",
+        "cache-short-circuit",
+        "WORD",
+        "Whether mounts of this machine read the disk tier themselves, if they are of root or of the server's \
+            user: auto (without a tokens file), on (also with one), or off",
+        |f| text(&f.cache.short_circuit),
+        "auto"
+    ),
+    setting!(
         "state.dir",
         "state-dir",
         "DIR",

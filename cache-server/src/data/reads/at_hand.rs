@@ -4,7 +4,7 @@ use super::{Payer, Reads, Span, SpanBytes, spans};
 use crate::data::versions::Sources;
 use fletch_core::Hash;
 use futures::FutureExt as _;
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 impl Reads {
     /// Returns a chunk from memory, from the disk, or, if it is short, from a disk of this machine with its
@@ -21,6 +21,17 @@ impl Reads {
         let near = || self.chunks.read_near(&payer().read_of(sources, hash, &located));
         let hit = self.counted(sources, kept).or_else(|| self.counted(sources, near))?;
         Some(SpanBytes { bytes: hit.chunk.bytes().clone(), tier: hit.tier })
+    }
+
+    /// Opens the file on disk that has a chunk of `len` bytes, for a client that reads there itself. Returns
+    /// where the chunk begins.
+    #[must_use]
+    pub fn slab_at_hand(&self, sources: &Arc<Sources>, hash: Hash, len: u32) -> Option<(File, u64)> {
+        let located = self.versions.locate(sources, hash).now_or_never()?.ok()?;
+        if located.len != len || !sources.is_registered() {
+            return None;
+        }
+        self.store.lend(&self.key(sources, hash), len)
     }
 
     /// Returns a file of `size` bytes that hash to `hash`, if it lies in one chunk, in memory or on disk.

@@ -125,6 +125,12 @@ impl Auth {
         Some(Arc::clone(&file.tokens.read()))
     }
 
+    /// Whether a peer that the kernel shows as this user is the user of this process.
+    #[must_use]
+    pub fn is_own_user(&self, uid: u32) -> bool {
+        self.own_user == Some(uid)
+    }
+
     /// Returns whether a request needs a token.
     #[must_use]
     pub fn needs_token(&self) -> bool {

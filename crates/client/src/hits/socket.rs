@@ -118,8 +118,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives the answer to a request for a window, with the descriptor that came with it.
-    pub fn receive_window(
+    /// Receives the head of an answer, with the descriptor that came with it.
+    pub fn receive_with_file(
         &mut self,
         until: Instant,
     ) -> Result<([u8; ANSWER_HEAD_BYTES], Option<OwnedFd>), Fault> {

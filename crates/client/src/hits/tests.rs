@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// Far more than a test takes, even on a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 const SIZE: u32 = 200_000;
-const UPGRADED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: fletch-hits/3\r\n\r\n";
+const UPGRADED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: fletch-hits/4\r\n\r\n";
 
 fn content() -> Vec<u8> {
     (0..SIZE).map(|i| (i % 251) as u8).collect()
@@ -127,7 +127,7 @@ fn bytes_come_over_one_connection_that_began_with_an_upgrade() {
         for line in [
             "Host: localhost",
             "Connection: upgrade",
-            "Upgrade: fletch-hits/3",
+            "Upgrade: fletch-hits/4",
             "fletch-component: mount",
             "Authorization: Bearer secret",
         ] {
@@ -311,7 +311,7 @@ fn a_server_that_refuses_the_upgrade_gets_no_other_one_soon() {
         open.answer_here();
         for answer in [
             &b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}"[..],
-            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/4\r\n\r\n",
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: fletch-hits/5\r\n\r\n",
             b"SSH-2.0-OpenSSH\r\n\r\n",
         ] {
             let mut peer = Peer::accept(&listener);

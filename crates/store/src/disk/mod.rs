@@ -76,6 +76,7 @@ use slab::{Files, Slab};
 use space::{FullMark, Space, SpacePlan};
 use stats::{Counters, add};
 use std::{
+    fs::File,
     io,
     path::PathBuf,
     sync::{
@@ -199,6 +200,22 @@ impl DiskEngine {
         }
         add(&self.counters.misses, 1);
         Ok(None)
+    }
+
+    /// Opens the file that has the record kept under `key`, for another process, and returns where the
+    /// record's bytes begin there. Neither side holds the record: it may be moved, punched or cut at any time.
+    ///
+    /// `None` if there is none; if its file cannot be opened; and with the policy `lru`, which must see each
+    /// read.
+    #[must_use]
+    pub fn lend(&self, key: &StoreKey) -> Option<(File, u64, u32)> {
+        self.check_readable().ok()?;
+        if self.config.policy == Policy::Lru {
+            return None;
+        }
+        let (location, slab) = self.locate(key)?;
+        let file = self.files.lend(&slab).ok()?;
+        Some((file, location.at + HEAD, location.len))
     }
 
     fn locate(&self, key: &StoreKey) -> Option<(SlabLocation, Arc<Slab>)> {

@@ -4,7 +4,9 @@
 //! 1. bytes in a slab are never rewritten. Records are appended; dead records may be punched out;
 //! 2. no code punches or unlinks a slab under a reader: readers hold `Slab::guard` shared, and look the
 //!    record up again after they have it;
-//! 3. at most `Files::max` files are open beside those being written.
+//! 3. at most `Files::max` files are open beside those being written;
+//! 4. a slab is cut to nothing before it is unlinked: another process may have it open ([`Files::lend`]), and
+//!    would keep its space.
 
 use super::layout::{Head, LINE, slab_header};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -149,11 +151,18 @@ impl Files {
         metas.filter(|m| m.nlink() == 0).map(|m| m.blocks() * 512).sum()
     }
 
+    /// Opens a slab's file anew, for another process that only reads it.
+    pub fn lend(&self, slab: &Slab) -> io::Result<File> {
+        File::open(self.path(slab.id))
+    }
+
     /// Removes the slab's file; `false` when a reader holds the slab.
     pub fn remove(&self, slab: &Arc<Slab>) -> io::Result<bool> {
         let Some(_exclusive) = slab.lock_exclusive() else { return Ok(false) };
         slab.opened().take();
-        match std::fs::remove_file(self.path(slab.id)) {
+        let path = self.path(slab.id);
+        let cut = OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(0));
+        match cut.and_then(|()| std::fs::remove_file(&path)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(true),
         }
@@ -216,7 +225,9 @@ pub struct RecordReader<'a> {
 }
 
 impl<'a> RecordReader<'a> {
-    pub(crate) fn new(file: &'a File, at: u64, len: u32) -> Self {
+    /// Returns a reader of `len` bytes from `at` on.
+    #[must_use]
+    pub fn new(file: &'a File, at: u64, len: u32) -> Self {
         RecordReader { file, at, len, taken: Cell::new(0) }
     }
 

@@ -235,3 +235,31 @@ fn scrubbing_reads_everything_once_and_begins_again() {
         assert_eq!((records, bytes), (200, tier.stats().bytes));
     }
 }
+
+#[test]
+fn another_process_that_has_a_slab_open_keeps_no_space() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
+    let c = chunk(1, 400_000);
+    assert!(tier.lend(&key(&c)).is_none(), "it is not there");
+    assert_eq!(tier.put(&key(&c), D1, &c).expect("no error"), Stored::Yes);
+    let (file, at, len) = tier.lend(&key(&c)).expect("it is there");
+    let mut got = vec![0; len as usize];
+    file.read_exact_at(&mut got, at).expect("read");
+    assert_eq!(&got[..], &c.bytes()[..]);
+    assert!(file.write_at(b"x", at).is_err(), "it can only be read");
+    for n in 2..200 {
+        let more = chunk(n, 400_000);
+        tier.put(&key(&more), D1, &more).expect("no error");
+    }
+    tier.evict_dataset(D1, &[]);
+    while file.metadata().expect("metadata").nlink() > 0 {
+        tier.reap(64 << 20).expect("no error");
+    }
+    assert_eq!(file.metadata().expect("metadata").blocks(), 0, "its space is free");
+    assert!(file.read_exact_at(&mut got, at).is_err());
+    let dir = tempfile::tempdir().expect("a directory");
+    let (lru, _) = open(dir.path(), 64 << 20, Policy::Lru);
+    assert_eq!(lru.put(&key(&c), D1, &c).expect("no error"), Stored::Yes);
+    assert!(lru.lend(&key(&c)).is_none(), "it must see each read");
+}

@@ -3,7 +3,7 @@
 use super::{ChunkPart, DiskTier, verify};
 use crate::buffer_pool::PooledBuffer;
 use fletch_core::{StoreKey, verified::Grouped};
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 impl DiskTier {
     /// Reads a chunk, or a part of it, without waiting.
@@ -25,5 +25,12 @@ impl DiskTier {
         });
         // The engine counts its errors and turns itself off.
         found.ok().flatten().flatten()
+    }
+
+    /// Opens the file that has a chunk of `len` bytes, as [`crate::disk::DiskEngine::lend`].
+    pub(crate) fn lend(&self, key: &StoreKey, len: u32) -> Option<(File, u64)> {
+        let engine = self.engine()?;
+        let _permit = Arc::clone(&self.readers).try_acquire_owned().ok()?;
+        engine.lend(key).filter(|(_, _, found)| *found == len).map(|(file, at, _)| (file, at))
     }
 }

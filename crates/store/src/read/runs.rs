@@ -22,7 +22,7 @@ use fletch_core::{
     groups::{GROUP_HASH_BYTES, GroupHashes, GroupRun, groups_of},
 };
 use moka::sync::Cache;
-use std::{ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 use tokio::time::Instant;
 
 /// The part of a store's memory that hashes of groups take, one of this many. The hashes of a chunk are a
@@ -161,6 +161,28 @@ impl Store {
         }
     }
 
+    /// Returns a run that `fill` reads into a buffer that is free now, as [`Verified::fill`] does. Keeps
+    /// nothing. `None`: the bytes are wrong.
+    ///
+    /// # Errors
+    /// Those of `fill`; `WouldBlock` if no buffer is free.
+    pub fn fill_run(
+        &self,
+        run: &GroupRun,
+        fill: impl FnMut(usize, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<Option<PartHit>> {
+        let buffer = self.memory.try_buffer(run.len()).ok_or(io::ErrorKind::WouldBlock)?;
+        let filled = Verified::fill(run.clone(), buffer, fill)?;
+        Counters::add(&self.counters.fetches, 1);
+        match filled {
+            Ok(chunk) => {
+                Counters::add(&self.counters.fetched_bytes, chunk.bytes().len() as u64);
+                Ok(Some(PartHit { hit: Hit { chunk, tier: Tier::Origin }, begins: run.range().start }))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
     /// Returns the run to fetch for a reader that asks for `run`: a longer one if the reader goes on where
     /// the last two fetches in the chunk went, forwards or backwards.
     #[must_use]
@@ -182,7 +204,8 @@ impl Store {
     }
 
     /// Returns a run if the chunk is in memory, or a run that has it.
-    pub(crate) fn run_in_memory(&self, chunk: &StoreKey, run: &GroupRun) -> Option<PartHit> {
+    #[must_use]
+    pub fn run_in_memory(&self, chunk: &StoreKey, run: &GroupRun) -> Option<PartHit> {
         if let Some(hit) = self.cached(chunk) {
             return Some(PartHit { hit, begins: 0 });
         }

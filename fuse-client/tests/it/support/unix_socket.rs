@@ -1,7 +1,7 @@
 //! A unix socket in front of the stub server, with hit connections that misbehave as a test demands.
 
 use super::dataset::Dataset;
-use fletch_api::hits::{HitAnswer, HitRequest, WINDOW_REQUEST_BYTES};
+use fletch_api::hits::{HitAnswer, HitRequest, WINDOW_REQUEST_BYTES, Wanted};
 use std::{
     io::{Read, Write, copy},
     net::{Shutdown, TcpStream},
@@ -68,7 +68,7 @@ fn serve(mut stream: UnixStream, dataset: &Dataset, how: &AtomicUsize, address: 
     let len = stream.read(&mut head).expect("a head");
     if head.starts_with(b"GET /v1/hits ") {
         stream
-            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: fletch-hits/3\r\n\r\n")
+            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: fletch-hits/4\r\n\r\n")
             .expect("sent");
         return answer(stream, dataset, how);
     }
@@ -100,6 +100,10 @@ fn answer(mut stream: UnixStream, dataset: &Dataset, how: &AtomicUsize) {
         let request = HitRequest::parse(&bytes).expect("a valid request");
         assert_eq!(request.root, dataset.root);
         assert_eq!(request.dataset.as_ref().map(|name| name.as_str()), Some("d"));
+        if request.wanted == Wanted::Slab {
+            stream.write_all(&HitAnswer::NotHere.encode()).expect("sent");
+            continue;
+        }
         let mut chunk = dataset.chunks[&request.hash].to_vec();
         let answer = match HIT_REPLIES[how.load(Relaxed)] {
             HitReply::Hang => continue,

@@ -4,8 +4,8 @@ use super::requests::{SERVER, register, request, send};
 use crate::plant;
 use fletch_api::{
     hits::{
-        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, WINDOW_BYTES_MAX, WINDOW_READY,
-        WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted, window_request,
+        ANSWER_HEAD_BYTES, HitAnswer, HitRequest, PROTOCOL, SLAB_OFFSET_BYTES, WINDOW_BYTES_MAX,
+        WINDOW_READY, WINDOW_REQUEST_BYTES, WINDOWS_MAX, Wanted, window_request,
     },
     routes,
 };
@@ -149,6 +149,11 @@ pub fn run(input: &[u8]) -> bool {
         match answer {
             HitAnswer::NotHere => {}
             HitAnswer::InWindow(len) => assert!(len == asked.size && asked.place.is_some()),
+            HitAnswer::InSlab(len) => {
+                assert!(len == asked.size && asked.wanted == Wanted::Slab);
+                rest = rest.split_at_checked(SLAB_OFFSET_BYTES).expect("an offset").1;
+            }
+            HitAnswer::Here(0) if matches!(asked.wanted, Wanted::Read(_)) => {}
             HitAnswer::Here(len) => {
                 assert!(len == asked.size && asked.place.is_none());
                 let (bytes, after) = rest.split_at_checked(len as usize).expect("all bytes");

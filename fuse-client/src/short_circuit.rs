@@ -1,0 +1,208 @@
+//! Short-circuit reads: parts of long chunks, read in the slab files of a server of this machine without
+//! asking it for each.
+//!
+//! ```text
+//! a chunk's first read ─▶ the server names its slab (a descriptor) ─▶ later reads: pread, check, reply
+//!                                                                     every half second: what was read
+//! ```
+//! 1. (I1) The caller checks what it reads here, and takes the usual way where it is wrong: the chunk may have
+//!    been evicted, or its file cut.
+//! 2. Only what the system has in its page cache is read here, so no FUSE thread waits for a disk.
+//! 3. (I6) The process has at most [`SLABS_MAX`] slabs open, for at most [`IDLE`] after their last read. A slab
+//!    that the server removes gives its space back all the same.
+//! 4. (I7, I8) Bytes are told to the server within [`TELL_EVERY`], which counts them for job and dataset. When
+//!    it refuses, the access has ended, and everything that it lent is forgotten.
+
+use crate::hit_connections;
+use fletch_client::Client;
+use fletch_core::{Hash, Root};
+use fletch_store::disk::RecordReader;
+use moka::sync::Cache;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::MetadataExt as _,
+    sync::{
+        Arc, LazyLock, Weak,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{task::spawn_blocking, time::sleep};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The most slabs that are open.
+const SLABS_MAX: u64 = 512;
+/// After so long without a read a slab is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// The most chunks of a version whose places are remembered.
+const CHUNKS_MAX: u64 = 1 << 16;
+/// For how long the server is not asked again for a chunk that it did not lend.
+const ABSENT_FOR: Duration = Duration::from_secs(1);
+/// After so many refusals in a row the server is asked for one chunk of so many only.
+const REFUSED_MAX: u32 = 16;
+const ASK_EVERY: u32 = 64;
+/// How often the server is told how much was read.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+
+/// The slabs that are open, by device and inode. All versions of a process share them, as the chunks of all
+/// versions share slabs.
+static SLABS: LazyLock<Cache<(u64, u64), Arc<File>>> =
+    LazyLock::new(|| Cache::builder().max_capacity(SLABS_MAX).time_to_idle(IDLE).build());
+
+/// Closes idle slabs, until `stop`.
+pub async fn close_idle_slabs(stop: CancellationToken) {
+    while stop.run_until_cancelled(sleep(IDLE / 4)).await.is_some() {
+        SLABS.run_pending_tasks();
+    }
+}
+
+/// Where a chunk lies.
+#[derive(Debug, Clone)]
+struct Place {
+    /// Its slab, while that is open.
+    slab: Weak<File>,
+    key: (u64, u64),
+    offset: u64,
+    asked: Instant,
+}
+
+/// What a server lent for the reads of one version.
+#[derive(Debug)]
+pub struct Lent {
+    places: Cache<Hash, Place>,
+    refused: AtomicU32,
+    /// Bytes that were read, and not told.
+    untold: AtomicU64,
+    /// Whether a task will tell them.
+    will_tell: AtomicBool,
+}
+
+impl Default for Lent {
+    fn default() -> Self {
+        let (refused, untold, will_tell) = (AtomicU32::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        Lent { places: Cache::new(CHUNKS_MAX), refused, untold, will_tell }
+    }
+}
+
+/// A chunk that was in an open slab when the server was asked.
+#[derive(Debug)]
+pub struct LentChunk {
+    slab: Arc<File>,
+    offset: u64,
+    len: u32,
+}
+
+impl LentChunk {
+    /// Fills `out` with bytes of the chunk from `offset` on, if the system has them in its page cache. They are
+    /// not verified.
+    ///
+    /// # Errors
+    /// `WouldBlock` where the disk would have to be read: by the server, whose threads may wait. Others where
+    /// the chunk is not there.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        RecordReader::new(&self.slab, self.offset, self.len).read_cached_at(offset, out)
+    }
+
+    /// Has the system read the chunk ahead. Does not wait.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn read_ahead(&self) -> io::Result<()> {
+        let offset = i64::try_from(self.offset).map_err(io::Error::other)?;
+        let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+        Ok(posix_fadvise(&*self.slab, offset, self.len.into(), advice)?)
+    }
+}
+
+/// The short-circuit reads of one version, on a thread that may ask the server now.
+pub struct ShortCircuit<'a> {
+    /// What was lent.
+    pub lent: &'a Arc<Lent>,
+    /// The client of the server.
+    pub client: &'a Client,
+    /// The version.
+    pub root: Root,
+}
+
+impl ShortCircuit<'_> {
+    /// Returns a chunk of `len` bytes in its slab. Asks the server if it is not known where that is. `None`: it
+    /// is to be read another way.
+    #[must_use]
+    pub fn chunk(&self, chunk: Hash, len: u32) -> Option<LentChunk> {
+        let now = Instant::now();
+        if let Some(place) = self.lent.places.get(&chunk) {
+            if let Some(slab) = place.slab.upgrade() {
+                // Keeps it open.
+                drop(SLABS.get(&place.key));
+                return Some(LentChunk { slab, offset: place.offset, len });
+            }
+            if now.saturating_duration_since(place.asked) < ABSENT_FOR {
+                return None;
+            }
+        }
+        let refused = self.lent.refused.load(Relaxed);
+        if refused >= REFUSED_MAX && !self.lent.refused.fetch_add(1, Relaxed).is_multiple_of(ASK_EVERY) {
+            return None;
+        }
+        let absent = Place { slab: Weak::new(), key: (0, 0), offset: 0, asked: now };
+        let found = hit_connections::ask_for_slab(self.client, self.root, chunk, len);
+        let Some(found) = found.filter(|found| found.len == len) else {
+            self.lent.refused.store(refused.saturating_add(1), Relaxed);
+            self.lent.places.insert(chunk, absent);
+            return None;
+        };
+        self.lent.refused.store(0, Relaxed);
+        let about = found.file.metadata().ok()?;
+        let key = (about.dev(), about.ino());
+        // The same slab, if it is open already: its inode is not used again meanwhile.
+        let slab = SLABS.get_with(key, || Arc::new(found.file));
+        let place = Place { slab: Arc::downgrade(&slab), key, offset: found.offset, asked: now };
+        self.lent.places.insert(chunk, place);
+        Some(LentChunk { slab, offset: found.offset, len })
+    }
+
+    /// Forgets where a chunk lies: it is there no more.
+    pub fn forget(&self, chunk: Hash) {
+        self.lent.places.invalidate(&chunk);
+    }
+
+    /// Counts bytes that were read, and has them told.
+    pub fn note(&self, bytes: u64, tasks: &TaskTracker) {
+        if let Some(server) = self.client.hits() {
+            server.note_slab_read(bytes);
+        }
+        self.lent.untold.fetch_add(bytes, Relaxed);
+        if self.lent.will_tell.swap(true, Relaxed) {
+            return;
+        }
+        let (lent, client, root) = (Arc::clone(self.lent), self.client.clone(), self.root);
+        tasks.spawn(async move {
+            sleep(TELL_EVERY).await;
+            // Set before the bytes are taken: a read that comes now begins another task.
+            lent.will_tell.store(false, Relaxed);
+            let told = spawn_blocking(move || lent.tell(&client, root)).await;
+            if let Err(error) = told {
+                tracing::warn!(%error, "what was read in slabs could not be told to the server");
+            }
+        });
+    }
+}
+
+impl Lent {
+    /// Tells the server how many bytes were read. Blocks for a very short time.
+    fn tell(&self, client: &Client, root: Root) {
+        let _may_ask = hit_connections::enter();
+        let bytes = self.untold.swap(0, Relaxed);
+        match hit_connections::tell_read(client, root, bytes) {
+            Some(true) => {}
+            Some(false) => {
+                tracing::debug!(bytes, "the server refuses what was read in slabs: they are forgotten");
+                self.places.invalidate_all();
+            }
+            // Nobody answered. They are told with the next ones.
+            None => drop(self.untold.fetch_add(bytes, Relaxed)),
+        }
+    }
+}

@@ -93,6 +93,8 @@ class Stage:
             "FLETCH_STATE_DIR": str(scratch / "state"),
             "FLETCH_SERVER": f"unix:{self.socket}",
             "XDG_RUNTIME_DIR": str(scratch),
+            # The process that is started serves the mount itself, and is not its keeper.
+            "FLETCH_SURVIVE": "false",
         }
         self.figures: dict[str, float] = {"names": names}
         self.server: subprocess.Popen[bytes] | None = None

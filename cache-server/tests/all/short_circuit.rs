@@ -49,11 +49,7 @@ async fn slab(node: &Node, request: HitRequest<'static>) -> Option<InSlab> {
     slab_for(node, None, request).await
 }
 
-async fn slab_for(
-    node: &Node,
-    token: Option<&'static str>,
-    request: HitRequest<'static>,
-) -> Option<InSlab> {
+async fn slab_for(node: &Node, token: Option<&'static str>, request: HitRequest<'static>) -> Option<InSlab> {
     let request = HitRequest { wanted: Wanted::Slab, ..request };
     ask(socket(node), token, move |hits, until| hits.ask_for_slab(&request, until)).await
 }
@@ -122,7 +118,7 @@ async fn i7_with_tokens_nothing_is_lent_unless_the_admin_says_so() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tokens, data) = (dir.path().join("tokens.toml"), dir.path().join("data"));
     let line = |t: &str| format!("[[token]]\nhash = \"{}\"\ntenant = \"{t}\"\n", Hash::of(t.as_bytes()));
-    fs::write(&tokens, line("a") + &line("b")).expect("write");
+    fs::write(&tokens, line("a") + "role = \"admin\"\n" + &line("b")).expect("write");
     fs::create_dir(&data).expect("mkdir");
     let tree = Tree::new_in(&data, [("long", content(1, 1 << 20))]);
     let root = tree.index().root();

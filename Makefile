@@ -27,7 +27,7 @@ export FLETCH_TEST_REQUIRE
     accept-mistakes accept-mount accept-neighbour accept-old-names accept-outside accept-page \
     accept-paragraphs accept-paused-primary accept-pool accept-queries accept-questions \
     accept-ranges accept-readme accept-s3 accept-sentences accept-servers accept-structure \
-    accept-survival accept-test-time accept-two-releases accept-without-torch
+    accept-survival accept-test-time accept-two-releases accept-without-fuse accept-without-torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -260,6 +260,10 @@ accept-frameworks: programs wheel ## today's Lightning, transformers, Accelerate
 accept-without-torch: programs wheel ## today's numpy, JAX, tf.data, Grain, Ray Train: killed, resumed
 	python/tests/without_torch/run.sh "$(abspath $(SERVERS))/without-torch" "$(abspath $(TARGET))/release"
 
+# It needs root and Debian's podman, runc, catatonit and mmdebstrap.
+accept-without-fuse: programs wheel ## containers without FUSE, root, torch: read, train, killed, resumed
+	python3 tests/chart/accept_without_fuse.py "$(TARGET)/release"
+
 accept-fsspec: programs wheel ## pandas, pyarrow, polars, DuckDB, Hugging Face, webdataset over fletch://
 	python/tests/fsspec_readers/run.sh "$(abspath $(SERVERS))/fsspec" "$(abspath $(TARGET))/release"
 
@@ -320,7 +324,8 @@ accept-readme: programs wheel ## README's commands print what README says
 # It needs root for Debian's rclone and s3fs, and installs 1 GB below the directory of the test servers.
 # S3_TESTS= names a checkout of Ceph's s3-tests, whose reading tests run, too.
 accept-s3: programs ## stock S3 clients, pinned, read odd keys through the S3 door (S3_TESTS=)
-	FLETCH_S3=full $(TREE) --test s3 --no-capture -j1 -E 'test(=a_listing_costs_by_the_items_that_it_returns)'
+	FLETCH_S3=full $(TREE) --test s3 --no-capture -j1 \
+	    -E 'test(=a_listing_costs_by_the_items_that_it_returns) or test(/^object_store_/)'
 	tests/s3/accept.sh "$(abspath $(SERVERS))/s3-clients" "$(abspath $(TARGET))/release"
 	$(if $(S3_TESTS),tests/s3/ceph.sh "$(S3_TESTS)" "$(abspath $(SERVERS))/s3-clients" \
 	    "$(abspath $(TARGET))/release")

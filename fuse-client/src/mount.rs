@@ -326,7 +326,10 @@ fn snapshot_source(
 
 pub(crate) fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
     let what = match e.kind() {
-        io::ErrorKind::NotFound => "cannot mount without /dev/fuse: load the fuse module (modprobe fuse)",
+        io::ErrorKind::NotFound => {
+            "cannot mount without /dev/fuse: load the fuse module (modprobe fuse), or read without a mount \
+             (docs/howto/without-fuse.md)"
+        }
         io::ErrorKind::PermissionDenied => {
             "not allowed to mount: your user needs read and write access to /dev/fuse, and --allow-other \
              needs user_allow_other in /etc/fuse.conf unless you are root"

@@ -16,7 +16,7 @@ EPOCHS, STEPS_PER_CHECKPOINT, RATE = 2, 5, 0.5
 server, dataset, job = sys.argv[1:4]
 checkpoint = f"{job}.checkpoint"
 
-client = fletch.Client(server, job=job)
+client = fletch.Client(server, token_file=os.environ.get("FLETCH_TOKEN_FILE"), job=job)
 classes, _ = client.resolve(dataset).labels()
 
 

@@ -5,6 +5,7 @@ An example whose framework is not installed skips, and says so. `make accept-wit
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
@@ -19,7 +20,7 @@ import fletch
 from conftest import BIN, Server, end_with_children, serving, until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-PAGE = EXAMPLES.parent.parent / "docs" / "howto" / "without-torch.md"
+PAGES = EXAMPLES.parent.parent / "docs" / "howto"
 FILES = 48
 
 
@@ -91,6 +92,18 @@ def test_a_killed_training_continues(classes: Server, tmp_path: Path, script: st
     ends = re.findall(r"epoch (\d): (\d+) images, receipt (\w+)", said)
     assert [(epoch, receipt) for epoch, _, receipt in ends] == [("0", "agrees"), ("1", "agrees")], said
     assert ends[1][1] == str(FILES), said
+
+
+def test_three_calls_read_the_same_bytes_without_a_mount(classes: Server) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed: tests/install.sh installs it")
+    program = EXAMPLES / "read_without_mount.py"
+    words = [sys.executable, program, f"unix:{classes.socket}", "classes"]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    tree = classes.scratch / "classes"
+    contents = b"".join(path.read_bytes() for path in sorted(tree.rglob("*.bin")))
+    read = f"{FILES} reads, {len(contents)} bytes, sha256 {hashlib.sha256(contents).hexdigest()}"
+    assert said.splitlines() == [f"{call}: {read}" for call in ("read_many", "read_range", "fletch://")]
+    assert f"```python\n{program.read_text()}```\n" in (PAGES / "without-fuse.md").read_text()
 
 
 def test_killed_workers_of_ray_continue(classes: Server, tmp_path: Path) -> None:
@@ -165,6 +178,6 @@ def test_a_stateful_loader_saves_the_state(classes: Server, monkeypatch: pytest.
 )
 def test_the_page_shows_the_examples(example: str) -> None:
     program = (EXAMPLES / example).read_text()
-    shown = re.findall(r"```python\n(.*?)```\n", PAGE.read_text(), re.DOTALL)
+    shown = re.findall(r"```python\n(.*?)```\n", (PAGES / "without-torch.md").read_text(), re.DOTALL)
     assert any(block in program for block in shown), example
     assert all(any(block in (EXAMPLES / one).read_text() for one in os.listdir(EXAMPLES)) for block in shown)

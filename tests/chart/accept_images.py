@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import time
 import urllib.error
 import urllib.request
 
+from containers import build, expect, free_port, logs, make_base, run, until, use_podman
 from rendering import REPO, one, render, server_spec
 
 SIZE_MAX = 120_000_000
@@ -34,32 +34,6 @@ CLUSTER_ONLY = ("topologySpreadConstraints", "serviceAccountName", "enableServic
                 "activeDeadlineSeconds", "terminationGracePeriodSeconds")
 # podman maps no ports in the network of the host.
 KUBELET_ONLY = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
-
-
-def run(*command, check=True, **more):
-    """Runs a command and returns its output."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **more)
-    if check and done.returncode != 0:
-        raise SystemExit(f"FAILED: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-    return done.stdout.strip()
-
-
-def until(what, seconds, test):
-    """Waits until `test` returns something."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = test()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise SystemExit(f"FAILED: {what}: not within {seconds} s")
-
-
-def expect(condition, what):
-    """Ends the run if a promise does not hold."""
-    if not condition:
-        raise SystemExit(f"FAILED: {what}")
-    print(f"ok: {what}", flush=True)
 
 
 class Pods:
@@ -121,18 +95,6 @@ class Pods:
         self.ids.remove(pod)
 
 
-def make_base(scratch):
-    """Makes a runtime base of Debian and returns its name."""
-    name = "localhost/fletch-accept-base:bookworm"
-    if subprocess.run(["podman", "image", "exists", name]).returncode != 0:
-        tar = scratch / "base.tar"
-        run("mmdebstrap", "--variant=minbase", "--include=ca-certificates,fuse3", "bookworm", tar)
-        path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        run("podman", "import", "--quiet", "--change", f"ENV {path}", tar, name)
-        tar.unlink()
-    return name
-
-
 def size(image):
     return int(run("podman", "image", "inspect", "--format", "{{.Size}}", image))
 
@@ -146,18 +108,6 @@ def answer(url):
         return error.code
     except OSError:
         return None
-
-
-def logs(container):
-    """Returns what a container wrote."""
-    done = subprocess.run(["podman", "logs", container], capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def cgroup_memory(container):
@@ -215,17 +165,11 @@ def check_images(base, tag):
 
 def main():
     programs = pathlib.Path(sys.argv[1]).resolve()
-    if os.geteuid() != 0:
-        raise SystemExit("run this as root: it mounts")
     with contextlib.ExitStack() as stack:
         scratch = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fletch-accept-")))
         scratch.chmod(0o755)
-        if "CONTAINERS_CONF" not in os.environ:
-            conf = scratch / "containers.conf"
-            limits = '"nofile=1024:1024", "nproc=1024:1024"'
-            conf.write_text(f'[containers]\ndefault_ulimits=[{limits}]\n[engine]\nruntime="runc"\n')
-            os.environ["CONTAINERS_CONF"] = str(conf)
-        base = sys.argv[2] if len(sys.argv) > 2 else make_base(scratch)
+        use_podman(scratch)
+        base = sys.argv[2] if len(sys.argv) > 2 else make_base(scratch, "base", "ca-certificates", "fuse3")
         tag = f"accept-{os.getpid()}"
         given = {"BASE": base, "BIN": str(programs), "IMAGE_TAG": tag, "BUILD_TOOL": "podman"}
         run(REPO / "packaging" / "image.sh", env={**os.environ, **given})
@@ -244,10 +188,8 @@ def etcd_image(stack, scratch, base, tag):
     image, context = f"localhost/fletch-etcd:{tag}", scratch / "etcd"
     context.mkdir()
     shutil.copy(shutil.which("etcd"), context / "etcd")
-    lines = (f"FROM {base}", "COPY etcd /usr/local/bin/etcd", "ENV PATH=/usr/local/bin:/usr/bin:/bin", "")
-    (context / "Dockerfile").write_text("\n".join(lines))
-    run("podman", "build", "--quiet", "--network=none", "--tag", image, context)
-    stack.callback(lambda: run("podman", "rmi", image, check=False))
+    path = "ENV PATH=/usr/local/bin:/usr/bin:/bin"
+    build(stack, context, image, f"FROM {base}", "COPY etcd /usr/local/bin/etcd", path)
     return image
 
 

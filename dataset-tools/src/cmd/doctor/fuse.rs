@@ -12,7 +12,7 @@ pub const FUSERMOUNT: &str = "fusermount3";
 pub const ALLOW_OTHER: &str = "user-allow-other";
 
 const LOAD_FUSE: &str = "load the module as root: modprobe fuse; start a container with --device /dev/fuse \
-    --cap-add SYS_ADMIN";
+    --cap-add SYS_ADMIN; or read without a mount: docs/howto/without-fuse.md";
 
 /// The state of `/dev/fuse`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

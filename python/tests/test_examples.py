@@ -133,6 +133,20 @@ def test_a_killed_training_of_a_framework_continues(
     assert f"rank {ranks}" not in said
 
 
+def test_a_killed_training_of_a_framework_over_epochs_continues(pictures: Server, tmp_path: Path) -> None:
+    training = Training(pictures, tmp_path, "trainer-over-epochs", [], "train_hugging_face_epochs.py")
+    training.killed_after_a_checkpoint()
+    said = training.finished()
+    assert "continues with epoch 0 from trainer-over-epochs/checkpoint-" in said, said
+    ends = re.findall(r"epoch (\d): (\d+) images, receipt (\w+)", said)
+    assert [(epoch, receipt) for epoch, _, receipt in ends] == [("0", "agrees"), ("1", "agrees")], said
+    assert ends[1][1] == str(IMAGES), said
+    program = (EXAMPLES / "train_hugging_face_epochs.py").read_text()
+    shown = (EXAMPLES.parent.parent / "docs" / "howto" / "hugging-face-trainer.md").read_text()
+    [_, part] = re.findall(r"```python\n(.*?)```\n", shown, re.DOTALL)
+    assert part in program
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_training_that_is_killed_in_a_validation_continues(
     pictures: Server, tmp_path: Path, ranks: int

@@ -34,6 +34,8 @@ class TrainingArguments:
 class TrainerCallback:
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None: ...
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None: ...
+
 
 class IterableDatasetShard(torch.utils.data.IterableDataset[Any]):
     """Gives each process every n-th item."""
@@ -113,6 +115,8 @@ class Trainer:
             self.state.global_step += 1
             if self.state.global_step % self.args.save_steps == 0:
                 self._save_checkpoint()
+        for callback in self.callbacks:
+            callback.on_epoch_end(self.args, self.state, None)
         if self.args.eval_strategy == "epoch":
             self.evaluate()
 

@@ -379,7 +379,7 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
 
 --json prints {datasets: [{name, uri, tables, registered_ns}]}.")]
     Datasets,
-    /// Show the server on one screen: its health, and what it saves. `fletch top` shows it live.
+    /// Show the server on one screen: its health, and what it saves. Live: `fletch top`.
     #[command(after_help = "Example:
   fletch status --server http://127.0.0.1:7380
 
@@ -408,12 +408,9 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
         #[command(subcommand)]
         what: ClusterCommand,
     },
-    /// Print credentials for the server's S3 door.
-    #[command(
-        hide = true,
-        after_help = "Example:
-  fletch s3 credentials --ttl 7d"
-    )]
+    /// Print credentials for the server's S3 door, which S3 clients read without a mount.
+    #[command(after_help = "Example:
+  fletch s3 credentials --ttl 7d")]
     S3 {
         /// The command.
         #[command(subcommand)]

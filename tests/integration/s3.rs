@@ -188,9 +188,17 @@ fn a_listing_shows_one_version_while_the_tag_moves() {
         fs::write(tree.path().join(format!("old-{i:04}")), "old").expect("write");
     }
     let (site, url) = open_site(&[]);
-    let _ = index(tree.path(), tables.path(), &[]);
+    let root = index(tree.path(), tables.path(), &[]);
     let [uri, at] = [tree.path(), tables.path()].map(|dir| dir.display().to_string());
     site.register("d", &uri, &at);
+    // Version 1 of the call: the marker is a key, which says nothing of a version.
+    let by_marker = |name: &str, marker: &str| {
+        let (status, page) = curl(&format!("{url}/fletch?prefix={name}/&marker={name}/{marker}"), &[]);
+        assert_eq!(status, "200", "{page}");
+        page.matches(&format!("<Key>{name}/old-")).count()
+    };
+    let pinned = format!("d@{root}");
+    assert_eq!((by_marker("d", "a"), by_marker(&pinned, "a")), (1000, 1000));
     runtime().block_on(async {
         let store = store(&url);
         let mut list = store.list(Some(&Path::from("d")));
@@ -209,6 +217,8 @@ fn a_listing_shows_one_version_while_the_tag_moves() {
         let now: Vec<_> = store.list(Some(&Path::from("d"))).try_collect().await.expect("a list");
         assert!(now.len() == 1500 && now[0].location.as_ref() == "d/new-old-0000", "the moved tag");
     });
+    assert_eq!(by_marker("d", "old-0999"), 0, "the next page by marker is of the version of now");
+    assert_eq!(by_marker(&pinned, "old-0999"), 500, "a root pins the pages by marker, too");
 }
 
 #[test]

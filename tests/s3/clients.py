@@ -220,7 +220,8 @@ def mosaicml_streaming():
     from streaming import StreamingDataset
 
     with tempfile.TemporaryDirectory() as scratch:
-        data = StreamingDataset(remote=f"s3://{BUCKET}/mds", local=scratch, shuffle=False, batch_size=1)
+        data = StreamingDataset(remote=f"s3://{BUCKET}/mds/{tree.SAMPLES}", local=scratch, shuffle=False,
+                                batch_size=1)
         found = {str(i): data[i]["x"] for i in range(len(data))}
     compare(found, {str(i): tree.content(str(i)) for i in range(500)}, "mosaicml-streaming")
     return len(found)

@@ -16,16 +16,16 @@ def tables(directory):
     import pyarrow.parquet
 
     directory.mkdir()
-    for number in range(3):
+    for number, name in enumerate(tree.TABLES):
         column = pyarrow.array(range(number * 10_000, (number + 1) * 10_000))
-        pyarrow.parquet.write_table(pyarrow.table({"x": column}), directory / f"{number}.parquet")
+        pyarrow.parquet.write_table(pyarrow.table({"x": column}), directory / name)
 
 
 def mds(directory):
     """Writes 500 samples in shards of 64 KiB."""
     from streaming import MDSWriter
 
-    with MDSWriter(out=str(directory), columns={"x": "bytes"}, size_limit=1 << 16) as writer:
+    with MDSWriter(out=str(directory / tree.SAMPLES), columns={"x": "bytes"}, size_limit=1 << 16) as writer:
         for number in range(500):
             writer.write({"x": tree.content(str(number))})
 

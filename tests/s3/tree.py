@@ -18,6 +18,9 @@ ODD = [
 ]
 BIG = ("big.bin", 9 * (1 << 20) + 17)
 LINK = ("links/to-big", "../big.bin")
+# Clients of tables read Parquet files with these names, mosaicml-streaming the samples in this folder.
+TABLES = ["0.parquet", "a b+c%20.parquet", "é;x=y,z&'@~.parquet"]
+SAMPLES = "a b+c/é%20@~"
 EMPTY = "empty"
 EMPTY_DIR = "void"
 

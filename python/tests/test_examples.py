@@ -137,10 +137,11 @@ def test_a_killed_training_of_a_framework_over_epochs_continues(pictures: Server
     training = Training(pictures, tmp_path, "trainer-over-epochs", [], "train_hugging_face_epochs.py")
     training.killed_after_a_checkpoint()
     said = training.finished()
-    assert "continues with epoch 0 from trainer-over-epochs/checkpoint-" in said, said
-    ends = re.findall(r"epoch (\d): (\d+) images, receipt (\w+)", said)
-    assert [(epoch, receipt) for epoch, _, receipt in ends] == [("0", "agrees"), ("1", "agrees")], said
-    assert ends[1][1] == str(IMAGES), said
+    # The kill may come as late as in epoch 1.
+    continued = re.search(r"continues with epoch ([01]) from trainer-over-epochs/checkpoint-", said)
+    assert continued is not None, said
+    ends = re.findall(r"epoch (\d): \d+ images, receipt (\w+)", said)
+    assert ends == [(str(epoch), "agrees") for epoch in range(int(continued[1]), 2)], said
     program = (EXAMPLES / "train_hugging_face_epochs.py").read_text()
     shown = (EXAMPLES.parent.parent / "docs" / "howto" / "hugging-face-trainer.md").read_text()
     [_, part] = re.findall(r"```python\n(.*?)```\n", shown, re.DOTALL)

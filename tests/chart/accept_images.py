@@ -177,10 +177,12 @@ def main():
                                 for name in ("fletch-server", "fletch-mount", "fletch")])
         check_images(base, tag)
 
+        # Before the pods: images are removed after the pods that use them.
+        etcd = etcd_image(stack, scratch, base, tag)
         pods = Pods(scratch)
         stack.callback(lambda: [pods.remove(pod) for pod in list(reversed(pods.ids))])
         check_pods(stack, pods, scratch, programs, tag)
-        check_cluster(stack, pods, scratch, programs, base, tag)
+        check_cluster(stack, pods, scratch, programs, etcd, tag)
 
 
 def etcd_image(stack, scratch, base, tag):
@@ -209,7 +211,7 @@ def stateful_set(objects, name):
     return one(objects, "StatefulSet", name)["spec"]["template"]["spec"]
 
 
-def check_cluster(stack, pods, scratch, programs, base, tag):
+def check_cluster(stack, pods, scratch, programs, etcd, tag):
     """Runs three servers as one cluster, with the chart's etcd."""
     prefix = f"cluster-{os.getpid()}"
     data, home = scratch / "cluster-data", scratch / "cluster"
@@ -220,7 +222,6 @@ def check_cluster(stack, pods, scratch, programs, base, tag):
     run(programs / "fletch", "index", data / "files", "--tables", data / "tables", "--state-dir",
         home / "state", "--quiet")
     image = {"tag": tag, "pullPolicy": "Never"}
-    etcd = etcd_image(stack, scratch, base, tag)
     objects, _ = render({
         "images": {"registry": "localhost", "server": image},
         "server": {

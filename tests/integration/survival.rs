@@ -68,6 +68,16 @@ fn worker(keeper: u32) -> Option<Pid> {
     children.split_whitespace().next()?.parse().ok().map(Pid::from_raw)
 }
 
+/// Returns the memory of a process that is in use, in KiB, with the pages of its program.
+fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// A keeper has at most so much memory, in KiB.
+const KEEPER_KIB_MAX: u64 = 4096;
+
 /// Does one thing that a program does with files, and panics at an error or another byte.
 fn look(dir: &Path, rng: &mut StdRng, held: &(usize, File)) {
     let i = rng.random_range(0..FILES);
@@ -180,6 +190,8 @@ fn what_serves_a_mount_is_killed_under_readers_who_see_no_error() {
     assert_eq!(log.matches("readers wait for the next one").count(), kills, "{log}");
     // Some are killed before they can say so.
     assert!(log.matches("took over the mount of set").count() > kills / 4, "{log}");
+    let kib = until(SLOW, || Some(resident_kib(mounted.pid())).filter(|kib| *kib <= KEEPER_KIB_MAX));
+    println!("the keeper of one mount has {kib} KiB");
     let dir = mounted.dir.clone();
     mounted.stop();
     assert!(!is_mounted(&dir));
@@ -421,6 +433,8 @@ fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
     until(SLOW, || (!set_file(&site, 0, 0).exists()).then_some(()));
     assert_eq!(fs::read(set_file(&site, SETS, 8)).expect("read"), set_content(SETS, 8));
     assert_eq!(fs::read_dir(dir.join("set-05")).expect("listing").count(), SET_FILES);
+    let kib = until(SLOW, || Some(resident_kib(keeper.pid())).filter(|kib| *kib <= KEEPER_KIB_MAX));
+    println!("the keeper of {SETS} mounts has {kib} KiB");
     keeper.signal(Signal::SIGTERM);
     let log = site.place("logs").join("datasets");
     assert!(keeper.wait(Duration::from_secs(26)).success(), "{}", fs::read_to_string(&log).expect("log"));
@@ -517,6 +531,8 @@ fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
     assert!(!refused.status.success());
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("--hold-below"), "{said}");
+    let kib = until(SLOW, || Some(resident_kib(keeper.pid())).filter(|kib| *kib <= KEEPER_KIB_MAX));
+    println!("the keeper of a node has {kib} KiB");
     // Both end: nothing stays.
     keeper.signal(Signal::SIGTERM);
     first.signal(Signal::SIGTERM);

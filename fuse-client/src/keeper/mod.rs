@@ -19,6 +19,7 @@
 //! 4. A kernel before Linux 6.9 does not send requests again. There a mount ends with its worker, as without
 //!    a keeper.
 
+mod file_pages;
 mod hold;
 mod keep;
 mod mount_set;

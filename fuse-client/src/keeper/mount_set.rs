@@ -1,6 +1,6 @@
 //! What one worker after the other serves: its mounts, and what it had the keeper hold.
 
-use super::{Answer, Ask, MESSAGE_BYTES_MAX, State};
+use super::{Answer, Ask, MESSAGE_BYTES_MAX, State, file_pages};
 use crate::datasets::directory;
 use crate::fuse::{self, abandon};
 use crate::fuse_wire::{self as wire, Operation, Request};
@@ -28,16 +28,21 @@ use std::{
 const RESEND_EVERY: Duration = Duration::from_secs(1);
 /// The most READs that are failed for one worker.
 const RELEASED_MAX: usize = 4096;
+/// How often pages of the program's file that a keeper does not use any more are unmapped. It uses more of
+/// them when it mounts and when it starts a worker.
+const PAGES_RELEASED_EVERY: Duration = Duration::from_secs(5);
 
 /// The descriptors that a keeper waits for. Each has a number.
 pub(super) struct Watched {
     epoll: Epoll,
     next: u64,
+    pages_released_at: Instant,
 }
 
 impl Watched {
     pub fn new() -> io::Result<Self> {
-        Ok(Watched { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, next: 0 })
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Watched { epoll, next: 0, pages_released_at: Instant::now() })
     }
 
     /// Waits for messages, too.
@@ -62,7 +67,13 @@ impl Watched {
     }
 
     /// Returns the number of a descriptor with something new; `None` after a time without.
-    pub fn wait(&self, within: Duration) -> io::Result<Option<u64>> {
+    pub fn wait(&mut self, within: Duration) -> io::Result<Option<u64>> {
+        if self.pages_released_at.elapsed() > PAGES_RELEASED_EVERY {
+            self.pages_released_at = Instant::now();
+            if let Err(error) = file_pages::release() {
+                tracing::debug!(%error, "pages of the program stay mapped");
+            }
+        }
         let mut events = [EpollEvent::empty()];
         let timeout = EpollTimeout::try_from(within).unwrap_or(EpollTimeout::MAX);
         loop {

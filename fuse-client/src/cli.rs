@@ -122,7 +122,7 @@ pub struct Cli {
     /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
-    /// Let readers wait when the process dies [default: true, from Linux 6.9]
+    /// Let readers wait when the process dies [default: true]
     #[arg(long, env = "FLETCH_SURVIVE", value_name = "BOOL", num_args = 0..=1,
         default_missing_value = "true", hide_env = true, hide_possible_values = true)]
     pub survive: Option<bool>,

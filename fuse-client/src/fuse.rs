@@ -10,13 +10,22 @@ use crate::push::PageCache;
 use crate::requests::RequestContext;
 use crate::session::BUFFER_BYTES;
 use crate::{kernel_mount, unmount};
-use nix::{errno::Errno, sys::uio::writev, unistd};
+use nix::{
+    errno::Errno,
+    sys::uio::writev,
+    time::{ClockId, clock_gettime},
+    unistd,
+};
 use std::{
+    env,
     io::{self, IoSlice},
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
+
+/// If this variable of the environment is set, a mount uses its kernel as one before Linux 6.9. For tests.
+const OLD_KERNEL_VARIABLE: &str = "FLETCH_TEST_OLD_KERNEL";
 
 /// A mounted session that does not serve requests yet. Dropping it does not unmount.
 pub struct FuseSession {
@@ -61,13 +70,17 @@ pub fn abandon(dir: &Path) {
 /// Answers the kernel's INIT.
 fn agree(device: &OwnedFd) -> io::Result<Agreed> {
     let mut buffer = vec![0; BUFFER_BYTES];
+    // Two mounts do not begin in the same nanosecond, and the clock does not go back.
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    let tag = now.tv_sec().cast_unsigned() * 1_000_000_000 + now.tv_nsec().cast_unsigned();
+    let may_resend = env::var_os(OLD_KERNEL_VARIABLE).is_none();
     loop {
         let len = match unistd::read(device, &mut buffer) {
             Err(Errno::EINTR | Errno::ENOENT) => continue,
             read => read?,
         };
         let init = Init::parse(&buffer[..len]).map_err(io::Error::other)?;
-        match init.answer().map_err(io::Error::other)? {
+        match init.answer(tag, may_resend).map_err(io::Error::other)? {
             Answer::Again(reply) => unistd::write(device, &reply)?,
             Answer::Agreed(reply, agreed) => {
                 unistd::write(device, &reply)?;

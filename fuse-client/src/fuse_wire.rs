@@ -10,6 +10,8 @@ use std::time::UNIX_EPOCH;
 
 /// The length of the header of a request, in bytes.
 pub(crate) const IN_HEADER_BYTES: usize = 40;
+/// Where a request has its number.
+pub(crate) const UNIQUE_AT: usize = 8;
 /// The length of the header of a reply, in bytes.
 pub const OUT_HEADER_BYTES: usize = 16;
 /// Entries of directories begin at multiples of this.
@@ -127,7 +129,7 @@ pub fn parse(message: &[u8]) -> Result<Request, Malformed> {
 }
 
 fn parsed(message: &[u8]) -> Option<Request> {
-    let (opcode, unique, ino) = (u32_at(message, 4)?, u64_at(message, 8)?, u64_at(message, 16)?);
+    let (opcode, unique, ino) = (u32_at(message, 4)?, u64_at(message, UNIQUE_AT)?, u64_at(message, 16)?);
     let pid = u32_at(message, 32)?;
     let body = message.get(IN_HEADER_BYTES..)?;
     let listing = || Some(Listing { offset: u64_at(body, 8)?, size: u32_at(body, 16)? });

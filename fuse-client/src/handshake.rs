@@ -14,6 +14,9 @@ const OPCODE_INIT: u32 = 26;
 /// The longest message body, which also bounds the reply to a READ.
 pub const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 const PAGE_BYTES: u32 = 4096;
+/// The longest write that a mount announces if its requests are read into [`crate::request_memory`]. The
+/// shortest buffer that the kernel fills depends on it. A read-only mount gets no write.
+const WRITE_BYTES: u32 = 4096;
 /// The READs of its read-ahead that the kernel may have in flight.
 const BACKGROUND_MAX: u16 = 128;
 /// With so many, the kernel takes the mount for slow.
@@ -74,6 +77,9 @@ pub struct Agreed {
     pub no_opendir: bool,
     /// Whether the kernel sends unanswered requests again when it is asked to.
     pub resend: bool,
+    /// Tells this mount apart from all others of the machine since it started.
+    #[serde(default)]
+    pub tag: u64,
 }
 
 /// The reply to an INIT.
@@ -107,11 +113,12 @@ impl Init {
         parsed().ok_or(HandshakeError::NotInit)
     }
 
-    /// Returns the reply.
+    /// Returns the reply. `tag` becomes [`Agreed::tag`]. Without `may_resend` the kernel sends no request
+    /// again.
     ///
     /// # Errors
     /// [`HandshakeError::TooOld`].
-    pub fn answer(&self) -> Result<Answer, HandshakeError> {
+    pub fn answer(&self, tag: u64, may_resend: bool) -> Result<Answer, HandshakeError> {
         if self.major > MAJOR {
             let mut out = Message::with_capacity(8);
             out.u32(MAJOR);
@@ -121,7 +128,7 @@ impl Init {
         if (self.major, self.minor) < (MAJOR, MINOR_MIN) {
             return Err(HandshakeError::TooOld(self.major, self.minor));
         }
-        let resend = self.flags & INIT_EXT != 0 && self.more_flags & HAS_RESEND != 0;
+        let resend = may_resend && self.flags & INIT_EXT != 0 && self.more_flags & HAS_RESEND != 0;
         let (extended, more_flags) = if resend { (INIT_EXT, HAS_RESEND) } else { (0, 0) };
         let flags = self.flags & WANTED | extended;
         let mut out = Message::with_capacity(64);
@@ -130,7 +137,7 @@ impl Init {
         }
         out.u16(BACKGROUND_MAX);
         out.u16(CONGESTED_AT);
-        out.u32(MESSAGE_BYTES_MAX);
+        out.u32(if resend { MESSAGE_BYTES_MAX } else { WRITE_BYTES });
         // Times are exact to a nanosecond.
         out.u32(1);
         out.u16(u16::try_from(MESSAGE_BYTES_MAX / PAGE_BYTES).unwrap_or(u16::MAX));
@@ -140,7 +147,7 @@ impl Init {
         let mut out = out.into_bytes();
         out.resize(64, 0);
         let (no_open, no_opendir) = (flags & NO_OPEN_SUPPORT != 0, flags & NO_OPENDIR_SUPPORT != 0);
-        let agreed = Agreed { no_open, no_opendir, resend };
+        let agreed = Agreed { no_open, no_opendir, resend, tag };
         Ok(Answer::Agreed(self.message(&out), agreed))
     }
 
@@ -171,32 +178,39 @@ mod tests {
     fn a_mount_takes_what_the_kernel_offers_and_no_more() {
         let offered = NO_OPEN_SUPPORT | MAX_PAGES | 1 << 30 | 1 << 5;
         let kernel = init(OPCODE_INIT, &[7, 45, 131_072, offered]).expect("an INIT");
-        let Ok(Answer::Agreed(reply, agreed)) = kernel.answer() else { panic!("they agree") };
-        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false, resend: false });
+        let Ok(Answer::Agreed(reply, agreed)) = kernel.answer(5, true) else { panic!("they agree") };
+        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false, resend: false, tag: 5 });
         assert_eq!((reply.len(), u32_at(&reply, 0), u64_at(&reply, 8)), (80, Some(80), Some(77)));
         let body = &reply[OUT_HEADER_BYTES..];
         let numbers = [0, 4, 8, 12].map(|at| u32_at(body, at).expect("there"));
         assert_eq!(numbers, [7, 41, 131_072, NO_OPEN_SUPPORT | MAX_PAGES]);
-        assert_eq!(u32_at(body, 20), Some(1 << 20), "max_write");
+        assert_eq!(u32_at(body, 20), Some(4096), "max_write");
         assert_eq!(body[28..30], 256u16.to_ne_bytes(), "max_pages");
     }
 
     #[test]
     fn a_kernel_that_sends_requests_again_is_told_that_this_mount_knows() {
         let kernel = init(OPCODE_INIT, &[7, 45, 0, INIT_EXT | NO_OPEN_SUPPORT, HAS_RESEND | 1]);
-        let Ok(Answer::Agreed(reply, agreed)) = kernel.expect("an INIT").answer() else {
-            panic!("they agree")
+        let kernel = kernel.expect("an INIT");
+        let answer = |may_resend| match kernel.answer(5, may_resend) {
+            Ok(Answer::Agreed(reply, agreed)) => (reply, agreed),
+            other => panic!("they agree: {other:?}"),
         };
-        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false, resend: true });
+        let (reply, agreed) = answer(true);
+        assert_eq!(agreed, Agreed { no_open: true, no_opendir: false, resend: true, tag: 5 });
         let body = &reply[OUT_HEADER_BYTES..];
         assert_eq!([12, 32].map(|at| u32_at(body, at)), [Some(INIT_EXT | NO_OPEN_SUPPORT), Some(HAS_RESEND)]);
+        assert_eq!(u32_at(body, 20), Some(1 << 20), "max_write");
+        let (reply, agreed) = answer(false);
+        assert!(!agreed.resend);
+        assert_eq!(u32_at(&reply[OUT_HEADER_BYTES..], 32), Some(0), "no flag in the second word");
     }
 
     #[test]
     fn other_versions_are_answered_or_named() {
-        let later = init(OPCODE_INIT, &[8, 0]).expect("an INIT").answer();
+        let later = init(OPCODE_INIT, &[8, 0]).expect("an INIT").answer(5, true);
         assert!(matches!(later, Ok(Answer::Again(reply)) if reply.len() == 24));
-        let old = init(OPCODE_INIT, &[7, 30, 0, 0]).expect("an INIT").answer();
+        let old = init(OPCODE_INIT, &[7, 30, 0, 0]).expect("an INIT").answer(5, true);
         assert_eq!(old, Err(HandshakeError::TooOld(7, 30)));
         assert_eq!(init(1, &[7, 31, 0, 0]), Err(HandshakeError::NotInit));
         assert_eq!(Init::parse(b"short"), Err(HandshakeError::NotInit));

@@ -44,6 +44,7 @@ pub mod open_version;
 mod passed_device;
 pub mod push;
 pub mod read_clock;
+mod request_memory;
 pub mod requests;
 pub mod restart;
 pub mod server_breaker;

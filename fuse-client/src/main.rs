@@ -92,8 +92,7 @@ fn rules(action: &Action) -> Rules {
         Action::Mount(_) => None,
         Action::Datasets(settings) => Some(settings.dir.clone()),
     };
-    let is_required = process.survive == Some(true);
-    Rules { io_timeout: process.io_timeout, job: process.job.to_string(), links, is_required }
+    Rules { io_timeout: process.io_timeout, job: process.job.to_string(), links }
 }
 
 /// Lets this process open as many files as it may: each mount is one, and so is each client of a node store.

@@ -8,14 +8,18 @@
 //!    that leaves its mounts to the next one sends no reply any more ([`crate::leaving`]): its work is
 //!    dropped.
 //! 2. A thread takes at most [`REQUESTS_IN_A_ROW`] requests of a session, and then looks at the others.
-//! 3. A thread of many sessions never waits in a read of a device: another thread may have taken the request
+//! 3. On a kernel that sends no request again, a request lies in [`crate::request_memory`] until its reply is
+//!    written.
+//! 4. A thread of many sessions never waits in a read of a device: another thread may have taken the request
 //!    that it was woken for.
 
 use crate::fs::tree::DirEntry;
 use crate::fuse_wire::{self as wire, Listing, ListingReply, Operation, Request};
 use crate::handshake::MESSAGE_BYTES_MAX;
+use crate::keeper;
 use crate::leaving;
 use crate::metrics::Op;
+use crate::request_memory::{RequestMemory, Slot};
 use crate::requests::RequestContext;
 use nix::{
     errno::Errno,
@@ -28,7 +32,7 @@ use std::{
     io::{self, IoSlice},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -63,7 +67,7 @@ pub fn serve_alone(
     threads: usize,
     runtime: Handle,
 ) -> io::Result<()> {
-    let session = Session { device, context, runtime, end: SessionEnd::default() };
+    let session = Session::begin(device, context, runtime, SessionEnd::default());
     std::thread::scope(|scope| {
         let receive = |i| {
             let builder = std::thread::Builder::new().name(format!("fletch-fuse-{i}"));
@@ -128,9 +132,7 @@ impl SessionThreads {
         fcntl(&device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let (shared, end) = (&self.0, SessionEnd::default());
         let key = shared.next.fetch_add(1, Ordering::Relaxed);
-        let runtime = shared.runtime.clone();
-        let session = Session { device, context, runtime, end: end.clone() };
-        let session = Arc::new(session);
+        let session = Session::begin(device, context, shared.runtime.clone(), end.clone());
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key);
         let mut sessions = shared.sessions.write();
         shared.epoll.add(&*session.device, event)?;
@@ -183,14 +185,44 @@ impl Shared {
 }
 
 /// One session: the device of a mount, and what answers its requests.
-struct Session {
+pub(crate) struct Session {
     device: Arc<OwnedFd>,
     context: Arc<RequestContext>,
     runtime: Handle,
     end: SessionEnd,
+    /// The memory for the requests, and the tag of this mount there.
+    memory: Option<(Arc<RequestMemory>, u64)>,
 }
 
 impl Session {
+    fn begin(
+        device: Arc<OwnedFd>,
+        context: Arc<RequestContext>,
+        runtime: Handle,
+        end: SessionEnd,
+    ) -> Arc<Self> {
+        let memory = keeper::memory_of(&device);
+        let session = Arc::new(Session { device, context, runtime, end, memory });
+        if session.memory.is_some() {
+            keeper::take_unanswered(&session);
+        }
+        session
+    }
+
+    /// Whether this is the session of a device.
+    pub fn is_of(&self, device: &Weak<OwnedFd>) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.device), device.as_ptr())
+    }
+
+    /// Answers a request that a process before this one did not answer.
+    pub fn answer_for_predecessor(&self, message: &[u8]) {
+        let (Some((memory, tag)), Ok(request)) = (&self.memory, wire::parse(message)) else { return };
+        let mut slot = memory.take(*tag);
+        slot.fill(message);
+        self.context.requests.count_resent();
+        self.answer(request, Some(slot));
+    }
+
     /// Answers requests until the mount is gone.
     fn receive_all(&self) -> io::Result<()> {
         let mut buffer = request_buffer();
@@ -201,13 +233,15 @@ impl Session {
     /// Answers some requests. Returns whether the mount still exists.
     fn receive_some(&self, buffer: &mut [u8]) -> io::Result<bool> {
         for _ in 0..REQUESTS_IN_A_ROW {
-            match nix::unistd::read(&*self.device, buffer) {
+            let mut slot = self.memory.as_ref().map(|(memory, tag)| memory.take(*tag));
+            let place = slot.as_mut().map_or(&mut *buffer, Slot::bytes);
+            match nix::unistd::read(&*self.device, place) {
                 Ok(len) => {
-                    let request = wire::parse(&buffer[..len]).map_err(io::Error::other)?;
+                    let request = wire::parse(&place[..len]).map_err(io::Error::other)?;
                     if request.operation == Operation::Destroy {
                         return Ok(false);
                     }
-                    self.answer(request);
+                    self.answer(request, slot);
                 }
                 Err(Errno::EAGAIN) => return Ok(true),
                 // The program that asked was killed, or a signal arrived.
@@ -219,8 +253,8 @@ impl Session {
         Ok(true)
     }
 
-    fn answer(&self, Request { unique, ino, pid, operation }: Request) {
-        let reply = Reply { device: Arc::clone(&self.device), unique, sent: false };
+    fn answer(&self, Request { unique, ino, pid, operation }: Request, slot: Option<Slot>) {
+        let reply = Reply { device: Arc::clone(&self.device), unique, sent: false, slot };
         let (context, runtime) = (&self.context, &self.runtime);
         if wire::is_resent(unique) {
             context.requests.count_resent();
@@ -309,6 +343,8 @@ struct Reply {
     device: Arc<OwnedFd>,
     unique: u64,
     sent: bool,
+    /// Where the request lies, which is free after the reply.
+    slot: Option<Slot>,
 }
 
 impl Reply {
@@ -327,6 +363,7 @@ impl Reply {
     fn write(&mut self, errno: i32, payload: &[u8]) {
         self.sent = true;
         if leaving::is_silent() {
+            self.slot.take().into_iter().for_each(Slot::leave);
             return;
         }
         let header = wire::out_header(self.unique, errno, payload.len());
@@ -335,6 +372,7 @@ impl Reply {
         if let Err(error) = nix::sys::uio::writev(self.device.as_fd(), &parts) {
             tracing::debug!(%error, "the kernel did not take a reply");
         }
+        self.slot = None;
     }
 }
 

@@ -102,7 +102,7 @@ pub const LEAVES: &[&str] = &["fletch-tests", "fletch-fuzz", "fletch-benches"];
 pub const SOLE_USERS: &[(&str, &str)] = &[
     ("object_store", "fletch-origin"),
     ("sled", "fletch-store"),
-    ("memmap2", "fletch-window"),
+    ("memmap2", "fletch-window fletch-mount"),
     ("fuser", "fletch-benches"),
     ("pyo3", "fletch-python"),
     ("moka", "fletch-store fletch-tables fletch-server fletch-mount"),

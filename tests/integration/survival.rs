@@ -167,17 +167,45 @@ fn kill_under_readers(mounted: &Mounted, kills: usize, seed: u64, port: u16) -> 
     (looks.into_inner(), Duration::from_micros(slowest.into_inner()), sent_again)
 }
 
+/// A kernel and how a mount uses it.
+#[derive(Clone, Copy, PartialEq)]
+enum Kernel {
+    /// It sends unanswered requests again.
+    Resends,
+    /// It sends none again, as before Linux 6.9.
+    Old,
+}
+
+/// Returns a command of `fletch-mount` with a keeper, which uses the kernel as one of that kind.
+fn keeper_on(kernel: Kernel) -> Command {
+    let mut c = with_keeper();
+    if kernel == Kernel::Old {
+        c.env("FLETCH_TEST_OLD_KERNEL", "1");
+    }
+    c
+}
+
 #[test]
 fn what_serves_a_mount_is_killed_under_readers_who_see_no_error() {
-    if !have(&[Need::Fuse, Need::Resend]) {
-        return;
+    if have(&[Need::Fuse, Need::Resend]) {
+        kill_and_count(Kernel::Resends);
     }
+}
+
+#[test]
+fn an_old_kernel_sends_nothing_again_and_readers_see_no_error() {
+    if have(&[Need::Fuse]) {
+        kill_and_count(Kernel::Old);
+    }
+}
+
+fn kill_and_count(kernel: Kernel) {
     let kills = if std::env::var_os("FLETCH_SOAK").is_some() { 500 } else { 20 };
     let site = serve();
     let log = site.place("logs").join("survivor");
     let port = free_port();
     let words = ["set", "--io-timeout", "60s", "--metrics", &format!("127.0.0.1:{port}")];
-    let mounted = Mounted::start_by(with_keeper(), &site.url, site.place("mnt"), &log, &words);
+    let mounted = Mounted::start_by(keeper_on(kernel), &site.url, site.place("mnt"), &log, &words);
     let (looks, slowest, resent) = kill_under_readers(&mounted, kills, 7, port);
     println!(
         "{kills} kills under {READERS} readers: {looks} looks, {resent} requests sent again, the slowest \
@@ -267,6 +295,44 @@ fn an_ordinary_users_mount_survives_too() {
     mounted.stop();
 }
 
+#[test]
+fn an_old_kernels_requests_fail_in_time_when_no_process_comes() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let mut site = serve();
+    let log = site.place("logs").join("survivor");
+    let words = ["set", "--io-timeout", "3s", "--threads", "2"];
+    let mounted = Mounted::start_by(keeper_on(Kernel::Old), &site.url, site.place("mnt"), &log, &words);
+    // The process has the requests, and does not answer while the server does not.
+    site.server().signal(Signal::SIGSTOP);
+    let readers: Vec<_> = (0..8)
+        .map(|i| {
+            let path = mounted.dir.join(name(i));
+            let reads = Command::new("cat").arg(path).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            reads.expect("a reader")
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(500));
+    let begun = Instant::now();
+    kill(worker(mounted.pid()).expect("a worker"), Signal::SIGKILL).expect("kill");
+    for reader in readers {
+        let read = reader.wait_with_output().expect("the reader");
+        let said = String::from_utf8_lossy(&read.stderr);
+        assert!(!read.status.success() && said.contains("Input/output error"), "{said}");
+    }
+    let took = begun.elapsed();
+    println!("8 requests of a dead process failed after {took:?}");
+    assert!(took > Duration::from_secs(2) && took < SLOW, "{took:?}");
+    site.server().signal(Signal::SIGCONT);
+    for i in 0..8 {
+        until(Duration::from_secs(30), || {
+            fs::read(mounted.dir.join(name(i))).ok().filter(|b| *b == content(i))
+        });
+    }
+    mounted.stop();
+}
+
 /// Ends a process that serves nothing any more.
 fn ended(keeper: &mut Running) -> bool {
     keeper.wait(SLOW).success()
@@ -314,8 +380,13 @@ fn a_mount_that_another_program_unmounts_ends_its_keeper() {
     assert!(ended(mounted.daemon()), "{}", site.mount_log("survivor"));
 }
 
-/// The datasets of the test of `--datasets`, the files of each, and the length of a file.
-const SETS: usize = 12;
+/// Returns the number of datasets in the tests of `--datasets`.
+fn sets() -> usize {
+    let given = std::env::var("FLETCH_TEST_MOUNTS").ok();
+    given.map_or(12, |given| given.parse().expect("FLETCH_TEST_MOUNTS is a number"))
+}
+
+/// The files of each of these datasets, and the length of a file.
 const SET_FILES: usize = 40;
 const SET_FILE_BYTES: usize = 20_000;
 
@@ -341,7 +412,7 @@ fn read_sets(datasets: &Path, seed: u64, stop: &Path) -> (u64, Duration) {
     let mut rng = StdRng::seed_from_u64(seed);
     let (mut reads, mut slowest) = (0, Duration::ZERO);
     while !stop.exists() {
-        let (set, i) = (rng.random_range(0..SETS), rng.random_range(0..SET_FILES));
+        let (set, i) = (rng.random_range(0..sets()), rng.random_range(0..SET_FILES));
         let path = datasets.join(format!("set-{set:02}/f{i:03}"));
         let begun = Instant::now();
         let mut bytes = vec![0; SET_FILE_BYTES];
@@ -390,7 +461,7 @@ fn under_readers(site: &Site, name: &str, what: impl FnOnce()) {
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
     let figures = said.lines().find(|line| line.contains("16 readers")).expect("figures");
-    println!("{name}, {SETS} mounts, {figures}");
+    println!("{name}, {} mounts, {figures}", sets());
 }
 
 /// Returns a process that mounts all datasets of the site's server, with its ready file.
@@ -410,7 +481,7 @@ fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
     }
     let kills = if std::env::var_os("FLETCH_SOAK").is_some() { 100 } else { 8 };
     let site = Site::start(&[]);
-    (0..SETS).for_each(|set| publish_set(&site, set));
+    (0..sets()).for_each(|set| publish_set(&site, set));
     let dir = site.place("datasets");
     let (mut keeper, ready) = datasets(&site, with_keeper(), "datasets", &[]);
     until(SLOW, || ready.exists().then_some(()));
@@ -426,15 +497,17 @@ fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
     });
 
     // The next process follows the server as the first one did. A link that leads nowhere any more goes.
-    publish_set(&site, SETS);
-    until(SLOW, || fs::read(set_file(&site, SETS, 7)).ok().filter(|bytes| *bytes == set_content(SETS, 7)));
+    publish_set(&site, sets());
+    until(SLOW, || {
+        fs::read(set_file(&site, sets(), 7)).ok().filter(|bytes| *bytes == set_content(sets(), 7))
+    });
     kill(until(SLOW, || worker(keeper.pid())), Signal::SIGKILL).expect("kill");
     run(command("fletch").args(["unregister", "set-00", "--server", &site.url]));
     until(SLOW, || (!set_file(&site, 0, 0).exists()).then_some(()));
-    assert_eq!(fs::read(set_file(&site, SETS, 8)).expect("read"), set_content(SETS, 8));
+    assert_eq!(fs::read(set_file(&site, sets(), 8)).expect("read"), set_content(sets(), 8));
     assert_eq!(fs::read_dir(dir.join("set-05")).expect("listing").count(), SET_FILES);
     let kib = until(SLOW, || Some(resident_kib(keeper.pid())).filter(|kib| *kib <= KEEPER_KIB_MAX));
-    println!("the keeper of {SETS} mounts has {kib} KiB");
+    println!("the keeper of {} mounts has {kib} KiB", sets());
     keeper.signal(Signal::SIGTERM);
     let log = site.place("logs").join("datasets");
     assert!(keeper.wait(Duration::from_secs(26)).success(), "{}", fs::read_to_string(&log).expect("log"));
@@ -444,9 +517,9 @@ fn all_mounts_of_a_process_survive_it_and_it_follows_the_server_again() {
 }
 
 /// Returns a keeper of other processes that mount below the site's directory for that.
-fn hold(site: &Site, log: &str) -> Running {
+fn hold(site: &Site, log: &str, kernel: Kernel) -> Running {
     let socket = site.place("keeper").join("socket");
-    let mut c = with_keeper();
+    let mut c = keeper_on(kernel);
     c.arg("--hold")
         .arg(&socket)
         .arg("--hold-below")
@@ -468,13 +541,23 @@ fn without_capabilities() -> Command {
 
 #[test]
 fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
-    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
-        return;
+    if have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        replace_in_five_ways(Kernel::Resends);
     }
+}
+
+#[test]
+fn on_an_old_kernel_a_process_is_replaced_under_the_keeper_of_a_node() {
+    if have(&[Need::Fuse, Need::Root]) {
+        replace_in_five_ways(Kernel::Old);
+    }
+}
+
+fn replace_in_five_ways(kernel: Kernel) {
     let site = Site::start(&[]);
-    (0..SETS).for_each(|set| publish_set(&site, set));
+    (0..sets()).for_each(|set| publish_set(&site, set));
     let dir = site.place("datasets");
-    let mut keeper = hold(&site, "keeper");
+    let mut keeper = hold(&site, "keeper", kernel);
     let socket = site.place("keeper").join("socket").display().to_string();
     let tables = site.place("cache").display().to_string();
     // While two run, the second one cannot have the port yet.
@@ -503,13 +586,13 @@ fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
         third.signal(Signal::SIGTERM);
         assert!(third.wait(SLOW).success());
         thread::sleep(Duration::from_millis(300));
-        let taken_over = format!("fletch_mount_takeovers_total {SETS}");
+        let taken_over = format!("fletch_mount_takeovers_total {}", sets());
         until(SLOW, || metrics_at(port).contains(&taken_over).then_some(()));
         // The keeper is killed, and started again: it gets the mounts back, and gives them to the next one.
         keeper.signal(Signal::SIGKILL);
         keeper.wait(SLOW);
         thread::sleep(Duration::from_millis(300));
-        keeper = hold(&site, "keeper-again");
+        keeper = hold(&site, "keeper-again", kernel);
         let text = || fs::read_to_string(site.place("logs").join("fourth")).expect("log");
         until(SLOW, || text().contains("has the mounts back").then_some(()));
         fourth.signal(Signal::SIGKILL);
@@ -519,8 +602,10 @@ fn a_process_without_privileges_is_replaced_under_the_keeper_of_a_node() {
         first = fifth;
     });
     // A new version is mounted, and an old name goes, by a process that may not do either.
-    publish_set(&site, SETS);
-    until(SLOW, || fs::read(set_file(&site, SETS, 7)).ok().filter(|bytes| *bytes == set_content(SETS, 7)));
+    publish_set(&site, sets());
+    until(SLOW, || {
+        fs::read(set_file(&site, sets(), 7)).ok().filter(|bytes| *bytes == set_content(sets(), 7))
+    });
     run(command("fletch").args(["unregister", "set-00", "--server", &site.url]));
     until(SLOW, || (!set_file(&site, 0, 0).exists()).then_some(()));
     // A stranger's process gets nothing, and mounts nowhere else.

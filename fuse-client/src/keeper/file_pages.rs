@@ -63,7 +63,7 @@ mod tests {
     fn only_mappings_that_equal_their_file_are_released() {
         let mapping = |range: &str, access: &str, name: &str, anonymous: u32| {
             format!(
-                "{range} {access} 00001000 fe:00 77 {name}\nSize: 8 kB\nRss: 8 kB\nAnonymous: {anonymous} kB\n\
+                "{range} {access} 00001000 fe:00 77 {name}\nSize: 8 kB\nAnonymous: {anonymous} kB\n\
                  Swap: 0 kB\nVmFlags: rd mr\n"
             )
         };

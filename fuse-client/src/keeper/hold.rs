@@ -181,7 +181,6 @@ impl Holder {
                     let rules = MountSetRules {
                         io_timeout: Duration::from_millis(io_timeout_ms),
                         links: links.then(|| name.clone()),
-                        is_required: true,
                         below: Some(self.settings.below.clone()),
                     };
                     if let Err(error) = rules.check(&name) {
@@ -217,6 +216,7 @@ impl Holder {
         let is_last = self.workers.values().all(|other| other.set.as_ref() != Some(&name));
         if let Some(held) = self.sets.get_mut(&name) {
             held.set.has_ended(key);
+            held.set.is_gone(key);
             if !held.set.is_keeping(true) {
                 self.sets.remove(&name);
             } else if is_last {

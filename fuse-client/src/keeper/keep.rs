@@ -46,8 +46,6 @@ pub struct Rules {
     pub job: String,
     /// The file system of links with the mounts below it, if the workers make one.
     pub links: Option<PathBuf>,
-    /// Whether to refuse a kernel that cannot hand requests over.
-    pub is_required: bool,
 }
 
 /// What ended a wait.
@@ -70,8 +68,8 @@ struct Keeper {
     /// Whether a signal said that the mounts are to end.
     is_ending: bool,
     /// Workers that died, of which a thread still waits in the kernel for a page that a request has locked.
-    /// The next worker answers that request.
-    lingering: Vec<Child>,
+    /// The next worker answers that request. With the numbers of their sockets.
+    lingering: Vec<(u64, Child)>,
 }
 
 /// Returns a descriptor for the signals that end a mount. Called while the process has one thread.
@@ -91,8 +89,8 @@ pub fn run(rules: Rules) -> Result<u8> {
     let signals = block_end_signals()?;
     let mut watched = Watched::new().context("waiting for events")?;
     let signals_key = watched.add(&signals).context("waiting for signals")?;
-    let Rules { io_timeout, job, links, is_required } = rules;
-    let set = MountSet::new(MountSetRules { io_timeout, links, is_required, below: None });
+    let Rules { io_timeout, job, links } = rules;
+    let set = MountSet::new(MountSetRules { io_timeout, links, below: None });
     let program = std::env::current_exe().context("finding the path of this program")?;
     let (is_ending, lingering) = (false, Vec::new());
     Keeper { watched, signals, signals_key, program, job, set, is_ending, lingering }.run()
@@ -113,7 +111,7 @@ impl Keeper {
             }
             // A worker that ends by itself, and leaves no mount, has said why.
             let was_killed = ended.is_none_or(|status| status.signal().is_some());
-            if !self.set.can_go_on() || !self.set.is_keeping(was_killed) {
+            if !self.set.is_keeping(was_killed) {
                 return Ok(code);
             }
             tracing::error!(code, "the process that serves the mount died: readers wait for the next one");
@@ -174,19 +172,18 @@ impl Keeper {
         self.watched.remove(&socket)?;
         self.set.has_ended(key);
         if lingers {
-            self.lingering.push(worker);
+            self.lingering.push((key, worker));
             return Ok(None);
         }
+        self.set.is_gone(key);
         Ok(Some(worker.wait()?))
     }
 
     /// Does what is due from time to time.
     fn look(&mut self) -> Result<()> {
-        let before = self.lingering.len();
-        self.lingering.retain_mut(|worker| !matches!(worker.try_wait(), Ok(Some(_)) | Err(_)));
-        if self.lingering.len() < before {
-            // One of its threads may have read a request when it died.
-            self.set.resend();
+        let is_gone = |(_, worker): &mut (u64, Child)| matches!(worker.try_wait(), Ok(Some(_)) | Err(_));
+        for (key, _) in self.lingering.extract_if(.., is_gone) {
+            self.set.is_gone(key);
         }
         self.set.tend_late_requests()
     }

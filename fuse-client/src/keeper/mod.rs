@@ -16,18 +16,20 @@
 //!    ([`State`]).
 //! 3. A mount ends when a signal asks for it, or when somebody unmounts it. The death of a worker never
 //!    unmounts.
-//! 4. A kernel before Linux 6.9 does not send requests again. There a mount ends with its worker, as without
-//!    a keeper.
+//! 4. A kernel before Linux 6.9 does not send requests again. There the keeper finds them in the memory of
+//!    the dead worker ([`crate::request_memory`]), and hands them to the next one.
 
 mod file_pages;
 mod hold;
 mod keep;
 mod mount_set;
 mod worker;
+mod worker_memory;
 
 pub use hold::{HoldSettings, hold};
 pub use keep::{Rules, run};
 pub use worker::{Keeper, MountSetName};
+pub(crate) use worker::{memory_of, take_unanswered};
 
 use crate::handshake::Agreed;
 use fletch_core::{DatasetName, LayoutId, Root};
@@ -87,6 +89,10 @@ enum Ask {
     Hold,
     /// Give me the descriptor that an earlier worker had you hold.
     Held,
+    /// The memory with my requests comes with this message.
+    Memory,
+    /// I have the request with the number `taken`. Give me the next one that no worker answered.
+    Unanswered { dir: PathBuf, taken: Option<u64> },
 }
 
 /// What the keeper answers.
@@ -95,6 +101,11 @@ enum Ask {
 enum Answer {
     Kept(Option<State>),
     Done,
+    /// As `Done`. There are requests of these mounts that no worker answered.
+    Waiting {
+        dirs: Vec<PathBuf>,
+    },
+    Unanswered(Option<Vec<u8>>),
     /// A device comes with this message.
     Device(Agreed),
     /// A descriptor comes with this message if it is held.

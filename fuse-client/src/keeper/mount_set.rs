@@ -1,5 +1,6 @@
 //! What one worker after the other serves: its mounts, and what it had the keeper hold.
 
+use super::worker_memory::{Unanswered, WorkerMemory};
 use super::{Answer, Ask, MESSAGE_BYTES_MAX, State, file_pages};
 use crate::datasets::directory;
 use crate::fuse::{self, abandon};
@@ -16,7 +17,7 @@ use nix::{
     sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
 };
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     ops::Bound,
     os::fd::{AsFd, OwnedFd},
@@ -26,6 +27,8 @@ use std::{
 
 /// How often requests that wait for a worker are sent again.
 const RESEND_EVERY: Duration = Duration::from_secs(1);
+/// The most mounts that one answer names. Their paths fit in a message.
+const WAITING_MAX: usize = 12;
 /// The most READs that are failed for one worker.
 const RELEASED_MAX: usize = 4096;
 /// How often pages of the program's file that a keeper does not use any more are unmapped. It uses more of
@@ -94,8 +97,6 @@ pub(super) struct MountSetRules {
     pub io_timeout: Duration,
     /// The file system of links with the mounts below it, if the workers make one.
     pub links: Option<PathBuf>,
-    /// Whether to refuse a kernel that cannot hand requests over.
-    pub is_required: bool,
     /// The directory below which a worker may have the keeper mount and unmount; `None` for everywhere.
     pub below: Option<PathBuf>,
 }
@@ -130,13 +131,17 @@ struct Kept {
     resent_at: Instant,
     /// The READs that were failed for a worker that is dead and not gone, by inode and offset.
     released: HashSet<(u64, u64)>,
+    /// The requests that no worker answered and that the kernel does not send again, by their numbers.
+    unanswered: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Kept {
     /// Has the kernel send all unanswered requests again. It fails only if nothing is mounted any more, which
     /// the device tells, too.
     fn resend(&self) {
-        if let Err(error) = fuse::resend(&self.device) {
+        if self.agreed.resend
+            && let Err(error) = fuse::resend(&self.device)
+        {
             tracing::debug!(%error, "the kernel does not send requests again");
         }
     }
@@ -150,7 +155,7 @@ impl Kept {
     }
 
     /// Answers EIO to every request, if no worker came in time.
-    fn fail_late_requests(&self, io_timeout: Duration) -> io::Result<()> {
+    fn fail_late_requests(&mut self, io_timeout: Duration) -> io::Result<()> {
         let is_late = self.away_since.is_some_and(|since| since.elapsed() >= io_timeout);
         if !is_late && !self.is_given_up {
             return Ok(());
@@ -178,28 +183,40 @@ impl Kept {
         answered
     }
 
-    /// Reads all requests that wait, and answers EIO to those that `is_failed` returns true for.
-    fn answer_all(&self, mut is_failed: impl FnMut(&Request) -> bool) -> io::Result<()> {
+    /// Reads all requests that wait, and answers EIO to those that `is_failed` returns true for. The kernel or
+    /// the keeper has the others again.
+    fn answer_all(&mut self, is_failed: impl FnMut(&Request) -> bool) -> io::Result<()> {
+        let mut waiting: Vec<Vec<u8>> = std::mem::take(&mut self.unanswered).into_values().collect();
         let flags = OFlag::from_bits_retain(fcntl(&self.device, FcntlArg::F_GETFL)?);
         fcntl(&self.device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             match nix::unistd::read(&self.device, &mut buffer) {
-                Ok(len) => {
-                    let Ok(request) = wire::parse(&buffer[..len]) else { continue };
-                    if request.operation != Operation::Forget && is_failed(&request) {
-                        // Nobody waits for this reply any more if the kernel does not take it.
-                        let _unheard =
-                            nix::unistd::write(&self.device, &wire::out_header(request.unique, libc::EIO, 0));
-                    }
-                }
+                Ok(len) => waiting.push(buffer[..len].to_vec()),
                 Err(Errno::ENOENT | Errno::EINTR) => {}
                 // Nothing waits, or nothing is mounted.
                 Err(_) => break,
             }
         }
         fcntl(&self.device, FcntlArg::F_SETFL(flags))?;
+        self.fail(waiting, is_failed);
         Ok(())
+    }
+
+    fn fail(&mut self, waiting: Vec<Vec<u8>>, mut is_failed: impl FnMut(&Request) -> bool) {
+        for message in waiting {
+            let Ok(request) = wire::parse(&message) else { continue };
+            if request.operation == Operation::Forget {
+                continue;
+            }
+            if is_failed(&request) {
+                // Nobody waits for this reply any more if the kernel does not take it.
+                let _unheard =
+                    nix::unistd::write(&self.device, &wire::out_header(request.unique, libc::EIO, 0));
+            } else if !self.agreed.resend {
+                self.unanswered.insert(request.unique, message);
+            }
+        }
     }
 }
 
@@ -209,23 +226,21 @@ pub(super) struct MountSet {
     kept: BTreeMap<PathBuf, Kept>,
     /// What a worker had the keeper hold for the next one.
     held: Option<OwnedFd>,
+    /// The memories of the workers, by their sockets.
+    memories: HashMap<u64, WorkerMemory>,
     /// When a worker last took something over.
     pub attached_at: Option<Instant>,
 }
 
 impl MountSet {
     pub fn new(rules: MountSetRules) -> Self {
-        MountSet { rules, kept: BTreeMap::new(), held: None, attached_at: None }
+        let (kept, memories) = (BTreeMap::new(), HashMap::new());
+        MountSet { rules, kept, held: None, memories, attached_at: None }
     }
 
     /// Whether there is something for the next worker. `with_held`: also if it is no mount.
     pub fn is_keeping(&self, with_held: bool) -> bool {
         !self.kept.is_empty() || with_held && self.held.is_some()
-    }
-
-    /// Whether the kernel sends the requests of all mounts again.
-    pub fn can_go_on(&self) -> bool {
-        self.kept.values().all(|kept| kept.agreed.resend)
     }
 
     /// Answers one question of the worker with this socket. Returns whether the worker is still there.
@@ -251,7 +266,24 @@ impl MountSet {
             Err(error) => Answer::failed(&error),
         };
         let answer = match ask {
-            Ask::Hello { .. } | Ask::Alive => Answer::Done,
+            Ask::Hello { .. } => Answer::Done,
+            Ask::Alive => {
+                let of_it = self.kept.iter().filter(|(_, kept)| kept.served_by == Some(key));
+                let waiting = of_it.filter(|(_, kept)| !kept.unanswered.is_empty());
+                let dirs: Vec<PathBuf> = waiting.map(|(dir, _)| dir.clone()).take(WAITING_MAX).collect();
+                if dirs.is_empty() { Answer::Done } else { Answer::Waiting { dirs } }
+            }
+            Ask::Memory => {
+                self.memories.extend(descriptor.map(|descriptor| (key, WorkerMemory::new(descriptor))));
+                Answer::Done
+            }
+            Ask::Unanswered { dir, taken } => {
+                let unanswered = self.kept.get_mut(&dir).map(|kept| &mut kept.unanswered);
+                Answer::Unanswered(unanswered.and_then(|unanswered| {
+                    taken.and_then(|taken| unanswered.remove(&taken));
+                    unanswered.first_key_value().map(|(_, message)| message.clone())
+                }))
+            }
             Ask::Kept { after } => {
                 let after = after.map_or(Bound::Unbounded, Bound::Excluded);
                 let next = self.kept.range((after, Bound::Unbounded)).next();
@@ -317,12 +349,6 @@ impl MountSet {
             return Ok(());
         }
         let (device, agreed) = fuse::open(&dir, source, allow_other)?;
-        if !agreed.resend && self.rules.is_required {
-            abandon(&dir);
-            return Err(io::Error::other(
-                "this kernel cannot hand requests over to another process: --survive needs Linux 6.9",
-            ));
-        }
         self.keep(device, agreed, state, None, watched).inspect_err(|_| abandon(&dir))
     }
 
@@ -351,6 +377,7 @@ impl MountSet {
             is_given_up: false,
             resent_at: Instant::now(),
             released: HashSet::new(),
+            unanswered: BTreeMap::new(),
         };
         // The one before was detached, and programs with open files there still use it: they get errors.
         if let Some(before) = self.kept.insert(dir, kept) {
@@ -361,6 +388,7 @@ impl MountSet {
 
     /// Notes that a worker says nothing any more: its mounts wait for it, or for another one.
     pub fn is_away(&mut self, key: u64) {
+        self.memories.get_mut(&key).into_iter().for_each(|memory| memory.is_left = true);
         for kept in self.kept.values_mut() {
             // At once: a request that a dead process has read could not even be given up by who made it.
             kept.resend();
@@ -377,19 +405,35 @@ impl MountSet {
         of_it.for_each(|kept| kept.served_by = None);
     }
 
+    /// Notes that the last thread of a worker is gone. It may have read a request when it died.
+    pub fn is_gone(&mut self, key: u64) {
+        self.kept.values().for_each(Kept::resend);
+        if let Some(mut memory) = self.memories.remove(&key) {
+            let found = memory.take(true);
+            self.add_unanswered(found);
+        }
+    }
+
+    fn add_unanswered(&mut self, found: Vec<Unanswered>) {
+        for Unanswered { tag, unique, message } in found {
+            if let Some(kept) = self.kept.values_mut().find(|kept| kept.agreed.tag == tag) {
+                kept.unanswered.insert(unique, message);
+            }
+        }
+    }
+
     /// Notes that a worker speaks, whose mounts it serves still.
     fn is_back(&mut self, key: u64) {
+        self.memories.get_mut(&key).into_iter().for_each(|memory| memory.is_left = false);
         let of_it = self.kept.values_mut().filter(|kept| kept.served_by == Some(key));
         of_it.for_each(|kept| kept.away_since = None);
     }
 
-    /// Has the kernel send the requests of all mounts again.
-    pub fn resend(&self) {
-        self.kept.values().for_each(Kept::resend);
-    }
-
     /// Has requests that wait sent again, and answers EIO to those that wait for too long.
     pub fn tend_late_requests(&mut self) -> Result<()> {
+        let left = self.memories.values_mut().filter(|memory| memory.is_left);
+        let found = left.flat_map(|memory| memory.take(false)).collect();
+        self.add_unanswered(found);
         for kept in self.kept.values_mut() {
             kept.resend_late_requests();
             kept.fail_late_requests(self.rules.io_timeout)?;

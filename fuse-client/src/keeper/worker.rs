@@ -2,9 +2,12 @@
 
 use super::{Answer, Ask, MESSAGE_BYTES_MAX, SOCKET_VARIABLE, State, end_signals};
 use crate::fuse::{self, FuseSession};
+use crate::fuse_wire::{UNIQUE_AT, u64_at};
 use crate::handshake::Agreed;
 use crate::passed_device;
+use crate::request_memory::RequestMemory;
 use crate::requests::RequestContext;
+use crate::session::Session;
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
@@ -22,6 +25,10 @@ use std::{
 
 /// How often the worker says that it lives.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// How often it asks for requests that no worker answered, where the kernel does not send them again.
+const UNANSWERED_EVERY: Duration = Duration::from_millis(200);
+/// The pause after requests that no worker had answered, before it asks for more.
+const UNANSWERED_PAUSE: Duration = Duration::from_millis(5);
 /// How often it looks for a keeper that was started again.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
 /// How long a process that starts waits for its keeper.
@@ -50,6 +57,8 @@ struct Served {
     state: State,
     agreed: Agreed,
     device: Weak<OwnedFd>,
+    /// What answers its requests, once it does.
+    session: Weak<Session>,
 }
 
 /// The keeper of this process's mounts. The keeper sees that the worker is gone when this is closed.
@@ -59,6 +68,31 @@ pub struct Keeper {
     set: Option<MountSetName>,
     served: Mutex<BTreeMap<PathBuf, Served>>,
     held: Mutex<Option<OwnedFd>>,
+    /// The memory for requests, if the kernel does not send them again.
+    memory: Mutex<Option<Arc<RequestMemory>>>,
+}
+
+/// Returns the memory for the requests of a mount, and the tag of the mount; `None` if it needs none.
+pub(crate) fn memory_of(device: &Arc<OwnedFd>) -> Option<(Arc<RequestMemory>, u64)> {
+    let keeper = KEEPER.get()?;
+    let served = keeper.served.lock();
+    let mount = served.values().find(|mount| mount.device.as_ptr() == Arc::as_ptr(device))?;
+    let memory = keeper.memory.lock();
+    memory.as_ref().filter(|_| !mount.agreed.resend).map(|memory| (Arc::clone(memory), mount.agreed.tag))
+}
+
+/// Has a session answer what an earlier worker did not answer, now and later.
+pub(crate) fn take_unanswered(session: &Arc<Session>) {
+    let Some(keeper) = KEEPER.get() else { return };
+    let dir = {
+        let mut served = keeper.served.lock();
+        let Some((dir, mount)) = served.iter_mut().find(|(_, mount)| session.is_of(&mount.device)) else {
+            return;
+        };
+        mount.session = Arc::downgrade(session);
+        dir.clone()
+    };
+    keeper.answer_unanswered(dir);
 }
 
 impl Keeper {
@@ -79,8 +113,8 @@ impl Keeper {
             (None, Some(set)) => (wait_for(set)?, Some(set.clone())),
             (None, None) => return Ok(None),
         };
-        let (served, held) = (Mutex::default(), Mutex::default());
-        let keeper = Arc::new(Keeper { socket: Mutex::new(socket), set, served, held });
+        let (served, held, memory) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let keeper = Arc::new(Keeper { socket: Mutex::new(socket), set, served, held, memory });
         // Set once: a process asks for its keeper once.
         drop(KEEPER.set(Arc::clone(&keeper)));
         let of = Arc::downgrade(&keeper);
@@ -202,12 +236,47 @@ impl Keeper {
     fn session(&self, fs: &RequestContext, ask: &Ask, state: State) -> io::Result<FuseSession> {
         match self.ask(ask, None)? {
             (Answer::Device(agreed), Some(device)) => {
+                if !agreed.resend {
+                    self.make_memory()?;
+                }
                 let session = FuseSession::new(fs, device, agreed);
                 let device = Arc::downgrade(&session.device());
-                self.served.lock().insert(state.dir.clone(), Served { state, agreed, device });
+                let mount = Served { state, agreed, device, session: Weak::new() };
+                self.served.lock().insert(mount.state.dir.clone(), mount);
                 Ok(session)
             }
             (answer, _) => Err(answer.into_error()),
+        }
+    }
+
+    /// Makes the memory for requests, unless it is there, and gives it to the keeper, too.
+    fn make_memory(&self) -> io::Result<()> {
+        let mut made = self.memory.lock();
+        if made.is_none() {
+            let memory = RequestMemory::new()?;
+            self.ask_for(&Ask::Memory, Some(memory.descriptor()))?;
+            *made = Some(memory);
+        }
+        Ok(())
+    }
+
+    /// Answers the requests of a mount that an earlier worker did not answer.
+    fn answer_unanswered(&self, dir: PathBuf) {
+        let session = self.served.lock().get(&dir).and_then(|mount| mount.session.upgrade());
+        let Some(session) = session else { return };
+        let mut taken = None;
+        loop {
+            match self.ask(&Ask::Unanswered { dir: dir.clone(), taken }, None) {
+                Ok((Answer::Unanswered(Some(message)), _)) => {
+                    taken = u64_at(&message, UNIQUE_AT);
+                    session.answer_for_predecessor(&message);
+                }
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "the keeper is gone, and has unanswered requests");
+                    return;
+                }
+            }
         }
     }
 
@@ -244,6 +313,9 @@ impl Keeper {
         if let Some(held) = &*self.held.lock() {
             done(ask_at(&socket, &Ask::Hold, Some(held.as_fd()))?)?;
         }
+        if let Some(memory) = &*self.memory.lock() {
+            done(ask_at(&socket, &Ask::Memory, Some(memory.descriptor()))?)?;
+        }
         tracing::info!(mounts = served.len(), "the keeper was started again, and has the mounts back");
         *self.socket.lock() = socket;
         Ok(())
@@ -256,9 +328,17 @@ fn stay_in_touch(keeper: &Weak<Keeper>) {
     loop {
         let Some(keeper) = keeper.upgrade() else { return };
         let pause = match keeper.ask(&Ask::Alive, None) {
-            Ok(_) => {
+            Ok((answer, _)) => {
                 is_logged = false;
-                ALIVE_EVERY
+                if let Answer::Waiting { dirs } = answer {
+                    dirs.into_iter().for_each(|dir| keeper.answer_unanswered(dir));
+                    // There may be others.
+                    UNANSWERED_PAUSE
+                } else if keeper.memory.lock().is_some() || keeper.served.lock().is_empty() {
+                    UNANSWERED_EVERY
+                } else {
+                    ALIVE_EVERY
+                }
             }
             Err(error) => {
                 if !is_logged {

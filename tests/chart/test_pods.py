@@ -576,6 +576,16 @@ class Mounts(unittest.TestCase):
         closed, _ = render({"networkPolicy": {"enabled": True}})
         self.assertEqual(one(closed, "NetworkPolicy", "fletch-mounts")["spec"]["ingress"], [])
 
+    def test_the_keeper_has_no_network(self):
+        policy = one(ci("keeper"), "NetworkPolicy", "fletch-mount-keeper")["spec"]
+        self.assertEqual(policy["policyTypes"], ["Ingress", "Egress"])
+        self.assertEqual((policy["ingress"], policy["egress"]), ([], []))
+        keeper = one(ci("keeper"), "DaemonSet", "fletch-mount-keeper")["spec"]["template"]
+        selector = policy["podSelector"]["matchLabels"]
+        self.assertLessEqual(selector.items(), keeper["metadata"]["labels"].items())
+        without, _ = render({})
+        self.assertNotIn("mount-keeper", json.dumps(without))
+
     def test_helm_test_reads_as_an_ordinary_user(self):
         pod = one(ci("test"), "Pod")
         self.assertEqual(pod["metadata"]["annotations"]["helm.sh/hook"], "test")

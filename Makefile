@@ -331,7 +331,7 @@ accept-s3: programs ## stock S3 clients, pinned, read odd keys through the S3 do
 	    "$(abspath $(TARGET))/release")
 
 accept-survival: programs ## a mount's process is killed 20 times (make soak: 500) under readers: no error
-	$(TREE) --test survival
+	FLETCH_TEST_MOUNTS=50 $(TREE) --test survival
 
 accept-check-time: check ## make check, warm, takes at most 2 minutes
 	touch crates/core/src/lib.rs

@@ -29,6 +29,31 @@ mount /srv/photos
 diff -r /data/photos /srv/photos
 if mount -t fletch photos /srv/photos -o sever=x 2> /tmp/wrong; then exit 1; fi
 grep -q 'unknown mount option "sever"' /tmp/wrong
+# The package is upgraded under readers. systemd would restart the server then.
+dpkg-deb -R /pkg/fletch_*.deb /tmp/newer
+sed -i 's/^Version: .*/&+1/' /tmp/newer/DEBIAN/control
+dpkg-deb -b /tmp/newer /tmp/newer.deb > /tmp/built
+python3 /pkg/readers.py /data/photos /srv/photos /tmp/stop > /tmp/readers &
+readers=$!
+sleep 1
+keeper=$(grep -laz '^/srv/photos$' /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n | head -1)
+worker=$(cat "/proc/$keeper/task/$keeper/children")
+dpkg -i /tmp/newer.deb
+dpkg -s fletch | grep '^Version: .*+1$'
+readlink "/proc/${worker% }/exe" | grep -q deleted
+kill -9 "${worker% }"
+sleep 1
+worker=$(cat "/proc/$keeper/task/$keeper/children")
+test "$(readlink "/proc/${worker% }/exe")" = /usr/bin/fletch-mount
+kill "$server"
+wait "$server"
+# shellcheck disable=SC2086 # the words of the unit
+setpriv --reuid fletch --regid fletch --init-groups $start 2>> /tmp/server.log &
+server=$!
+sleep 2
+touch /tmp/stop
+wait "$readers" || { cat /tmp/readers >&2; exit 1; }
+echo "ok: the package was upgraded under 16 readers: $(cat /tmp/readers)"
 umount /srv/photos
 echo "ok: a mount from fstab shows $(find /data/photos -type f | wc -l) files"
 kill "$server"

@@ -21,14 +21,13 @@ pub fn is_child() -> bool {
     std::env::var_os(CHILD_ENV).is_some()
 }
 
-/// Leaves the terminal's session and working directory. Called in the child.
+/// Leaves the terminal's session. Called in the child. It stays in its working directory: relative paths
+/// among the flags count from there, also in the processes that a keeper starts.
 ///
 /// # Errors
 /// The error of the system.
 pub fn detach() -> Result<()> {
-    nix::unistd::setsid().context("setsid")?;
-    std::env::set_current_dir("/").context("chdir /")?;
-    Ok(())
+    nix::unistd::setsid().map(drop).context("setsid")
 }
 
 /// Tells the parent that the mount is usable. Called in the child.

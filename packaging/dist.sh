@@ -44,7 +44,7 @@ tarball() {
     cp -r "$stage/completions/zsh" "$to/share/zsh/site-functions"
     cp -r packaging/systemd "$to/share/fletch/systemd"
     # The units of a tarball name the programs where /usr/local has them.
-    sed -i 's,/usr/bin/,/usr/local/bin/,' "$to/share/fletch/systemd/system/fletch-server.service"
+    sed -i 's,/usr/bin/fletch,/usr/local/bin/fletch,' "$to"/share/fletch/systemd/system/*
     install -Dm644 packaging/debian/server.toml "$to/share/fletch/server.toml"
     install -Dm644 -t "$to/share/doc/fletch" README.md CHANGELOG.md LICENSE docs/INSTALL.md
     (cd "$to" && find . \( -type f -o -type l \) -printf '%P\n' && echo share/doc/fletch/files) |

@@ -68,6 +68,9 @@ Exit codes: 0 ok, 1 failed, 2 usage, 4 server unreachable, 5 denied. A dead moun
 /// The examples come before the options, of which there are many.
 const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
+/// The flags in place of DATASET and DIR.
+const NO_MOUNT: [&str; 3] = ["datasets", "hold", "status"];
+
 /// How the program is called.
 const USAGE: &str = "fletch-mount [OPTIONS] DATASET DIR
        fletch-mount [OPTIONS] --datasets DIR
@@ -86,10 +89,10 @@ const USAGE: &str = "fletch-mount [OPTIONS] DATASET DIR
 )]
 pub struct Cli {
     /// NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, when the mount starts)
-    #[arg(required_unless_present_any = ["datasets", "hold"], conflicts_with_all = ["datasets", "hold"])]
+    #[arg(required_unless_present_any = NO_MOUNT, conflicts_with_all = NO_MOUNT)]
     pub dataset: Option<String>,
     /// Directory to mount at, which must exist
-    #[arg(required_unless_present_any = ["datasets", "hold"], conflicts_with_all = ["datasets", "hold"])]
+    #[arg(required_unless_present_any = NO_MOUNT, conflicts_with_all = NO_MOUNT)]
     pub dir: Option<PathBuf>,
     /// Server: http(s)://host:port or unix:PATH; of a cluster several: URL,URL
     #[arg(long, env = "FLETCH_SERVER", value_name = "URL", hide_env = true)]
@@ -138,6 +141,9 @@ pub struct Cli {
     /// Time that mounts wait for the next process [default: 24h]
     #[arg(long, value_name = "TIME", requires = "hold")]
     pub hold_for: Option<Span>,
+    /// Say which processes hold and serve the mount at DIR, and whether readers survive them
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["datasets", "hold", "daemon"])]
+    pub status: Option<PathBuf>,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon", hide = true)]
     pub foreground: bool,
@@ -437,7 +443,7 @@ impl Cli {
             origins: file.origin,
             remembered_dir: in_state_dir("known"),
         });
-        // Absolute: a daemon has another working directory.
+        // Absolute: it is read again later.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
         let tls = TlsOptions {

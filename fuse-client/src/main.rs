@@ -3,7 +3,7 @@
 use clap::Parser;
 use fletch_mount::cli::{Action, Cli, LogFormat};
 use fletch_mount::keeper::{self, Keeper, Rules};
-use fletch_mount::{daemon, datasets, mount, mount_helper};
+use fletch_mount::{daemon, datasets, mount, mount_helper, status};
 use fletch_store::allocator;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write as _;
@@ -25,6 +25,15 @@ fn main() -> ExitCode {
         return as_helper();
     }
     let cli = Cli::parse();
+    if let Some(dir) = &cli.status {
+        return match status::of(dir) {
+            Ok(lines) => {
+                println!("{lines}");
+                ExitCode::SUCCESS
+            }
+            Err(e) => complain(&e, ExitCode::FAILURE),
+        };
+    }
     let background = cli.daemon;
     match cli.hold_settings() {
         Ok(None) => {}

@@ -17,7 +17,7 @@ use crate::requests::RequestContext;
 use crate::session::serve_alone;
 use crate::shared_parts::SharedParts;
 use crate::unmount::{Unmounted, unmount};
-use crate::{daemon, mount_dir};
+use crate::{daemon, mount_dir, service_manager};
 use anyhow::{Context, Result, anyhow};
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError};
@@ -290,6 +290,7 @@ async fn serve(
 }
 
 pub(crate) fn say_ready(ready: &str) -> Result<()> {
+    service_manager::tell(service_manager::READY);
     if daemon::is_child() {
         tracing::info!("{ready}");
         return daemon::report_ready(ready);

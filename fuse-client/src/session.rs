@@ -32,7 +32,7 @@ use std::{
     io::{self, IoSlice},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -201,17 +201,9 @@ impl Session {
         runtime: Handle,
         end: SessionEnd,
     ) -> Arc<Self> {
-        let memory = keeper::memory_of(&device);
-        let session = Arc::new(Session { device, context, runtime, end, memory });
-        if session.memory.is_some() {
-            keeper::take_unanswered(&session);
-        }
-        session
-    }
-
-    /// Whether this is the session of a device.
-    pub fn is_of(&self, device: &Weak<OwnedFd>) -> bool {
-        std::ptr::eq(Arc::as_ptr(&self.device), device.as_ptr())
+        keeper::begin(&Arc::clone(&device), |memory| {
+            Arc::new(Session { device, context, runtime, end, memory })
+        })
     }
 
     /// Answers a request that a process before this one did not answer.

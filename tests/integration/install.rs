@@ -1,14 +1,18 @@
 //! What `make dist` packs: the manual pages and completions of every command, the tarball, and the helper of
 //! mount(8). `make accept-dist` installs the packages in empty roots.
 
-use fletch_tests::bins::{bin, bin_dir, repo, run, stdout};
-use fletch_tests::fixture::is_mounted;
+use fletch_tests::bins::{Running, bin, bin_dir, repo, run, stdout, with_keeper};
+use fletch_tests::fixture::{Site, is_mounted};
 use fletch_tests::require::{Need, have};
+use fletch_tests::watch::until;
+use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 fn dir() -> TempDir {
@@ -111,4 +115,104 @@ fn the_helper_of_mount_mounts_and_refuses() {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     assert_eq!(fs::read(mnt.join("cat/1")).expect("read"), b"meow");
     run(Command::new("umount").arg(&mnt));
+}
+
+#[test]
+fn a_directory_may_be_relative_in_the_background() {
+    const WITHIN: Duration = Duration::from_secs(20);
+    if !have(&[Need::Fuse, Need::Resend]) {
+        return;
+    }
+    let site = Site::start(&[]);
+    fs::write(site.place("data").join("1"), b"meow").expect("write");
+    assert!(!site.publish("photos", &site.place("data")).is_empty());
+    let mnt = site.place("here").join("mnt");
+    fs::create_dir(&mnt).expect("mkdir");
+    let mut c = with_keeper();
+    c.args(["photos", "mnt", "--daemon", "--server", &site.url]).current_dir(site.place("here"));
+    run(c.arg("--log-file").arg(site.place("logs").join("mount")));
+    assert_eq!(fs::read(mnt.join("1")).expect("read"), b"meow");
+    let status = stdout(&run(with_keeper().arg("--status").arg("mnt").current_dir(site.place("here"))));
+    let worker = status.lines().find_map(|line| line.strip_prefix("worker    process ")).expect(&status);
+    run(Command::new("kill").args(["-9", worker]));
+    until("the mount has another process", WITHIN, || {
+        let now = stdout(&run(with_keeper().arg("--status").arg(&mnt)));
+        now.contains("survives  yes") && !now.contains(&format!("process {worker}\n"))
+    });
+    assert_eq!(fs::read_dir(&mnt).expect("listing").count(), 1);
+    run(Command::new("umount").arg(&mnt));
+}
+
+/// Returns the words of a unit's ExecStart, with paths and specifiers replaced.
+fn exec_start(unit: &str, replaced: &[(&str, &str)]) -> Vec<String> {
+    let text = fs::read_to_string(repo().join("packaging/systemd/system").join(unit)).expect(unit);
+    let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/fletch-mount "));
+    let line = replaced.iter().fold(line.expect("ExecStart").to_owned(), |line, (a, b)| line.replace(a, b));
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// systemd is not there, so the test starts what its units start, and is the service manager.
+#[test]
+fn the_units_keep_a_mount_and_replace_what_serves_it() {
+    const WITHIN: Duration = Duration::from_secs(20);
+    if !have(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    let site = Site::start(&[]);
+    fs::write(site.place("data").join("1"), b"meow").expect("write");
+    assert!(!site.publish("photos", &site.place("data")).is_empty());
+    let (root, run_dir) = (site.place("srv"), site.place("run-keep"));
+    let mnt = site.place("srv").join("photos");
+    fs::create_dir(&mnt).expect("mkdir");
+    let (root, run_dir) = (root.display().to_string(), run_dir.display().to_string());
+    let replaced =
+        [("/srv/fletch", root.as_str()), ("/run/fletch-keep", &run_dir), ("%i", "photos"), ("%I", "photos")];
+    let heard = UnixDatagram::bind(site.place("notify").join("socket")).expect("a socket");
+    heard.set_read_timeout(Some(WITHIN)).expect("a timeout");
+    let hear = |wanted: &str| {
+        let (begun, mut message) = (Instant::now(), [0; 100]);
+        while begun.elapsed() < WITHIN {
+            let len = heard.recv(&mut message).expect("a message");
+            if message[..len] == *wanted.as_bytes() {
+                return;
+            }
+        }
+        panic!("no {wanted}");
+    };
+    let start = |unit: &str| {
+        let mut c = with_keeper();
+        c.args(exec_start(unit, &replaced)).env("FLETCH_SERVER", &site.url);
+        c.env("NOTIFY_SOCKET", site.place("notify").join("socket"));
+        Running::spawn(unit, &mut c)
+    };
+    let status = || stdout(&run(with_keeper().arg("--status").arg(&mnt)));
+    let mut keeper = start("fletch-keep.service");
+    let mut worker = start("fletch-mount@.service");
+    hear("READY=1");
+    hear("WATCHDOG=1");
+    let said = status();
+    let lines = |worker: &str, survives: &str| {
+        let wanted = [format!("keeper    process {}", keeper.pid()), format!("worker    {worker}")];
+        said_has(&status(), &wanted) && status().contains(&format!("survives  {survives}"))
+    };
+    assert!(lines(&format!("process {}", worker.pid()), "yes"), "{said}");
+    worker.signal(Signal::SIGKILL);
+    worker.wait(WITHIN);
+    assert!(lines("none", "waiting"), "{}", status());
+    let mut worker = start("fletch-mount@.service");
+    hear("READY=1");
+    assert_eq!(fs::read(mnt.join("1")).expect("read"), b"meow");
+    worker.signal(Signal::SIGTERM);
+    assert!(worker.wait(WITHIN).success() && is_mounted(&mnt), "`systemctl stop` leaves the mount");
+    keeper.signal(Signal::SIGTERM);
+    assert!(keeper.wait(WITHIN).success());
+    until("nothing is mounted", WITHIN, || !is_mounted(&mnt));
+    let none = with_keeper().arg("--status").arg(&mnt).output().expect("the program");
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(!none.status.success() && said.contains("no mount of Fletch"), "{said}");
+}
+
+/// Whether a text has all these lines.
+fn said_has(text: &str, wanted: &[String]) -> bool {
+    wanted.iter().all(|wanted| text.lines().any(|line| line == wanted))
 }

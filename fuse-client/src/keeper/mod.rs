@@ -28,8 +28,8 @@ mod worker_memory;
 
 pub use hold::{HoldSettings, hold};
 pub use keep::{Rules, run};
+pub(crate) use worker::begin;
 pub use worker::{Keeper, MountSetName};
-pub(crate) use worker::{memory_of, take_unanswered};
 
 use crate::handshake::Agreed;
 use fletch_core::{DatasetName, LayoutId, Root};

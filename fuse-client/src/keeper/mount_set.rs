@@ -146,21 +146,16 @@ impl Kept {
         }
     }
 
-    /// Has requests sent again that wait for long. A worker that is dead, and not gone, may have read them.
-    fn resend_late_requests(&mut self) {
-        if self.away_since.is_some() && self.resent_at.elapsed() > RESEND_EVERY {
+    /// Has requests sent again that wait for long: a worker that is dead, and not gone, may have read them.
+    /// Answers EIO to every request if no worker came in time.
+    fn tend_late_requests(&mut self, io_timeout: Duration) -> io::Result<()> {
+        let away = self.away_since.map(|since| since.elapsed());
+        if away.is_some() && self.resent_at.elapsed() > RESEND_EVERY {
             self.resent_at = Instant::now();
             self.resend();
         }
-    }
-
-    /// Answers EIO to every request, if no worker came in time.
-    fn fail_late_requests(&mut self, io_timeout: Duration) -> io::Result<()> {
-        let is_late = self.away_since.is_some_and(|since| since.elapsed() >= io_timeout);
-        if !is_late && !self.is_given_up {
-            return Ok(());
-        }
-        self.answer_all(|_| true)
+        // A mount that is not away is never late.
+        if self.is_given_up || away >= Some(io_timeout) { self.answer_all(|_| true) } else { Ok(()) }
     }
 
     /// Answers EIO to the first request for each page that a worker, which is dead and not gone, may wait
@@ -183,9 +178,9 @@ impl Kept {
         answered
     }
 
-    /// Reads all requests that wait, and answers EIO to those that `is_failed` returns true for. The kernel or
-    /// the keeper has the others again.
-    fn answer_all(&mut self, is_failed: impl FnMut(&Request) -> bool) -> io::Result<()> {
+    /// Reads all requests that wait, and answers EIO to those that `is_failed` returns true for. The kernel
+    /// or the keeper has the others again.
+    fn answer_all(&mut self, mut is_failed: impl FnMut(&Request) -> bool) -> io::Result<()> {
         let mut waiting: Vec<Vec<u8>> = std::mem::take(&mut self.unanswered).into_values().collect();
         let flags = OFlag::from_bits_retain(fcntl(&self.device, FcntlArg::F_GETFL)?);
         fcntl(&self.device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
@@ -199,11 +194,6 @@ impl Kept {
             }
         }
         fcntl(&self.device, FcntlArg::F_SETFL(flags))?;
-        self.fail(waiting, is_failed);
-        Ok(())
-    }
-
-    fn fail(&mut self, waiting: Vec<Vec<u8>>, mut is_failed: impl FnMut(&Request) -> bool) {
         for message in waiting {
             let Ok(request) = wire::parse(&message) else { continue };
             if request.operation == Operation::Forget {
@@ -217,6 +207,7 @@ impl Kept {
                 self.unanswered.insert(request.unique, message);
             }
         }
+        Ok(())
     }
 }
 
@@ -434,11 +425,8 @@ impl MountSet {
         let left = self.memories.values_mut().filter(|memory| memory.is_left);
         let found = left.flat_map(|memory| memory.take(false)).collect();
         self.add_unanswered(found);
-        for kept in self.kept.values_mut() {
-            kept.resend_late_requests();
-            kept.fail_late_requests(self.rules.io_timeout)?;
-        }
-        Ok(())
+        let mut kept = self.kept.values_mut();
+        Ok(kept.try_for_each(|kept| kept.tend_late_requests(self.rules.io_timeout))?)
     }
 
     /// Lets the worker with this socket end, which may be dead and not gone. The kubelet starts no other one

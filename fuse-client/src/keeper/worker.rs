@@ -4,10 +4,10 @@ use super::{Answer, Ask, MESSAGE_BYTES_MAX, SOCKET_VARIABLE, State, end_signals}
 use crate::fuse::{self, FuseSession};
 use crate::fuse_wire::{UNIQUE_AT, u64_at};
 use crate::handshake::Agreed;
-use crate::passed_device;
 use crate::request_memory::RequestMemory;
 use crate::requests::RequestContext;
 use crate::session::Session;
+use crate::{passed_device, service_manager};
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
@@ -72,27 +72,22 @@ pub struct Keeper {
     memory: Mutex<Option<Arc<RequestMemory>>>,
 }
 
-/// Returns the memory for the requests of a mount, and the tag of the mount; `None` if it needs none.
-pub(crate) fn memory_of(device: &Arc<OwnedFd>) -> Option<(Arc<RequestMemory>, u64)> {
-    let keeper = KEEPER.get()?;
-    let served = keeper.served.lock();
-    let mount = served.values().find(|mount| mount.device.as_ptr() == Arc::as_ptr(device))?;
-    let memory = keeper.memory.lock();
-    memory.as_ref().filter(|_| !mount.agreed.resend).map(|memory| (Arc::clone(memory), mount.agreed.tag))
-}
-
-/// Has a session answer what an earlier worker did not answer, now and later.
-pub(crate) fn take_unanswered(session: &Arc<Session>) {
-    let Some(keeper) = KEEPER.get() else { return };
-    let dir = {
-        let mut served = keeper.served.lock();
-        let Some((dir, mount)) = served.iter_mut().find(|(_, mount)| session.is_of(&mount.device)) else {
-            return;
-        };
-        mount.session = Arc::downgrade(session);
-        dir.clone()
-    };
+/// Makes the session of a mount, with the memory for its requests and the tag of the mount there, if it needs
+/// one. Has the session answer what an earlier worker did not answer, now and later.
+pub(crate) fn begin(
+    device: &Arc<OwnedFd>,
+    new: impl FnOnce(Option<(Arc<RequestMemory>, u64)>) -> Arc<Session>,
+) -> Arc<Session> {
+    let Some(keeper) = KEEPER.get() else { return new(None) };
+    let mut served = keeper.served.lock();
+    let mount = served.values_mut().find(|mount| mount.device.as_ptr() == Arc::as_ptr(device));
+    let Some(mount) = mount.filter(|mount| !mount.agreed.resend) else { return new(None) };
+    let session = new(keeper.memory.lock().clone().map(|memory| (memory, mount.agreed.tag)));
+    mount.session = Arc::downgrade(&session);
+    let dir = mount.state.dir.clone();
+    drop(served);
     keeper.answer_unanswered(dir);
+    session
 }
 
 impl Keeper {
@@ -330,6 +325,7 @@ fn stay_in_touch(keeper: &Weak<Keeper>) {
         let pause = match keeper.ask(&Ask::Alive, None) {
             Ok((answer, _)) => {
                 is_logged = false;
+                service_manager::tell(service_manager::ALIVE);
                 if let Answer::Waiting { dirs } = answer {
                     dirs.into_iter().for_each(|dir| keeper.answer_unanswered(dir));
                     // There may be others.

@@ -141,7 +141,7 @@ pub struct Cli {
     /// Time that mounts wait for the next process [default: 24h]
     #[arg(long, value_name = "TIME", requires = "hold")]
     pub hold_for: Option<Span>,
-    /// Say which processes hold and serve the mount at DIR, and whether readers survive them
+    /// Say which processes hold and serve the mount at DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["datasets", "hold", "daemon"])]
     pub status: Option<PathBuf>,
     /// Stay in the foreground (the default)

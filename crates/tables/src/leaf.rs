@@ -13,7 +13,7 @@ use std::ops::Range;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The most rows of a leaf. All leaves of a part but the last have so many.
-pub(crate) const LEAF_ROWS: usize = 64;
+pub(crate) const LEAF_ROWS: usize = 32;
 /// Rows begin at multiples of this, so that their numbers can be read in place.
 const ROW_ALIGN: usize = 8;
 
@@ -91,7 +91,7 @@ impl Leaf {
         let mut offsets = vec![u32::try_from(count).unwrap_or(u32::MAX)];
         for row in rows {
             bytes.resize(bytes.len().next_multiple_of(ROW_ALIGN), 0);
-            // A leaf has 64 rows of at most a few kilobytes and the slices of a part, which fit 32 bits.
+            // A leaf has 32 rows of at most a few kilobytes and the slices of a part, which fit 32 bits.
             offsets.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
             push_row(&mut bytes, &part.get(row), placed.slices(row));
         }

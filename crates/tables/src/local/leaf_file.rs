@@ -12,9 +12,9 @@ use std::os::unix::fs::FileExt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first bytes of the footer. They name the format, its version, and the byte order of the numbers.
-const MAGIC: u64 = u64::from_le_bytes(*b"fltleaf2");
-/// The largest directory that is read, in bytes: 1,024 leaves with paths of the greatest length.
-const DIRECTORY_BYTES_MAX: u64 = 8 << 20;
+const MAGIC: u64 = u64::from_le_bytes(*b"fltleaf3");
+/// The largest directory that is read, in bytes: 2,048 leaves with paths of the greatest length.
+const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 /// The largest leaf, in bytes. A part's slices could all be in one leaf.
 const LEAF_BYTES_MAX: u64 = 1 << 30;
 

@@ -22,6 +22,11 @@ pub const CHUNKS: u32 = 64 << 10;
 /// Threshold for a process whose long buffers are mostly tables and whole slices, in bytes.
 pub const TABLES: u32 = 1 << 20;
 
+/// By how much a heap grows at once, in bytes. The default of 128 KiB is for the first heap only: those of
+/// other threads grow by a page or a few, with a system call each time.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const GROWS_BY: libc::c_int = 256 << 10;
+
 /// Maps every buffer of at least `bytes` on its own from now on.
 ///
 /// Call it before the process has a second thread. Returns whether the allocator took it; if it did not,
@@ -31,9 +36,11 @@ pub const TABLES: u32 = 1 << 20;
 #[must_use]
 pub fn map_from(bytes: u32) -> bool {
     let Ok(bytes) = libc::c_int::try_from(bytes) else { return false };
-    // SAFETY: `mallopt` takes two integers and changes a parameter of the allocator; it is called
-    // before there is another thread.
-    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) == 1 }
+    // SAFETY: `mallopt` takes two integers and changes a parameter of the allocator; it is called before
+    // there is another thread.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) == 1 && libc::mallopt(libc::M_TOP_PAD, GROWS_BY) == 1
+    }
 }
 
 /// Does nothing: other C libraries give large buffers back.

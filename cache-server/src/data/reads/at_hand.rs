@@ -16,6 +16,10 @@ impl Reads {
         sources: &Arc<Sources>,
         hash: Hash,
     ) -> Option<SpanBytes> {
+        // As by HTTP, what is in memory is not located first: that looks into two tables.
+        if let Some(hit) = self.in_memory(sources, hash) {
+            return Some(SpanBytes { bytes: hit.chunk.bytes().clone(), tier: hit.tier });
+        }
         let located = self.versions.locate(sources, hash).now_or_never()?.ok()?;
         let kept = || self.store.read_no_wait(&self.key(sources, hash), located.len);
         let near = || self.chunks.read_near(&payer().read_of(sources, hash, &located));

@@ -137,9 +137,9 @@ pub enum ShortCircuit {
     /// Those of a server without tokens, whose callers may all read everything.
     Auto,
     /// Those of a server with tokens, too.
-    On,
+    Always,
     /// None.
-    Off,
+    Never,
 }
 
 impl FromStr for ShortCircuit {
@@ -147,9 +147,9 @@ impl FromStr for ShortCircuit {
     fn from_str(word: &str) -> Result<Self, String> {
         match word {
             "auto" => Ok(ShortCircuit::Auto),
-            "on" => Ok(ShortCircuit::On),
-            "off" => Ok(ShortCircuit::Off),
-            _ => Err(format!("{word:?} is unknown; write auto, on or off")),
+            "always" => Ok(ShortCircuit::Always),
+            "never" => Ok(ShortCircuit::Never),
+            _ => Err(format!("{word:?} is unknown; write auto, always or never")),
         }
     }
 }

@@ -308,8 +308,8 @@ impl HitSession {
         let Peer::Unix { uid, .. } = self.peer else { return false };
         match self.server.cache.short_circuit {
             ShortCircuit::Auto if self.server.auth.needs_token() => false,
-            ShortCircuit::Auto | ShortCircuit::On => uid == 0 || self.server.auth.is_own_user(uid),
-            ShortCircuit::Off => false,
+            ShortCircuit::Auto | ShortCircuit::Always => uid == 0 || self.server.auth.is_own_user(uid),
+            ShortCircuit::Never => false,
         }
     }
 

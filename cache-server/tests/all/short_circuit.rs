@@ -105,7 +105,7 @@ async fn a_chunk_is_read_in_its_slab_and_what_is_read_is_counted() {
 async fn a_slab_is_lent_as_the_setting_says() {
     let (tree, bytes) = long();
     let root = tree.index().root();
-    for flag in ["--cache-short-circuit=off", "--cache-policy=lru"] {
+    for flag in ["--cache-short-circuit=never", "--cache-policy=lru"] {
         let node = Node::serving(&tree, &["--cache-size=256MiB", flag]).await;
         keep(&node, root, Hash::of(&bytes)).await;
         assert!(slab(&node, chunk(root, &bytes)).await.is_none(), "{flag}");
@@ -123,7 +123,7 @@ async fn i7_with_tokens_nothing_is_lent_unless_the_admin_says_so() {
     let tree = Tree::new_in(&data, [("long", content(1, 1 << 20))]);
     let root = tree.index().root();
     let bytes = &tree.files["long"];
-    for (word, lent) in [("auto", false), ("on", true)] {
+    for (word, lent) in [("auto", false), ("always", true)] {
         let args = [
             format!("--auth-tokens={}", tokens.display()),
             format!("--local-dirs={}=*", data.display()),

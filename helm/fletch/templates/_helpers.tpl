@@ -383,6 +383,7 @@ dir = "/var/cache/fletch"
 size = {{ include "fletch.cacheBytes" . }}
 policy = {{ .Values.server.cache.policy | toRawJson }}
 free_floor = {{ .Values.server.cache.freeFloor | toRawJson }}
+short_circuit = {{ .Values.server.cache.shortCircuit | toRawJson }}
 
 [tables]
 # Half of what the budget leaves of that volume.

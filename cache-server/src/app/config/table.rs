@@ -92,7 +92,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cache-short-circuit",
         "WORD",
         "Whether mounts of this machine read the disk tier themselves, if they are of root or of the server's \
-            user: auto (without a tokens file), on (also with one), or off",
+            user: auto (without a tokens file), always (also with one), or never",
         |f| text(&f.cache.short_circuit),
         "auto"
     ),

@@ -211,7 +211,7 @@ fn other_value(s: &Setting) -> String {
         "cache.size" => "37%",
         "cache.policy" => "pin",
         "cache.decision_interval" => "5m",
-        "cache.short_circuit" => "on",
+        "cache.short_circuit" => "always",
         "auth.tokens" => "/etc/tokens.toml",
         "auth.hosts" => "gpu7,cache.example:80",
         "auth.socket_admins" => "1000,@27",

@@ -5,13 +5,13 @@
 //! a chunk's first read ─▶ the server names its slab (a descriptor) ─▶ later reads: pread, check, reply
 //!                                                                     every half second: what was read
 //! ```
-//! 1. (I1) The caller checks what it reads here, and takes the usual way where it is wrong: the chunk may have
-//!    been evicted, or its file cut.
+//! 1. (I1) The caller checks what it reads here, and takes the usual way where it is wrong: the chunk may
+//!    have been evicted, or its file cut.
 //! 2. Only what the system has in its page cache is read here, so no FUSE thread waits for a disk.
-//! 3. (I6) The process has at most [`SLABS_MAX`] slabs open, for at most [`IDLE`] after their last read. A slab
-//!    that the server removes gives its space back all the same.
-//! 4. (I7, I8) Bytes are told to the server within [`TELL_EVERY`], which counts them for job and dataset. When
-//!    it refuses, the access has ended, and everything that it lent is forgotten.
+//! 3. (I6) The process has at most [`SLABS_MAX`] slabs open, for at most [`IDLE`] after their last read. A
+//!    slab that the server removes gives its space back all the same.
+//! 4. (I7, I8) Bytes are told to the server within [`TELL_EVERY`], which counts them for job and dataset.
+//!    When it refuses, the access has ended, and everything that it lent is forgotten.
 
 use crate::hit_connections;
 use fletch_client::Client;
@@ -60,7 +60,7 @@ pub async fn close_idle_slabs(stop: CancellationToken) {
 
 /// Where a chunk lies.
 #[derive(Debug, Clone)]
-struct Place {
+struct InSlab {
     /// Its slab, while that is open.
     slab: Weak<File>,
     key: (u64, u64),
@@ -71,7 +71,7 @@ struct Place {
 /// What a server lent for the reads of one version.
 #[derive(Debug)]
 pub struct Lent {
-    places: Cache<Hash, Place>,
+    places: Cache<Hash, InSlab>,
     refused: AtomicU32,
     /// Bytes that were read, and not told.
     untold: AtomicU64,
@@ -95,8 +95,8 @@ pub struct LentChunk {
 }
 
 impl LentChunk {
-    /// Fills `out` with bytes of the chunk from `offset` on, if the system has them in its page cache. They are
-    /// not verified.
+    /// Fills `out` with bytes of the chunk from `offset` on, if the system has them in its page cache. They
+    /// are not verified.
     ///
     /// # Errors
     /// `WouldBlock` where the disk would have to be read: by the server, whose threads may wait. Others where
@@ -127,8 +127,8 @@ pub struct ShortCircuit<'a> {
 }
 
 impl ShortCircuit<'_> {
-    /// Returns a chunk of `len` bytes in its slab. Asks the server if it is not known where that is. `None`: it
-    /// is to be read another way.
+    /// Returns a chunk of `len` bytes in its slab. Asks the server if it is not known where that is. `None`:
+    /// it is to be read another way.
     #[must_use]
     pub fn chunk(&self, chunk: Hash, len: u32) -> Option<LentChunk> {
         let now = Instant::now();
@@ -146,7 +146,7 @@ impl ShortCircuit<'_> {
         if refused >= REFUSED_MAX && !self.lent.refused.fetch_add(1, Relaxed).is_multiple_of(ASK_EVERY) {
             return None;
         }
-        let absent = Place { slab: Weak::new(), key: (0, 0), offset: 0, asked: now };
+        let absent = InSlab { slab: Weak::new(), key: (0, 0), offset: 0, asked: now };
         let found = hit_connections::ask_for_slab(self.client, self.root, chunk, len);
         let Some(found) = found.filter(|found| found.len == len) else {
             self.lent.refused.store(refused.saturating_add(1), Relaxed);
@@ -158,7 +158,7 @@ impl ShortCircuit<'_> {
         let key = (about.dev(), about.ino());
         // The same slab, if it is open already: its inode is not used again meanwhile.
         let slab = SLABS.get_with(key, || Arc::new(found.file));
-        let place = Place { slab: Arc::downgrade(&slab), key, offset: found.offset, asked: now };
+        let place = InSlab { slab: Arc::downgrade(&slab), key, offset: found.offset, asked: now };
         self.lent.places.insert(chunk, place);
         Some(LentChunk { slab, offset: found.offset, len })
     }

@@ -81,8 +81,9 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 /// Begins a hit connection.
 ///
 /// Only on the unix socket, with `Connection: upgrade` and `Upgrade: fletch-hits/4`, or `/3` or `/2` for a
-/// client of an older version. After the 101 the connection speaks that protocol: a client of this machine asks for
-/// chunks, parts of chunks and files that the server has in memory or on disk, and gets them without a wait.
+/// client of an older version. After the 101 the connection speaks that protocol: a client of this machine
+/// asks for chunks, parts of chunks and files that the server has in memory or on disk, and gets them without
+/// a wait.
 #[utoipa::path(
     get, path = "/v1/hits", tag = "bytes",
     params(

@@ -49,8 +49,8 @@ impl Store {
         Some(PartHit { hit: Hit { chunk: verified, tier: Tier::Disk }, begins: run.range().start })
     }
 
-    /// Returns the file on disk that has a chunk of `len` bytes, and where the chunk begins there, for another
-    /// process that checks what it reads.
+    /// Returns the file on disk that has a chunk of `len` bytes, and where the chunk begins there, for
+    /// another process, which checks what it reads.
     #[must_use]
     pub fn lend(&self, key: &StoreKey, len: u32) -> Option<(File, u64)> {
         self.disk()?.lend(key, len)

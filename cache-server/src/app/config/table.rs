@@ -91,8 +91,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cache.short_circuit",
         "cache-short-circuit",
         "WORD",
-        "Whether mounts of this machine read the disk tier themselves, if they are of root or of the server's \
-            user: auto (without a tokens file), always (also with one), or never",
+        "Whether mounts of this machine read the disk tier themselves, if they are of root or of the \
+            server's user: auto (without a tokens file), always (also with one), or never",
         |f| text(&f.cache.short_circuit),
         "auto"
     ),

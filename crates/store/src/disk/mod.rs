@@ -203,7 +203,7 @@ impl DiskEngine {
     }
 
     /// Opens the file that has the record kept under `key`, for another process, and returns where the
-    /// record's bytes begin there. Neither side holds the record: it may be moved, punched or cut at any time.
+    /// record's bytes begin there. Nobody holds the record: it may be moved, punched or cut at any time.
     ///
     /// `None` if there is none; if its file cannot be opened; and with the policy `lru`, which must see each
     /// read.

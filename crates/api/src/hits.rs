@@ -40,8 +40,8 @@
 //! chunk, a descriptor of the slab file that can only be read, and the chunk's offset there; or [`NOT_HERE`].
 //! Whoever reads there checks each byte: the file may lose the chunk, and be cut, at any time. The client
 //! then tells how many bytes it read ([`Wanted::Read`], of size 0), so that they are counted for the job and
-//! the dataset. The answer is [`HERE`] without bytes. After [`NOT_HERE`] the client forgets where chunks lie: its
-//! access has ended.
+//! the dataset. The answer is [`HERE`] without bytes. After [`NOT_HERE`] the client forgets where chunks lie:
+//! its access has ended.
 
 use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};

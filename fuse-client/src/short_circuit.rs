@@ -195,6 +195,9 @@ impl Lent {
     fn tell(&self, client: &Client, root: Root) {
         let _may_ask = hit_connections::enter();
         let bytes = self.untold.swap(0, Relaxed);
+        if bytes == 0 {
+            return;
+        }
         match hit_connections::tell_read(client, root, bytes) {
             Some(true) => {}
             Some(false) => {

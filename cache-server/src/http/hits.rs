@@ -73,6 +73,9 @@ use std::{
 /// The stack of the thread of a hit connection.
 pub const HIT_STACK_BYTES: usize = 512 << 10;
 
+/// The most bytes that a client can have read in slabs since it last said so.
+const READ_BYTES_MAX: u64 = 1 << 40;
+
 /// The output of a future that is ready now. Whoever would wait does so by HTTP.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     future.now_or_never()
@@ -295,7 +298,9 @@ impl HitSession {
                 lent.map(|(file, offset)| Answer::Slab(file, offset))
             }
             Wanted::Slab => None,
-            Wanted::Read(bytes) if caller.sources.is_registered() => {
+            Wanted::Read(bytes)
+                if bytes <= READ_BYTES_MAX && self.lends_slabs() && caller.sources.is_registered() =>
+            {
                 (caller.charges)(cost_of(Tier::Disk)).add(usize::try_from(bytes).ok()?);
                 Some(Answer::Counted)
             }

@@ -89,8 +89,13 @@ async fn a_chunk_is_read_in_its_slab_and_what_is_read_is_counted() {
         assert!(slab(&node, wrong.clone()).await.is_none(), "{wrong:?}");
     }
     let tell = |root, bytes| HitRequest { wanted: Wanted::Read(bytes), root, size: 0, ..of.clone() };
-    for (of_root, outcome) in [(root, HitOutcome::Here), (Root(Hash::of(b"other")), HitOutcome::NotHere)] {
-        let told = tell(of_root, 70_000);
+    let other = Root(Hash::of(b"other"));
+    for (of_root, bytes, outcome) in [
+        (root, 70_000, HitOutcome::Here),
+        (other, 70_000, HitOutcome::NotHere),
+        (root, u64::MAX, HitOutcome::NotHere),
+    ] {
+        let told = tell(of_root, bytes);
         let got = ask(socket(&node), None, move |hits, until| hits.ask(&told, &mut [], until)).await;
         assert_eq!(got, outcome);
     }

@@ -90,9 +90,14 @@ const BY_OTHERS: &[(&str, &str, &str)] = &[
         "fletch-mount --datasets DIR --server URL",
         "documents::semantics_are_executed_among_all_datasets",
     ),
+    (OPERATIONS, "fletch-mount --status DIR", STATUS),
+    ("docs/runbooks/FletchMountBroken.md", "fletch-mount --status DIR", STATUS),
     (OPERATIONS, "promtool check rules FILES", "alerts::the_rules_and_their_unit_tests_hold"),
     (OPERATIONS, "promtool test rules tests/alerts/*.yaml", "alerts::the_rules_and_their_unit_tests_hold"),
 ];
+
+/// The test that asks for the processes of a mount.
+const STATUS: &str = "install::the_units_keep_a_mount_and_replace_what_serves_it";
 
 /// The test that runs every block `sh diagnose` of every runbook.
 const DIAGNOSES: &str = "alerts::every_diagnostic_command_runs";

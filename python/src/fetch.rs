@@ -18,11 +18,13 @@ use fletch_client::{
     ClientError, PlacedItem,
     hits::{Verify, WindowRead},
 };
-use fletch_core::Verified;
+use fletch_core::groups::GroupRun;
 use fletch_core::manifest::{CHUNK_BYTES_MAX, EntryKind, Slice, locate::ChunkRange};
+use fletch_core::{Expected, Hash, Verified};
 use fletch_tables::Found;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pyo3::prelude::*;
+use std::ops::Range;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -97,8 +99,15 @@ pub enum Portion {
     Whole,
     /// The whole chunk of one of its slices, checked by the chunk's hash.
     Chunk(Slice),
+    /// Groups of a chunk, checked by hashes that make the chunk's name.
+    Groups(GroupRun),
     /// A range of a chunk, of which only the length is checked.
     Span(ChunkRange),
+}
+
+fn span(hash: Hash, range: &Range<usize>) -> PlacedItem {
+    let (offset, length) = (range.start as u64, Some(range.len() as u64));
+    BatchItem::Chunk(ChunkSpan { hash, offset, length }).into()
 }
 
 /// A file, or a part of it, to read.
@@ -122,6 +131,7 @@ impl FileRequest {
         match &self.portion {
             Portion::Whole => self.found.entry().size,
             Portion::Chunk(slice) => u64::from(slice.chunk_offset) + u64::from(slice.len),
+            Portion::Groups(run) => u64::from(run.len()),
             Portion::Span(span) => span.range.len() as u64,
         }
     }
@@ -129,7 +139,7 @@ impl FileRequest {
     fn size_max(&self) -> u64 {
         match &self.portion {
             Portion::Chunk(_) => u64::from(CHUNK_BYTES_MAX),
-            Portion::Whole | Portion::Span(_) => self.size(),
+            Portion::Whole | Portion::Groups(_) | Portion::Span(_) => self.size(),
         }
     }
 
@@ -143,10 +153,8 @@ impl FileRequest {
             Portion::Chunk(slice) => {
                 BatchItem::Chunk(ChunkSpan { hash: slice.chunk, offset: 0, length: None }).into()
             }
-            Portion::Span(ChunkRange { slice, range, .. }) => {
-                let (offset, length) = (range.start as u64, Some(range.len() as u64));
-                BatchItem::Chunk(ChunkSpan { hash: slice.chunk, offset, length }).into()
-            }
+            Portion::Groups(run) => span(run.of().chunk(), &run.range()),
+            Portion::Span(ChunkRange { slice, range, .. }) => span(slice.chunk, range),
         }
     }
 
@@ -164,29 +172,30 @@ impl FileRequest {
             Portion::Chunk(slice) if entry.kind == EntryKind::File => {
                 Some(WindowRead { path: None, hash: slice.chunk, size: slice.chunk_offset + slice.len })
             }
-            Portion::Chunk(_) | Portion::Span(_) => None,
+            Portion::Chunk(_) | Portion::Groups(_) | Portion::Span(_) => None,
         }
     }
 
     /// Returns the bytes if they match the hash of the file or chunk. Those of a span must have its length.
     async fn checked(&self, bytes: Bytes) -> Result<Bytes, Failure> {
         let expected = match &self.portion {
-            Portion::Whole => self.found.entry().hash,
-            Portion::Chunk(slice) => Some(slice.chunk),
+            Portion::Whole => self.found.entry().hash.map(Expected::Whole),
+            Portion::Chunk(slice) => Some(Expected::Whole(slice.chunk)),
+            Portion::Groups(run) => Some(Expected::Run(run.clone())),
             Portion::Span(span) if span.range.len() == bytes.len() => return Ok(bytes),
             Portion::Span(span) => {
                 let why = format!("{} bytes came, and {} were asked for", bytes.len(), span.range.len());
                 return Err(Failure::Protocol { path: self.path(), why });
             }
         };
-        let Some(hash) = expected else {
+        let Some(expected) = expected else {
             return Err(Failure::Protocol {
                 path: self.path(),
                 why: "its row in the tables has no hash".into(),
             });
         };
         let inline = bytes.len() <= INLINE_HASH_BYTES;
-        let check = move || Verified::check(hash, bytes);
+        let check = move || Verified::check(expected, bytes);
         let checked = if inline {
             check()
         } else {

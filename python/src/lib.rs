@@ -19,6 +19,7 @@ mod entry;
 mod epochs;
 mod errors;
 mod fetch;
+mod groups;
 mod pending_read;
 mod process;
 mod ranges;

@@ -1,7 +1,8 @@
 //! Reads ranges of files in few requests.
 //!
-//! With `verify="client"` it reads the whole chunks that the ranges touch, each once, and hashes them. With
-//! `verify="server"` it reads the ranges alone, which the server has compared with the version.
+//! With `verify="client"` it reads the chunks that the ranges touch, each once, and hashes them. Of a chunk of
+//! which little is wanted it reads and hashes some groups (`groups.rs`). With `verify="server"` it reads the
+//! ranges alone, which the server has compared with the version.
 //!
 //! Invariants
 //! 1. With `verify="client"` a range has only bytes that this process hashed (I1).
@@ -10,13 +11,17 @@
 use crate::entry::shown;
 use crate::errors::Failure;
 use crate::fetch::{FileRequest, Item, OpenVersion, Portion, find, read_all, readable};
+use crate::groups::{KnownGroups, Wanted};
 use bytes::{Bytes, BytesMut};
 use fletch_client::hits::Verify;
 use fletch_core::Hash;
+use fletch_core::groups::GroupHashes;
+use fletch_core::manifest::EntryKind;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_tables::Found;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use tokio::time::Instant;
 
 /// The longest range.
@@ -49,7 +54,6 @@ struct Plan {
     reads: Vec<FileRequest>,
     cuts: Vec<Vec<Cut>>,
     positions: HashMap<(Hash, Range<usize>), usize>,
-    lengths: Vec<usize>,
 }
 
 /// Reads ranges within the client's timeout. Returns them in the order of `wanted`, and the chunks that were
@@ -63,9 +67,18 @@ pub async fn read_ranges(
     open: &OpenVersion,
     wanted: &[WantedRange],
     mut recent: Recent,
+    known: &KnownGroups,
 ) -> Result<(Vec<Bytes>, Recent), Failure> {
     let until = Instant::now() + open.client.io_timeout();
-    let Plan { reads, cuts, lengths, .. } = plan(open, wanted).await?;
+    let (parts, lengths) = parts(open, wanted).await?;
+    let mut few = of_chunks(&parts, open.verify);
+    few.retain(|chunk, _| recent.iter().all(|(hash, _)| hash != chunk));
+    let groups = known.of(open, few, until).await;
+    let mut plan = Plan::default();
+    for part in parts {
+        plan.add(part, open.verify, &groups);
+    }
+    let Plan { reads, cuts, .. } = plan;
     let mut results = Results::new(lengths);
     let mut left = Vec::new();
     for (read, cuts) in reads.into_iter().zip(cuts) {
@@ -116,12 +129,31 @@ fn checked_hash(read: &FileRequest) -> Option<Hash> {
     match &read.portion {
         Portion::Whole => read.found.entry().hash,
         Portion::Chunk(slice) => Some(slice.chunk),
-        Portion::Span(_) => None,
+        Portion::Groups(_) | Portion::Span(_) => None,
     }
 }
 
-async fn plan(open: &OpenVersion, wanted: &[WantedRange]) -> Result<Plan, Failure> {
-    let mut plan = Plan::default();
+/// A part of a range that lies in one chunk.
+struct Part {
+    /// The position of the range in the result.
+    range: usize,
+    /// The offset in the range.
+    offset: usize,
+    found: Found,
+    of: ChunkRange,
+}
+
+impl Part {
+    /// Returns the hash of a file that shares its chunk with others.
+    fn shares_its_chunk(&self) -> Option<Hash> {
+        let hash = self.found.entry().hash?;
+        (self.found.slices().len() == 1 && hash != self.of.slice.chunk).then_some(hash)
+    }
+}
+
+/// Returns the parts of all ranges, and the lengths of the ranges.
+async fn parts(open: &OpenVersion, wanted: &[WantedRange]) -> Result<(Vec<Part>, Vec<usize>), Failure> {
+    let (mut parts, mut lengths) = (Vec::new(), Vec::new());
     for (range, (item, start, stop)) in wanted.iter().enumerate() {
         let found = find(open, item).await?;
         readable(&found)?;
@@ -142,41 +174,66 @@ async fn plan(open: &OpenVersion, wanted: &[WantedRange]) -> Result<Plan, Failur
             )));
         }
         // The length is at most 4 GiB.
-        plan.lengths.push(usize::try_from(bytes.end - bytes.start).unwrap_or(usize::MAX));
-        plan.add(range, &found, bytes, open.verify);
+        lengths.push(usize::try_from(bytes.end - bytes.start).unwrap_or(usize::MAX));
+        let mut offset = 0;
+        for of in ranges(found.slices(), bytes) {
+            let length = of.range.len();
+            parts.push(Part { range, offset, found: found.clone(), of });
+            offset += length;
+        }
     }
-    Ok(plan)
+    Ok((parts, lengths))
+}
+
+/// Returns what is wanted of each chunk that may be read by groups: of files that lie in chunks of their own,
+/// whose lengths are known.
+fn of_chunks(parts: &[Part], verify: Verify) -> HashMap<Hash, Wanted> {
+    let mut chunks: HashMap<Hash, Wanted> = HashMap::new();
+    let is_own = |part: &&Part| {
+        let is_file = part.found.entry().kind == EntryKind::File && part.of.slice.chunk_offset == 0;
+        verify == Verify::Client && is_file && part.shares_its_chunk().is_none()
+    };
+    for Part { of, .. } in parts.iter().filter(is_own) {
+        let ChunkRange { slice, range, .. } = of;
+        let (start, end) = (range.start as u64, range.end as u64);
+        let new = || Wanted { len: slice.len, within: start..end, bytes: 0 };
+        let wanted = chunks.entry(slice.chunk).or_insert_with(new);
+        wanted.within = wanted.within.start.min(start)..wanted.within.end.max(end);
+        wanted.bytes += end - start;
+    }
+    chunks
 }
 
 impl Plan {
-    /// Adds the reads that a range of a file needs.
-    fn add(&mut self, range: usize, found: &Found, bytes: Range<u64>, verify: Verify) {
-        let (entry, slices) = (found.entry(), found.slices());
-        let mut offset = 0;
-        for of in ranges(slices, bytes) {
-            let length = of.range.len();
-            let ChunkRange { slice, .. } = of;
-            // A file that shares its chunk with others is read alone, and checked by its own hash.
-            let alone = entry.hash.filter(|hash| slices.len() == 1 && *hash != slice.chunk);
-            let (portion, key, from) = match (verify, alone) {
-                (Verify::Server, _) => {
-                    (Portion::Span(of.clone()), (slice.chunk, of.range.clone()), 0..length)
-                }
-                (Verify::Client, Some(hash)) => {
-                    let base = slice.chunk_offset as usize;
-                    (Portion::Whole, (hash, 0..0), of.range.start - base..of.range.end - base)
-                }
-                (Verify::Client, None) => (Portion::Chunk(slice), (slice.chunk, 0..0), of.range.clone()),
-            };
-            let next = self.reads.len();
-            let at = *self.positions.entry(key).or_insert(next);
-            if at == next {
-                self.reads.push(FileRequest { at, found: found.clone(), portion });
-                self.cuts.push(Vec::new());
+    /// Adds the read that a part of a range needs. `groups` has the chunks that are read by groups.
+    fn add(&mut self, part: Part, verify: Verify, groups: &HashMap<Hash, Arc<GroupHashes>>) {
+        let alone = part.shares_its_chunk();
+        let Part { range, offset, found, of } = part;
+        let ChunkRange { slice, .. } = of;
+        let from = |base: usize| of.range.start - base..of.range.end - base;
+        let run = groups.get(&slice.chunk).and_then(|groups| groups.run(&of.range));
+        let (portion, key, from) = match (verify, alone, run) {
+            (Verify::Server, ..) => {
+                (Portion::Span(of.clone()), (slice.chunk, of.range.clone()), 0..of.range.len())
             }
-            self.cuts[at].push(Cut { range, offset, from });
-            offset += length;
+            // It is read alone, and checked by its own hash.
+            (Verify::Client, Some(hash), _) => {
+                (Portion::Whole, (hash, 0..0), from(slice.chunk_offset as usize))
+            }
+            (Verify::Client, None, Some(run)) => {
+                let read = run.range();
+                let from = from(read.start);
+                (Portion::Groups(run), (slice.chunk, read), from)
+            }
+            (Verify::Client, None, None) => (Portion::Chunk(slice), (slice.chunk, 0..0), from(0)),
+        };
+        let next = self.reads.len();
+        let at = *self.positions.entry(key).or_insert(next);
+        if at == next {
+            self.reads.push(FileRequest { at, found, portion });
+            self.cuts.push(Vec::new());
         }
+        self.cuts[at].push(Cut { range, offset, from });
     }
 }
 

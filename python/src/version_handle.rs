@@ -3,6 +3,7 @@
 use crate::connections::{Connections, Settings};
 use crate::errors::Failure;
 use crate::fetch::{self, Item, OpenVersion};
+use crate::groups::KnownGroups;
 use crate::process::{Slot, wait};
 use crate::ranges::{self, Recent, WantedRange};
 use bytes::Bytes;
@@ -25,12 +26,19 @@ pub struct VersionHandle {
     open: Slot<OpenVersion>,
     /// The chunks that a read of ranges hashed last.
     recent: Slot<Recent>,
+    known_groups: Slot<KnownGroups>,
 }
 
 impl VersionHandle {
     /// Creates a handle from the server's answer. It reads nothing.
     pub fn new(connections: Arc<Connections>, resolved: ResolvedVersion) -> Arc<Self> {
-        Arc::new(VersionHandle { connections, resolved, open: Slot::new(), recent: Slot::new() })
+        Arc::new(VersionHandle {
+            connections,
+            resolved,
+            open: Slot::new(),
+            recent: Slot::new(),
+            known_groups: Slot::new(),
+        })
     }
 
     /// Returns the version, opened in this process.
@@ -64,7 +72,10 @@ impl VersionHandle {
     pub fn read_ranges(&self, py: Python<'_>, wanted: Vec<WantedRange>) -> PyResult<Vec<Bytes>> {
         let open = self.open(py)?;
         let recent = self.recent.get(py).unwrap_or_default();
-        let (results, recent) = wait(py, async move { ranges::read_ranges(&open, &wanted, recent).await })?;
+        let known = self.known_groups.get(py).unwrap_or_default();
+        self.known_groups.set(py, known.clone());
+        let read = async move { ranges::read_ranges(&open, &wanted, recent, &known).await };
+        let (results, recent) = wait(py, read)?;
         self.recent.set(py, recent);
         Ok(results)
     }

@@ -135,6 +135,38 @@ def test_reading_on_fetches_each_chunk_once(server: Server, files: Path) -> None
     assert version.client.stats()["requests"] - before <= 9
 
 
+def test_a_small_range_costs_its_groups(server: Server, files: Path) -> None:
+    large = (files / "large.bin").read_bytes()
+    version = version_of(server, "files", "client")
+    version.entry(0)
+    for at, most in [(9 << 20, 40_000), ((9 << 20) + 40_000, 20_000), ((9 << 20) + 16_000, 40_000)]:
+        before = version.client.stats()["bytes"]
+        assert version.read_range("large.bin", at, at + 2000) == large[at : at + 2000]
+        assert version.client.stats()["bytes"] - before <= most
+    # Whoever reads on in pieces of 64 KiB gets the chunk, once a quarter of it was read in a row.
+    before = version.client.stats()
+    for at in range(12 << 20, 16 << 20, 1 << 16):
+        assert version.read_range("large.bin", at, at + (1 << 16)) == large[at : at + (1 << 16)]
+    after = version.client.stats()
+    assert after["requests"] - before["requests"] <= 18
+    assert after["bytes"] - before["bytes"] <= (4 << 20) + (2 << 20)
+
+
+def test_wrong_hashes_of_groups_cost_the_chunk(server: Server, files: Path) -> None:
+    large = (files / "large.bin").read_bytes()
+    proxy = Tampering(server, range(0))
+    try:
+        version = version_of(server, "files", "client", proxy.url)
+        version.read_range("large.bin", 0, 1)
+        # The hashes of a chunk take 8 KiB.
+        proxy.lengths, proxy.most = range(8_000, 12_000), 1
+        assert version.read_range("large.bin", 17 << 20, (17 << 20) + 10) == large[17 << 20 : (17 << 20) + 10]
+        assert proxy.changed == 1
+        assert version.client.stats()["bytes"] > 4 << 20
+    finally:
+        proxy.close()
+
+
 @pytest.mark.parametrize(
     "wanted",
     [("nothing", 0, 1), ("a", 0, 1), ("link", 0, 1), ("a/000.bin", 5, 4), ("a/000.bin", -1, 4), ("empty",)],
@@ -184,9 +216,11 @@ def test_a_draft_is_sealed_first(verify: str, server: Server, tmp_path: Path) ->
 
 
 class Tampering:
-    """A proxy that changes a byte in each long run of bytes that the server sends."""
+    """A proxy that changes a byte in runs of bytes that the server sends, if they are so long."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, lengths: range) -> None:
+        self.lengths = lengths
+        self.most = 1 << 30
         self._to = server.url.removeprefix("http://").split(":")
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -210,7 +244,7 @@ class Tampering:
         while True:
             try:
                 got = bytearray(source.recv(1 << 16))
-                if tampers and len(got) > 40_000:
+                if tampers and len(got) in self.lengths and self.changed < self.most:
                     got[len(got) // 2] ^= 1
                     self.changed += 1
                 sink.sendall(got)
@@ -223,11 +257,11 @@ class Tampering:
 
 def test_a_wrong_byte_is_an_error(server: Server, files: Path) -> None:
     large = (files / "large.bin").read_bytes()
-    proxy = Tampering(server)
+    proxy = Tampering(server, range(40_000, 1 << 20))
     try:
         version = version_of(server, "files", "client", proxy.url)
         with pytest.raises(fletch.Corrupt, match="large.bin"):
-            version.read_range("large.bin", 5 << 20, (5 << 20) + 10)
+            version.read_range("large.bin", 5 << 20, (5 << 20) + 300_000)
         assert proxy.changed > 0
         # Without hashing here, the reader trusts the network: PYTHON.md says so.
         trusting = version_of(server, "files", "server", proxy.url)

@@ -543,6 +543,13 @@ impl ClusterServer {
         out.status.success().then_some(out.stdout)
     }
 
+    /// Returns the body of an answer to a request with one header more.
+    #[must_use]
+    pub fn get_with(&self, path: &str, header: &str) -> Vec<u8> {
+        let mut c = self.curl(&["-sSf", "--max-time", "15", "-H", header]);
+        c.arg(format!("{}{path}", self.url)).output().expect("curl runs").stdout
+    }
+
     /// Returns the view of the server as JSON. `null`: no answer.
     #[must_use]
     pub fn view(&self) -> Value {

@@ -597,6 +597,75 @@ fn an_owner_that_lies_delivers_no_wrong_byte() {
     assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
 }
 
+/// Bytes of a group, the least that is read of a chunk.
+const GROUP: u64 = 16 << 10;
+/// Half of this does not hold `LARGE` files, so a server without a disk keeps none.
+const SMALL: [&str; 2] = ["--memory=128MiB", "--cache-size=0"];
+const LARGE: u64 = 288;
+
+/// Reads 2 KiB, which lie in one group, of each file at a server. Panics when a byte is wrong.
+fn read_windows(server: &ClusterServer, origin: &Origin) {
+    let at = 100_000..102_048;
+    let range = format!("range: bytes={}-{}", at.start, at.end - 1);
+    for (path, _) in &origin.data.files {
+        let got = server.get_with(&format!("/v1/versions/{}/files/{path}", origin.root), &range);
+        let file = fs::read(origin.data.dir.join(path)).expect("a file");
+        assert!(got == file[at.clone()], "{path}: {} bytes", got.len());
+    }
+}
+
+/// Returns the bytes of content that a server has read at the origin.
+fn content_bytes(server: &ClusterServer) -> u64 {
+    let text = server.text("/metrics");
+    let of_content =
+        |line: &&str| line.starts_with("fletch_origin_read_bytes_total{") && line.contains("of=\"content\"");
+    let value = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok());
+    text.lines().filter(of_content).filter_map(value).sum::<f64>() as u64
+}
+
+#[test]
+fn a_range_of_a_chunk_of_another_server_costs_its_groups() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(21, LARGE, None);
+    let (a, b) = (origin.server("a", &etcd, &SMALL), origin.server("b", &etcd, &SMALL));
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    read_windows(&a, &origin);
+    let (of_a, of_b) = (content_bytes(&a), content_bytes(&b));
+    assert_eq!(of_a + of_b, LARGE * GROUP);
+    assert!(of_b > LARGE * GROUP / 5, "b owns some");
+    assert_eq!(a.sum("fletch_peer_received_bytes_total"), of_b as f64);
+    read_windows(&a, &origin);
+    assert_eq!(content_bytes(&a) + content_bytes(&b), LARGE * GROUP, "the groups are in memory");
+}
+
+#[test]
+fn an_owner_that_lies_about_groups_delivers_no_wrong_byte() {
+    if !have(&[Need::Etcd]) {
+        return;
+    }
+    let etcd = EtcdCluster::start(1);
+    let origin = Origin::start(22, LARGE, None);
+    let a = origin.server("a", &etcd, &SMALL);
+    let config = format!("--config={}", origin.config);
+    let mut b =
+        ClusterServer::new("b", &etcd, &[&[config.as_str(), "--cache-free-floor=0"], &SMALL[..]].concat());
+    let address = b.url.trim_start_matches("http://").parse().expect("an address");
+    let liar = TamperProxy::start(Upstream::Tcp(address));
+    liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
+    b.add(format!("--cluster-peer-url={}", liar.endpoint()));
+    b.start();
+    b.register("set", &origin.emulator.uri(), &origin.tables, None);
+    agreed(&[&a, &b], "a:up b:up", NEWS);
+    read_windows(&a, &origin);
+    let blamed = a.metric("fletch_peer_wrong_bytes_total{peer=\"b\"} ").unwrap_or(0.0);
+    assert!(liar.tampered() > 0 && blamed == liar.tampered() as f64, "{blamed} of {}", liar.tampered());
+    // A server takes the groups that another one lied about from the origin, and no more of the chunk.
+    assert_eq!(content_bytes(&a), LARGE * GROUP);
+}
+
 #[test]
 fn servers_with_tls_show_each_other_their_certificates() {
     if !have(&[Need::Etcd]) {

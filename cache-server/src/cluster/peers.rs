@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 use reqwest::{Client, ClientBuilder, Method, RequestBuilder, Response, StatusCode, header};
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::PathBuf,
     sync::{
         Arc,
@@ -82,6 +83,15 @@ pub enum PeerCall {
     Offer(Bytes),
 }
 
+/// A part of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerPart {
+    /// The bytes.
+    pub range: Range<usize>,
+    /// The length of the chunk in bytes.
+    pub of: u32,
+}
+
 /// What is asked of a member.
 #[derive(Debug, Clone)]
 pub struct PeerRequest {
@@ -95,6 +105,8 @@ pub struct PeerRequest {
     pub job: Arc<str>,
     /// The number of bytes.
     pub len: u32,
+    /// The bytes of the chunk, if not all of them are wanted.
+    pub part: Option<PeerPart>,
     /// What the member is to do.
     pub call: PeerCall,
     /// Whether the member is to answer only with what it has.
@@ -428,6 +440,9 @@ impl Peers {
             }
             PeerCall::Keep(None) | PeerCall::Get => {}
         }
+        if let Some(PeerPart { range, .. }) = &request.part {
+            call = call.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+        }
         if request.only_if_cached {
             call = call.header(header::CACHE_CONTROL, "only-if-cached");
         }
@@ -498,9 +513,19 @@ impl Peers {
         let status = response.status();
         let retry_after = text(header::RETRY_AFTER.as_str()).and_then(|s| s.parse().ok());
         match status {
-            StatusCode::OK => {
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT
+                if request.part.is_some() || status == StatusCode::OK =>
+            {
                 let at = text(headers::RESULT).and_then(AtPeer::from_word).ok_or(CallError::NoResult)?;
-                Ok(PeerAnswer::Bytes(body(response, request.len).await?, at))
+                let bytes = match &request.part {
+                    // A server of an earlier release sends the whole chunk.
+                    Some(PeerPart { range, of }) if status == StatusCode::OK => {
+                        let all = body(response, *of).await?;
+                        if all.len() == *of as usize { all.slice(range.clone()) } else { all }
+                    }
+                    _ => body(response, request.len).await?,
+                };
+                Ok(PeerAnswer::Bytes(bytes, at))
             }
             StatusCode::NOT_FOUND => Ok(PeerAnswer::Absent),
             StatusCode::TOO_MANY_REQUESTS => {

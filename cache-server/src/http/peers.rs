@@ -9,6 +9,7 @@ use super::{
     access::access,
     admission::named_dataset,
     error::{ApiError, ApiResult},
+    range::{range_error, requested_range},
     request::{OnePath, TwoPaths, parse_param, read_body},
     response_body::{Piece, body_of_piece, respond},
     warmups::{EvictQuery, evict_here},
@@ -18,7 +19,7 @@ use crate::{
     cluster::PinOrder,
     data::{
         chunk_reads::{Asker, ChunkRead, Kept},
-        reads::{Payer, Span, spans},
+        reads::{Payer, Span, SpanBytes, spans},
         versions::{AskTables, LocatedChunk, Sources},
     },
     tenancy::{
@@ -31,13 +32,15 @@ use axum::{
     Json,
     body::Body,
     extract::{FromRequestParts, Path, Query, State, rejection::QueryRejection},
-    http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts},
+    http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts, response::Builder},
     response::IntoResponse as _,
 };
-use bytes::Bytes;
 use fletch_api::{Code, Evicted, Problem, headers, warmups::PIN_S_MAX};
-use fletch_core::{DatasetName, Domain, Hash, Root, StoreKey, Tenant};
-use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, ReaderKind, Tier, Warmed};
+use fletch_core::{
+    DatasetName, Domain, Hash, Root, StoreKey, Tenant,
+    manifest::{Slice, locate::ChunkRange},
+};
+use fletch_store::{AtPeer, ChunkCheck, DatasetId, Fetch, ReaderKind, Warmed};
 use futures::FutureExt as _;
 use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
@@ -182,17 +185,18 @@ impl PeerRead {
         self,
         server: &Arc<Server>,
         costs: Arc<JobCosts>,
-        (bytes, tier): (Bytes, Tier),
+        read: SpanBytes,
         owner: &Owner,
+        head: Builder,
     ) -> ApiResult {
+        let SpanBytes { bytes, tier } = read;
         let at = tier.at_peer();
         if let Some(peers) = server.cluster.peers().filter(|_| !owner.is_own && at != AtPeer::Hit) {
             peers.add_foreign_fill();
         }
         let n = bytes.len() as u64;
-        let head = Response::builder()
+        let head = head
             .header(header::CONTENT_TYPE, "application/octet-stream")
-            .header(header::CONTENT_LENGTH, n)
             .header(headers::RESULT, at.as_str());
         respond(head, body_of_piece(server, Piece::Peer(bytes, costs), n, Some(self.permit)))
     }
@@ -211,14 +215,18 @@ impl PeerRead {
         ("Fletch-View" = u64, Header, description = "Number of the view by which the server was chosen"),
         ("Fletch-Dataset" = Option<String>, Header, description = "The dataset that the client named"),
         ("Cache-Control" = Option<String>, Header, description = "`only-if-cached`"),
+        ("Range" = Option<String>, Header, description = "One range of bytes of the chunk"),
     ),
     responses(
         (status = 200, description = "The chunk. `Fletch-Result` says what its bytes count as: `hit`, \
             `miss` or `bypass`", content_type = "application/octet-stream"),
+        (status = 206, description = "The range of the chunk", content_type = "application/octet-stream"),
         (status = 403, description = "The caller is no server of the cluster", body = Problem,
             content_type = "application/problem+json"),
         (status = 404, description = "The domain has no such version, the version has no such chunk, or the \
             server does not have it", body = Problem, content_type = "application/problem+json"),
+        (status = 416, description = "The range lies past the end of the chunk", body = Problem,
+            content_type = "application/problem+json"),
         (status = 421, description = "Another server owns the chunk by a newer view, and `Fletch-Owner` \
             names it", body = Problem, content_type = "application/problem+json"),
         (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry",
@@ -234,6 +242,7 @@ pub async fn chunk(
     path: TwoPaths,
     asked: PeerRead,
     method: Method,
+    headers: HeaderMap,
 ) -> ApiResult {
     let Path((root, hash)) = path?;
     let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
@@ -252,12 +261,24 @@ pub async fn chunk(
         let head = Response::builder().header(headers::RESULT, kept.as_str());
         return respond(head, Body::empty());
     }
-    let hit = if asked.only_if_cached {
-        server.reads.kept(&sources, hash, located.len).await?
-    } else {
-        server.reads.located(&payer, &sources, hash, &located).await?
+    let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
+    let requested = match requested_range(&headers, len, &etag) {
+        Ok(requested) => requested,
+        Err(error) => return Ok(range_error(error, len)),
     };
-    asked.reply(&server, payer.costs, (hit.chunk.bytes().clone(), hit.tier), &owner)
+    let range = requested.range(len);
+    // A chunk has less than 4 GiB.
+    let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let range = at(range.start)..at(range.end);
+    let read = if asked.only_if_cached {
+        let hit = server.reads.kept(&sources, hash, located.len).await?;
+        let bytes = hit.chunk.slice(range).ok_or_else(ApiError::not_found)?;
+        SpanBytes { bytes, tier: hit.tier }
+    } else {
+        let slice = Slice { chunk: hash, chunk_offset: 0, len: located.len };
+        server.reads.span(&payer, &sources, Span::Chunk(ChunkRange { slice, begin: 0, range }), None).await?
+    };
+    asked.reply(&server, payer.costs, read, &owner, requested.head(len, &etag))
 }
 
 /// Keeps a chunk on this server's disk, or reads and hashes the one that is there (`only_check`).
@@ -462,5 +483,6 @@ pub async fn file(State(server): State<Arc<Server>>, path: TwoPaths, asked: Peer
     }
     let payer = asked.payer(&server, &sources);
     let read = server.reads.span(&payer, &sources, Span::PackedFile(file), None).await?;
-    asked.reply(&server, payer.costs, (read.bytes, read.tier), &owner)
+    let head = Response::builder().header(header::CONTENT_LENGTH, read.bytes.len());
+    asked.reply(&server, payer.costs, read, &owner, head)
 }

@@ -27,6 +27,13 @@ pub fn groups_of(len: u32) -> usize {
     (len as usize).div_ceil(GROUP_BYTES)
 }
 
+/// Returns how many bytes the hashes of the groups of a chunk of `len` bytes take.
+#[must_use]
+pub fn group_hash_bytes(len: u32) -> u32 {
+    // A group is longer than its hash.
+    u32::try_from(groups_of(len) * GROUP_HASH_BYTES).unwrap_or(len)
+}
+
 /// Hashes that do not make the name of their chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the hashes of the groups do not make the name of the chunk {0}")]
@@ -152,9 +159,9 @@ impl GroupRun {
 /// Hashes a chunk group by group, so that the hashes of its groups remain.
 #[derive(Debug, Default)]
 pub struct GroupHasher {
-    /// The hashes of the groups that are complete.
+    /// The hashes of the groups that are closed.
     hashes: Vec<ChainingValue>,
-    /// The last group, if it is not complete, and its length so far.
+    /// The group that is not closed, if there is one, and its length so far.
     open: Hasher,
     filled: usize,
 }
@@ -168,12 +175,18 @@ impl GroupHasher {
                 self.close();
             }
             let (group, rest) = bytes.split_at(bytes.len().min(GROUP_BYTES - self.filled));
+            bytes = rest;
+            let number = self.hashes.len();
+            // A hasher has two kilobytes. For a group that lies here as a whole it need not be kept.
+            if number > 0 && group.len() == GROUP_BYTES {
+                self.hashes.push(hash_of_group(number, group));
+                continue;
+            }
             if self.filled == 0 {
-                self.open.set_input_offset((self.hashes.len() * GROUP_BYTES) as u64);
+                self.open.set_input_offset((number * GROUP_BYTES) as u64);
             }
             self.open.update(group);
             self.filled += group.len();
-            bytes = rest;
         }
     }
 
@@ -184,15 +197,24 @@ impl GroupHasher {
         self.filled = 0;
     }
 
+    /// Returns the value of the bytes so far as a subtree, at the beginning of a longer tree.
+    #[must_use]
+    pub fn first_subtree(&self) -> ChainingValue {
+        let open = (self.filled > 0 || self.hashes.is_empty()).then(|| self.open.finalize_non_root());
+        let hashes: Vec<ChainingValue> = self.hashes.iter().copied().chain(open).collect();
+        subtree(&hashes)
+    }
+
     /// Returns the hash of all bytes, and the hashes of the groups. A chunk of one group has none.
     #[must_use]
     pub fn finish(mut self) -> (Hash, Option<GroupHashes>) {
         if self.hashes.is_empty() {
             return (self.open.finalize().into(), None);
         }
-        let last = std::mem::take(&mut self.filled);
-        self.close();
-        let len = u32::try_from((self.hashes.len() - 1) * GROUP_BYTES + last);
+        let len = u32::try_from(self.hashes.len() * GROUP_BYTES + self.filled);
+        if self.filled > 0 {
+            self.close();
+        }
         let (left, right) = halves(&self.hashes);
         let chunk = merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash).into();
         let groups = len.ok().map(|len| GroupHashes { chunk, len, hashes: self.hashes.into() });
@@ -249,6 +271,10 @@ mod tests {
         for piece in [1000, GROUP_BYTES, 100_000] {
             let mut hasher = GroupHasher::default();
             bytes.chunks(piece).for_each(|piece| hasher.update(piece));
+            if !bytes.is_empty() {
+                let alone = Hasher::new().update(bytes).finalize_non_root();
+                assert_eq!(hasher.first_subtree(), alone, "pieces of {piece}");
+            }
             assert_eq!(hasher.finish(), (hash, groups.clone()), "pieces of {piece}");
         }
         groups

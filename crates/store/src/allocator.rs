@@ -13,6 +13,9 @@
 //! CPU seconds for a GB with 64 KiB, and 1.2 with 1 MiB or no threshold. Reads of the disk use pooled buffers
 //! (`buffer_pool`). So each program sets its own threshold.
 //!
+//! Short buffers stay in the heaps, one heap a thread, and a heap shrinks only at its end. A server that had
+//! worked out ten million samples held 68 MiB; it holds 30 MiB after [`release_freed`].
+//!
 //! This file is the only one of the two programs with `unsafe`.
 
 /// Threshold for a process whose buffers are mostly chunks, in bytes.
@@ -42,6 +45,20 @@ pub fn map_from(bytes: u32) -> bool {
         libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) == 1 && libc::mallopt(libc::M_TOP_PAD, GROWS_BY) == 1
     }
 }
+
+/// Gives the freed pages of all heaps back to the system. Blocks for some milliseconds.
+///
+/// Call it after work that allocated much and will not soon be done again.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[expect(unsafe_code, reason = "the only way to tell the C library's allocator")]
+pub fn release_freed() {
+    // SAFETY: `malloc_trim` locks each heap while it looks for free pages, and moves no buffer.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// Does nothing: other C libraries give freed pages back.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub fn release_freed() {}
 
 /// Does nothing: other C libraries give large buffers back.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]

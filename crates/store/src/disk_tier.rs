@@ -401,37 +401,14 @@ impl DiskTier {
         self.engine().is_some_and(|t| t.admit_beside(key, dataset, len, beside) == Admission::Yes)
     }
 
-    /// Reads the chunk into `buffer`, which is as long as the chunk.
+    /// Reads a chunk, or a part of it, into `buffer`, which is as long.
     ///
-    /// Quarantines a chunk that does not verify.
+    /// Quarantines a whole chunk that does not verify. Where a part does not, the chunk may be damaged or the
+    /// caller's offset may be wrong.
     pub(crate) async fn read(
         self: &Arc<Self>,
         key: &StoreKey,
-        buffer: PooledBuffer,
-        until: Instant,
-    ) -> Option<Grouped> {
-        self.read_verified(key, None, buffer, until).await
-    }
-
-    /// Reads as many bytes as `buffer` is long, from the part's offset in the chunk, if they are what is
-    /// expected.
-    ///
-    /// If they are not, the chunk may be damaged or the caller's offset may be wrong, so nothing is
-    /// quarantined.
-    pub(crate) async fn read_part(
-        self: &Arc<Self>,
-        key: &StoreKey,
-        part: ChunkPart,
-        buffer: PooledBuffer,
-        until: Instant,
-    ) -> Option<Verified> {
-        self.read_verified(key, Some(part), buffer, until).await.map(|(verified, _)| verified)
-    }
-
-    async fn read_verified(
-        self: &Arc<Self>,
-        key: &StoreKey,
-        part: Option<ChunkPart>,
+        wanted: Wanted,
         buffer: PooledBuffer,
         until: Instant,
     ) -> Option<Grouped> {
@@ -447,10 +424,10 @@ impl DiskTier {
         let (disk, of) = (Arc::clone(self), key.clone());
         let job = spawn_blocking(move || {
             let _permit = permit;
-            let is_whole = part.is_none();
+            let is_whole = !matches!(wanted, Wanted::Part { .. });
             // The engine counts its errors and turns itself off.
             let found = engine.get_with(&of, |record| {
-                verify(record.len(), (of.hash, part), buffer, |at, piece| record.read_at(at, piece))
+                verify(record.len(), (of.hash, wanted), buffer, |at, piece| record.read_at(at, piece))
             });
             let found = found.ok().flatten()?;
             if found.is_none() && is_whole {
@@ -473,38 +450,46 @@ impl DiskTier {
     }
 }
 
-/// Bytes of a chunk that are read alone.
+/// What is read of a chunk.
 #[derive(Debug, Clone)]
-pub(crate) struct ChunkPart {
-    /// Where they begin in the chunk.
-    pub offset: usize,
-    /// A file that lies in the chunk, or a run of the chunk's groups.
-    pub expected: Expected,
+pub(crate) enum Wanted {
+    /// All of it.
+    Whole,
+    /// All of it, and the hashes of its groups, which take a few hundredths longer.
+    Grouped,
+    /// Bytes that are read alone.
+    Part {
+        /// Where they begin in the chunk.
+        offset: usize,
+        /// A file that lies in the chunk, or a run of the chunk's groups.
+        expected: Expected,
+    },
 }
 
 /// Fills `buffer` by `read` with a record of `len` bytes, or with a part of it. `None` if that does not fit,
 /// or is not what is expected.
 fn verify(
     len: usize,
-    (hash, part): (Hash, Option<ChunkPart>),
+    (hash, read_of): (Hash, Wanted),
     buffer: PooledBuffer,
     read: impl Fn(usize, &mut [u8]) -> io::Result<()>,
 ) -> io::Result<Option<Grouped>> {
-    let wanted = buffer.as_ref().len();
-    let fits = match &part {
-        None => len == wanted,
-        Some(part) => part.offset.checked_add(wanted).is_some_and(|end| end <= len),
+    let size = buffer.as_ref().len();
+    let fits = match &read_of {
+        Wanted::Whole | Wanted::Grouped => len == size,
+        Wanted::Part { offset, .. } => offset.checked_add(size).is_some_and(|end| end <= len),
     };
     if !fits {
         return Ok(None);
     }
-    match part {
-        None => Verified::fill_grouped(hash, buffer, read).map(Result::ok),
-        Some(ChunkPart { offset, expected }) => {
-            let filled = Verified::fill(expected, buffer, |at, piece| read(offset + at, piece))?;
-            Ok(filled.ok().map(|verified| (verified, None)))
+    let alone = |verified| (verified, None);
+    Ok(match read_of {
+        Wanted::Whole => Verified::fill(hash, buffer, read)?.ok().map(alone),
+        Wanted::Grouped => Verified::fill_grouped(hash, buffer, read)?.ok(),
+        Wanted::Part { offset, expected } => {
+            Verified::fill(expected, buffer, |at, piece| read(offset + at, piece))?.ok().map(alone)
         }
-    }
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! usual ([`Store::read`]).
 
 use crate::{
-    disk_tier::ChunkPart,
+    disk_tier::Wanted,
     outcome::{Hit, PartHit, Tier},
     read::Store,
     stats::Counters,
@@ -19,7 +19,7 @@ impl Store {
         if let Some(hit) = self.cached(key) {
             return Some(hit);
         }
-        self.read_disk_no_wait(key, (key, len), None, len)
+        self.read_disk_no_wait(key, (key, len), self.groups.whole(key.hash, len), len)
     }
 
     /// Returns the bytes `at` of a chunk of `len` bytes, from disk or from memory under their own key.
@@ -32,8 +32,8 @@ impl Store {
             return Some(hit);
         }
         let size = u32::try_from(at.len()).ok().filter(|&size| size <= len)?;
-        let part = ChunkPart { offset: at.start, expected: Expected::Whole(part) };
-        self.read_disk_no_wait(&key, (chunk, len), Some(part), size)
+        let part = Wanted::Part { offset: at.start, expected: Expected::Whole(part) };
+        self.read_disk_no_wait(&key, (chunk, len), part, size)
     }
 
     /// Returns the bytes of a run of groups of a chunk, from memory or disk. See [`Store::run`].
@@ -43,8 +43,8 @@ impl Store {
             return Some(hit);
         }
         let (disk, buffer) = self.disk_for_run(chunk, run).zip(self.memory.try_buffer(run.len()))?;
-        let part = ChunkPart { offset: run.range().start, expected: Expected::Run(run.clone()) };
-        let (verified, _) = disk.read_no_wait(chunk, Some(part), buffer)?;
+        let part = Wanted::Part { offset: run.range().start, expected: Expected::Run(run.clone()) };
+        let (verified, _) = disk.read_no_wait(chunk, part, buffer)?;
         Counters::add(&self.counters.hits_disk, 1);
         Some(PartHit { hit: Hit { chunk: verified, tier: Tier::Disk }, begins: run.range().start })
     }
@@ -61,12 +61,12 @@ impl Store {
         &self,
         key: &StoreKey,
         (chunk, len): (&StoreKey, u32),
-        part: Option<ChunkPart>,
+        wanted: Wanted,
         size: u32,
     ) -> Option<Hit> {
         let disk = self.disk().filter(|d| d.has(chunk, len))?;
         let buffer = self.memory.try_buffer(size)?;
-        let (verified, groups) = disk.read_no_wait(chunk, part, buffer)?;
+        let (verified, groups) = disk.read_no_wait(chunk, wanted, buffer)?;
         self.groups.learn(groups);
         Counters::add(&self.counters.hits_disk, 1);
         self.memory.insert(key.clone(), verified.clone());

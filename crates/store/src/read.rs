@@ -6,7 +6,7 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::DiskError,
-    disk_tier::{ChunkPart, DiskTier},
+    disk_tier::{DiskTier, Wanted},
     flight::{FlightRole, Flights, LeaderGuard, SharedOutcome},
     memory::{Memory, bind_permit},
     outcome::{FetchError, Hit, ReadError, Tier},
@@ -322,8 +322,8 @@ impl Store {
             Counters::add(&self.counters.overloaded, 1);
             return Err(ReadError::Overloaded { len: size, within });
         };
-        let part = ChunkPart { offset: at.start, expected: Expected::Whole(part) };
-        let Some(verified) = disk.read_part(chunk, part, buffer, until).await else { return Ok(None) };
+        let part = Wanted::Part { offset: at.start, expected: Expected::Whole(part) };
+        let Some((verified, _)) = disk.read(chunk, part, buffer, until).await else { return Ok(None) };
         Counters::add(&self.counters.hits_disk, 1);
         self.memory.insert(key, verified.clone());
         Ok(Some(Hit { chunk: verified, tier: Tier::Disk }))
@@ -395,7 +395,7 @@ impl Store {
         let Some(disk) = self.disk.as_ref().filter(|d| d.has(key, len)) else { return Ok(None) };
         let within = self.limits.deadline;
         let buffer = self.memory.buffer(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
-        let found = disk.read(key, buffer, until).await;
+        let found = disk.read(key, self.groups.whole(key.hash, len), buffer, until).await;
         Counters::add(&self.counters.hits_disk, u64::from(found.is_some()));
         Ok(found.map(|(chunk, groups)| {
             self.groups.learn(groups);

@@ -137,7 +137,7 @@ impl Store {
         }
         let until = Instant::now() + self.deadline();
         let Some(buffer) = self.buffer(len, until).await else { return ChunkCheck::Unread };
-        match disk.read(key, buffer, until).await {
+        match disk.read(key, self.groups.whole(key.hash, len), buffer, until).await {
             Some((_, groups)) => {
                 self.groups.learn(groups);
                 ChunkCheck::Whole

@@ -7,7 +7,7 @@
 //! So an error of the file ends the collecting, and the run goes on.
 
 use fletch_core::Hash;
-use fletch_core::groups::{GROUP_HASH_BYTES, GROUPED_BYTES_MIN, GroupHashes, groups_of};
+use fletch_core::groups::{GROUPED_BYTES_MIN, GroupHashes, group_hash_bytes};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -32,7 +32,7 @@ struct List {
 
 impl List {
     fn bytes(self) -> usize {
-        groups_of(self.len) * GROUP_HASH_BYTES
+        group_hash_bytes(self.len) as usize
     }
 }
 

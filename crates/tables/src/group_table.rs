@@ -10,7 +10,7 @@ use crate::group_lists::{HEAD_BYTES, ROW_BYTES};
 use crate::{Table, TableError, TableRange, Version};
 use bytes::Bytes;
 use fletch_core::Hash;
-use fletch_core::groups::{GROUP_HASH_BYTES, GroupHashes, groups_of};
+use fletch_core::groups::{GroupHashes, group_hash_bytes};
 use fletch_core::manifest::CHUNK_BYTES_MAX;
 use futures::StreamExt as _;
 use std::collections::HashSet;
@@ -41,7 +41,7 @@ impl Row {
             return None;
         }
         let at = self.at.get();
-        Some(at..at.checked_add((groups_of(len) * GROUP_HASH_BYTES) as u64)?)
+        Some(at..at.checked_add(group_hash_bytes(len).into())?)
     }
 }
 

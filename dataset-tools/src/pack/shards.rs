@@ -94,7 +94,7 @@ fn changed() -> String {
 /// Finds the offset of each member in the shard: the first run of the shard's slices with the member's
 /// chunks. A run that comes twice has the same bytes both times.
 fn locate(shard: Sharded) -> ShardScan {
-    let Sharded { hash, slices, mut members } = shard;
+    let Sharded { hash, slices, mut members, .. } = shard;
     let mut starts: HashMap<Hash, Vec<(usize, u64)>> = HashMap::new();
     let mut at = 0;
     for (i, s) in slices.iter().enumerate() {

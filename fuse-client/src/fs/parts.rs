@@ -7,10 +7,10 @@ use super::read::{FetchRequest, Reader};
 use fletch_client::fallback::OriginLocation;
 use fletch_core::{
     Hash, StoreKey,
-    groups::{GROUPED_BYTES_MIN, GroupHashes, GroupRun},
+    groups::{GROUPED_BYTES_MIN, GroupHashes, GroupRun, group_hash_bytes},
     manifest::locate::ChunkRange,
 };
-use fletch_store::{Brought, Fetch, PartHit, ReadError, Store};
+use fletch_store::{Brought, Fetch, PartHit, ReadError};
 use fletch_tables::version::Found;
 use std::{io, sync::Arc};
 
@@ -51,7 +51,7 @@ impl Reader {
 
     /// Returns the hashes of the groups of a chunk, if the source has them at hand.
     fn groups_at_hand(&self, chunk: Hash, len: u32) -> Option<Arc<GroupHashes>> {
-        let wanted = FetchRequest::Groups { chunk, len: u32::try_from(Store::group_hash_bytes(len)).ok()? };
+        let wanted = FetchRequest::Groups { chunk, len: group_hash_bytes(len) };
         let Brought::Bytes(bytes) = self.source.bring(&wanted) else { return None };
         self.checked_groups(chunk, len, &bytes)
     }
@@ -118,7 +118,7 @@ impl Reader {
         {
             return Some(groups);
         }
-        let wanted = FetchRequest::Groups { chunk, len: u32::try_from(Store::group_hash_bytes(len)).ok()? };
+        let wanted = FetchRequest::Groups { chunk, len: group_hash_bytes(len) };
         match self.source.fetch(wanted, at, 0).await {
             Ok(bytes) => self.checked_groups(chunk, len, &bytes),
             Err(error) => {

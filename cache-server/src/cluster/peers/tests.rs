@@ -24,6 +24,7 @@ pub(super) fn request(len: u32) -> PeerRequest {
         dataset: "d".into(),
         job: "j".into(),
         len,
+        part: None,
         call: PeerCall::Get,
         only_if_cached: true,
     }
@@ -78,6 +79,32 @@ async fn answers_are_told_apart_and_bounded() {
         assert!(head.contains("fletch-domain: default") && head.contains("only-if-cached"), "{head}");
         assert_eq!(peers.stats()[0].answers, [(word, 1)]);
     }
+}
+
+#[tokio::test]
+async fn a_part_of_a_chunk_is_asked_for_and_cut_out_of_a_whole_one() {
+    let hit = ("Fletch-Result", "hit");
+    let cases: Vec<(Vec<u8>, Option<&[u8]>)> = vec![
+        (scripted::answer("206 Partial Content", &[hit], b"cde"), Some(b"cde")),
+        (scripted::answer("206 Partial Content", &[hit], b"cdef"), None),
+        // A server of an earlier release.
+        (scripted::answer("200 OK", &[hit], b"abcdefgh"), Some(b"cde")),
+        (scripted::answer("200 OK", &[hit], b"abcdefghi"), None),
+        // Whoever checks the bytes finds that these are wrong.
+        (scripted::answer("200 OK", &[hit], b"ab"), Some(b"ab")),
+    ];
+    for (answer, want) in cases {
+        let server = ScriptedServer::start(move |_| answer.clone());
+        let part = Some(PeerPart { range: 2..5, of: 8 });
+        let request = PeerRequest { part, ..request(3) };
+        let answer = peers(&open()).ask(&to(&server.endpoint()), &request, soon()).await;
+        let got = if let PeerAnswer::Bytes(bytes, AtPeer::Hit) = answer { Some(bytes) } else { None };
+        assert_eq!(got.as_deref(), want);
+        assert!(server.heads().concat().to_lowercase().contains("range: bytes=2-4"));
+    }
+    let server = ScriptedServer::start(move |_| scripted::answer("206 Partial Content", &[hit], b"bytes"));
+    let answer = peers(&open()).ask(&to(&server.endpoint()), &request(5), soon()).await;
+    assert!(matches!(answer, PeerAnswer::Failed), "nobody asked for a part");
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ mod peer_fetch;
 
 use crate::{
     app::telemetry::ReadWatch,
-    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerRequest, Peers, PinOrder},
+    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerPart, PeerRequest, Peers, PinOrder},
     data::versions::{ATTEMPTS, ChunkFetch, LocatedChunk, Sources, Versions},
     tenancy::{
         accounting::JobCosts,
@@ -104,10 +104,15 @@ impl ChunkRead<'_> {
         self.run.map_or(Expected::Whole(self.hash), |run| Expected::Run(run.clone()))
     }
 
+    /// The chunk that has the bytes.
+    fn chunk(&self) -> Hash {
+        let of_run = self.run.map(|run| run.of().chunk());
+        self.part.map(|part| part.chunk).or(of_run).unwrap_or(self.hash)
+    }
+
     /// The key that decides who owns the bytes.
     fn placed(&self) -> StoreKey {
-        let hash = self.part.map_or(self.hash, |part| part.chunk);
-        StoreKey { domain: self.sources.domain.clone(), hash }
+        StoreKey { domain: self.sources.domain.clone(), hash: self.chunk() }
     }
 
     fn request(&self, call: PeerCall) -> PeerRequest {
@@ -117,6 +122,7 @@ impl ChunkRead<'_> {
             dataset: self.sources.dataset().to_string(),
             job: Arc::clone(&self.costs.label),
             len: self.located.len,
+            part: self.run.map(|run| PeerPart { range: run.range(), of: run.of().chunk_len() }),
             call,
             only_if_cached: false,
         }
@@ -126,7 +132,7 @@ impl ChunkRead<'_> {
         let root = self.sources.root();
         match self.part {
             Some(part) => routes::peer_file(root, part.ordinal),
-            None => routes::peer_chunk(root, self.hash),
+            None => routes::peer_chunk(root, self.chunk()),
         }
     }
 }
@@ -170,6 +176,15 @@ impl Drop for WatchedRead<'_> {
         let (hash, dataset) = (self.read.hash, self.read.sources.dataset());
         self.watch.note(self.began.elapsed(), &self.waits, || format!("chunk {} of {dataset}", hash.short()));
     }
+}
+
+/// Returns the tier of bytes that the store returned as of `tier`. Counts those that another member sent.
+fn tier_of(read: &ChunkRead<'_>, tier: Tier, asked: Option<Arc<PeerFetch>>) -> Tier {
+    // Only a read that led its flight used its own fetch.
+    let led = matches!(tier, Tier::Origin | Tier::Bypass);
+    let Some(at) = asked.filter(|_| led).and_then(|asked| asked.served()) else { return tier };
+    read.costs.receive(u64::from(read.located.len));
+    Tier::Peer(at)
 }
 
 /// No server that owns a chunk answers.
@@ -300,7 +315,8 @@ impl ChunkReads {
         in_waits(Arc::clone(&running.waits), reading).await
     }
 
-    /// Reads groups of a chunk from the origin. `chunk` is the chunk's own key, `run` the groups of the read.
+    /// Reads groups of a chunk from its owner or the origin. `chunk` is the chunk's own key, `run` the groups
+    /// of the read.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -313,10 +329,10 @@ impl ChunkReads {
         let running =
             WatchedRead { read, watch: &self.watch, began: Instant::now(), waits: Waits::of_part() };
         let reading = async {
-            let of = (read.sources, &**read.costs);
-            let fetch = ChunkFetch::fetch(&self.versions, of, read.expected(), read.located);
-            let fetch = self.permitted(read, &read.key(), fetch).await?;
-            self.store.fetch_run(chunk, run.clone(), fetch).await
+            let Prepared { fetch, asked, .. } = self.prepare(read, &read.key()).await?;
+            let mut found = self.store.fetch_run(chunk, run.clone(), fetch).await?;
+            found.hit.tier = tier_of(read, found.hit.tier, asked);
+            Ok(found)
         };
         in_waits(Arc::clone(&running.waits), reading).await
     }
@@ -388,9 +404,9 @@ impl ChunkReads {
         let Prepared { fetch, asked, keeps } = self.prepare(read, &key).await?;
         let dataset = if keeps { read.dataset } else { DatasetId::UNCACHED };
         let hit = self.store.read_with(key.clone(), len, dataset, fetch, at_once).await?;
-        let served = asked.and_then(|asked| asked.served());
         let is_refused = hit.tier == Tier::Bypass && keeps && dataset != DatasetId::UNCACHED;
-        if is_refused && served.is_none() && read.part.is_none() && read.sources.are_plain() {
+        let tier = tier_of(read, hit.tier, asked);
+        if is_refused && tier == Tier::Bypass && read.part.is_none() && read.sources.are_plain() {
             self.pass_on(read, hit.chunk.clone());
         }
         // Memory may have the chunk from the time when another server owned it.
@@ -402,15 +418,7 @@ impl ChunkReads {
         {
             self.store.keep(&key, dataset, &hit.chunk);
         }
-        let tier = match (hit.tier, served) {
-            // Only a read that led its flight used its own fetch.
-            (Tier::Origin | Tier::Bypass, Some(at)) => Tier::Peer(at),
-            (Tier::Origin, None) if !keeps => Tier::Bypass,
-            (tier, _) => tier,
-        };
-        if matches!(tier, Tier::Peer(_)) {
-            read.costs.receive(u64::from(len));
-        }
+        let tier = if tier == Tier::Origin && !keeps { Tier::Bypass } else { tier };
         Ok(Hit { tier, ..hit })
     }
 

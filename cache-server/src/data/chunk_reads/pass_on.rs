@@ -92,7 +92,7 @@ impl ChunkReads {
     ///
     /// After a restart nothing is remembered. So the members to which the chunk would be offered are asked.
     pub(super) fn takers(&self, peers: &Peers, view: &ClusterView, read: &ChunkRead<'_>) -> Vec<PeerAddress> {
-        let key = read.key();
+        let key = read.placed();
         let may_ask = |to: &PeerAddress| peers.may_ask(&to.id);
         if let Some(holder) = self.passed_on.at.get(&key) {
             return view.address(&holder).filter(may_ask).into_iter().collect();

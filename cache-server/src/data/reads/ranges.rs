@@ -1,12 +1,13 @@
 //! Reads parts of long chunks, without the rest of the chunk where the disk or the origin allows that.
 //!
 //! ```text
-//! memory, the chunk's flight ─▶ its groups on disk ─▶ kept here? the whole chunk : its groups at the origin
+//! memory, the chunk's flight ─▶ its groups on disk ─▶ kept here? the whole chunk
+//!                                                     else its groups, of its owner or the origin
 //! ```
 //! 1. (I1) Groups are checked by hashes that make the chunk's name. Where these are not known, or groups are
 //!    wrong, the whole chunk is read, which heals what can be healed.
 //! 2. A chunk that the store would keep is fetched whole: its other bytes are wanted later.
-//! 3. A chunk that another server owns is asked for whole: its owner decides what it keeps.
+//! 3. The owner of a chunk is asked for the groups. It decides whether to keep the whole chunk.
 
 use super::{ContentError, Payer, Reads, SpanBytes};
 use crate::data::{
@@ -89,7 +90,7 @@ impl Reads {
         Some(groups)
     }
 
-    /// Reads groups of a chunk from memory or disk, or from the origin if the store would not keep the chunk.
+    /// Reads groups of a chunk from memory or disk, or from elsewhere if this server would not keep the chunk.
     /// `None`: the whole chunk is to be read.
     async fn run(
         &self,
@@ -105,11 +106,11 @@ impl Reads {
             return Ok(Some(found));
         }
         let (dataset, all) = (sources.dataset_id(), located.layout_bytes());
-        if self.store.has(&key, located.len)
-            || self.store.is_in_flight(&key)
-            || self.chunks.is_elsewhere(payer.asker, sources, hash)
-            || self.store.would_keep(&key, dataset, (run.len(), located.len), all)
-        {
+        let keeps = || {
+            !self.chunks.is_elsewhere(payer.asker, sources, hash)
+                && self.store.would_keep(&key, dataset, (run.len(), located.len), all)
+        };
+        if self.store.has(&key, located.len) || self.store.is_in_flight(&key) || keeps() {
             return Ok(None);
         }
         let run = self.store.grown(run);

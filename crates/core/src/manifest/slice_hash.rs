@@ -25,29 +25,37 @@ pub struct SliceHash {
 #[derive(Debug)]
 pub struct SliceHasher {
     chunk: GroupHasher,
-    subtree: blake3::Hasher,
+    /// Not for the first slice: its groups are those of the file.
+    subtree: Option<blake3::Hasher>,
 }
 
 impl SliceHasher {
     /// Starts the slice at `offset` of the file, in bytes, a multiple of 4 MiB.
     #[must_use]
     pub fn new(offset: u64) -> Self {
-        let mut subtree = blake3::Hasher::new();
-        subtree.set_input_offset(offset);
+        let subtree = (offset > 0).then(|| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.set_input_offset(offset);
+            hasher
+        });
         SliceHasher { chunk: GroupHasher::default(), subtree }
     }
 
     /// Hashes the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.chunk.update(bytes);
-        self.subtree.update(bytes);
+        if let Some(subtree) = &mut self.subtree {
+            subtree.update(bytes);
+        }
     }
 
     /// Returns both hashes, and those of the groups of the slice.
     #[must_use]
     pub fn finish(self) -> (SliceHash, Option<GroupHashes>) {
+        let first = || self.chunk.first_subtree();
+        let subtree = self.subtree.map_or_else(first, |subtree| subtree.finalize_non_root());
         let (chunk, groups) = self.chunk.finish();
-        (SliceHash { chunk, subtree: self.subtree.finalize_non_root() }, groups)
+        (SliceHash { chunk, subtree }, groups)
     }
 }
 

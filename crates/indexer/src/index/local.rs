@@ -418,7 +418,7 @@ impl Pool<'_> {
             };
             if is_shard(&path) && plain.is_none() {
                 let fault = |why: ReadFault| Some(self.fault(path.clone(), &why));
-                match content::read_shard(&file, &meta, buf) {
+                match content::read_shard(&file, &meta, buf, self.groups) {
                     Ok(Some(Ok(content))) => {
                         self.counters.read(meta.size());
                         let pin = pin_of(&meta);

@@ -9,7 +9,9 @@ use crate::failure::Failure;
 use crate::run::Counters;
 use crate::run::file_record::FileRecord;
 use crate::run::groups::RunGroups;
-use crate::source::content::{Content, SliceHash, fold, hash_slice, hash_whole, slice_at, slice_count};
+use crate::source::content::{
+    Content, SliceHash, add_groups, end_shard, fold, hash_slice, hash_whole, sharder, slice_at, slice_count,
+};
 use crate::source::draft::{DraftEntries, entries, places};
 use crate::source::listing::{KeySorting, Listed, ListingError, Objects};
 use crate::source::name_list::NameList;
@@ -18,7 +20,7 @@ use crate::source::pin::{origin_pin, pin_row};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::BadTar;
-use fletch_core::manifest::tar::shard::{Sharder, is_shard};
+use fletch_core::manifest::tar::shard::is_shard;
 use fletch_origin::{ObjectBytes, ObjectMeta, Origin, OriginError, Pin};
 use fletch_tables::PinRow;
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -172,7 +174,8 @@ impl Reader<'_> {
 
     /// Reads and hashes a tar shard, slice by slice. The inner error says why it is not a readable archive.
     async fn shard(&self, path: &str, pin: &PinRow) -> Result<Result<Content, BadTar>, OriginError> {
-        let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
+        let lists = self.groups.lists().map(|lists| &**lists);
+        let mut sharder = sharder(lists);
         let bodies = self.slices(path, pin, |_, bytes| bytes.to_vec());
         let mut bodies = std::pin::pin!(bodies);
         while let Some(bytes) = bodies.try_next().await? {
@@ -186,11 +189,12 @@ impl Reader<'_> {
             };
             let (after, fed) = fed.await.map_err(lost)?;
             sharder = after;
+            sharder.take_groups().into_iter().for_each(|of_chunk| add_groups(lists, Some(of_chunk)));
             if let Err(bad) = fed {
                 return Ok(Err(bad));
             }
         }
-        Ok(sharder.finish().map(Content::from))
+        Ok(end_shard(sharder, lists))
     }
 
     async fn content(&self, path: &str, pin: &PinRow) -> Result<Content, OriginError> {

@@ -219,7 +219,8 @@ pub fn read_small(
 
 /// Hashes a tar shard and its members. Returns `None` when the file changed during reading.
 ///
-/// The inner error says why the file is not an archive whose members can be read by range.
+/// The inner error says why the file is not an archive whose members can be read by range. Adds the hashes of
+/// the groups of its chunks to `groups`.
 ///
 /// # Errors
 /// [`ReadFault`] when it cannot be read.
@@ -227,12 +228,14 @@ pub fn read_shard(
     file: &File,
     meta: &Metadata,
     buf: &mut Vec<u8>,
+    groups: Option<&GroupLists>,
 ) -> Result<Option<Result<Content, BadTar>>, ReadFault> {
-    let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
+    let mut sharder = sharder(groups);
     let mut bad = None;
     let whole = read_range(file, 0, meta.size(), buf, |bytes| {
         if bad.is_none() {
             bad = sharder.feed(bytes).err();
+            sharder.take_groups().into_iter().for_each(|of_chunk| add_groups(groups, Some(of_chunk)));
         }
     })?;
     if !whole || !same(meta, &file.metadata()?) {
@@ -240,8 +243,25 @@ pub fn read_shard(
     }
     Ok(Some(match bad {
         Some(bad) => Err(bad),
-        None => sharder.finish().map(Content::from),
+        None => end_shard(sharder, groups),
     }))
+}
+
+/// Returns a reader of a tar shard, which hashes groups if somebody collects them.
+#[must_use]
+pub fn sharder(groups: Option<&GroupLists>) -> Sharder {
+    let sharder = Sharder::new(SLICE_BYTES_DEFAULT);
+    if groups.is_some() { sharder.with_groups() } else { sharder }
+}
+
+/// Ends a tar shard. Adds the hashes of the groups of its last chunks to `groups`.
+///
+/// # Errors
+/// [`BadTar`].
+pub fn end_shard(sharder: Sharder, groups: Option<&GroupLists>) -> Result<Content, BadTar> {
+    let mut shard = sharder.finish()?;
+    shard.groups.drain(..).for_each(|of_chunk| add_groups(groups, Some(of_chunk)));
+    Ok(shard.into())
 }
 
 impl From<Sharded> for Content {
@@ -294,7 +314,8 @@ pub fn hash_whole(bytes: &[u8], groups: Option<&GroupLists>) -> Hash {
     hash
 }
 
-fn add_groups(groups: Option<&GroupLists>, of_chunk: Option<GroupHashes>) {
+/// Adds the hashes of the groups of a chunk, if somebody collects them.
+pub fn add_groups(groups: Option<&GroupLists>, of_chunk: Option<GroupHashes>) {
     if let (Some(groups), Some(of_chunk)) = (groups, of_chunk) {
         groups.add(&of_chunk);
     }

@@ -162,7 +162,10 @@ impl Files {
         slab.opened().take();
         let path = self.path(slab.id);
         let cut = OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(0));
-        match cut.and_then(|()| std::fs::remove_file(&path)) {
+        if let Err(error) = cut {
+            tracing::debug!(%error, slab = slab.id, "a slab cannot be cut; whom it was lent reads on");
+        }
+        match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(true),
         }

@@ -1,6 +1,6 @@
 //! Reads of the disk on the calling thread: only of what the system has in its page cache.
 
-use super::{ChunkPart, DiskTier, verify};
+use super::{DiskTier, Wanted, verify};
 use crate::buffer_pool::PooledBuffer;
 use fletch_core::{StoreKey, verified::Grouped};
 use std::{fs::File, sync::Arc};
@@ -14,14 +14,14 @@ impl DiskTier {
     pub(crate) fn read_no_wait(
         &self,
         key: &StoreKey,
-        part: Option<ChunkPart>,
+        wanted: Wanted,
         buffer: PooledBuffer,
     ) -> Option<Grouped> {
         let engine = self.engine()?;
         // A directory on a dead disk may hold a thread, so their number is bounded here, too.
         let _permit = Arc::clone(&self.readers).try_acquire_owned().ok()?;
         let found = engine.get_with(key, |record| {
-            verify(record.len(), (key.hash, part), buffer, |at, piece| record.read_cached_at(at, piece))
+            verify(record.len(), (key.hash, wanted), buffer, |at, piece| record.read_cached_at(at, piece))
         });
         // The engine counts its errors and turns itself off.
         found.ok().flatten().flatten()

@@ -136,12 +136,19 @@ async fn i3_many_readers_of_a_chunk_on_disk_are_one_read_of_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i1_wrong_bytes_on_disk_are_quarantined_fetched_again_and_kept_again() {
+    // Short chunks, long ones whose groups are known, and long ones whose groups are not known any more.
+    for (len, forgets) in [(50_000, false), (300_000, false), (300_000, true)] {
+        wrong_bytes_are_quarantined(len, forgets).await;
+    }
+}
+
+async fn wrong_bytes_are_quarantined(len: usize, forgets: bool) {
     let dir = tempfile::tempdir().expect("a directory");
     let (s, disk) = store(MIB, 64 * MIB);
     disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
     let origin = Arc::new(AtomicU32::new(0));
     for n in 0..60 {
-        read(&s, n, 50_000, &origin).await;
+        read(&s, n, len, &origin).await;
     }
     disk.wait_flushed(Duration::from_secs(20)).await;
     // Every block of every payload gets a flipped bit; headers stay.
@@ -150,16 +157,18 @@ async fn i1_wrong_bytes_on_disk_are_quarantined_fetched_again_and_kept_again() {
         let file = fs::File::options().read(true).write(true).open(&path).expect("open");
         let mut bytes = fs::read(&path).expect("read");
         for n in 0..60 {
-            let body = content(n, 50_000);
+            let body = content(n, len);
             if let Some(at) = bytes.windows(64).position(|w| w == &body[..64]) {
                 bytes[at + 777] ^= 4;
                 file.write_all_at(&bytes[at + 777..at + 778], at as u64 + 777).expect("flip");
             }
         }
     }
+    let limits = StoreLimits { memory_bytes: MIB, deadline: Duration::from_secs(20), attempts: 2 };
+    let s = if forgets { Store::new(limits, Some(Arc::clone(&disk)), TaskTracker::new()) } else { s };
     let mut again = Vec::new();
     for n in 0..60 {
-        again.push(read(&s, n, 50_000, &origin).await.tier);
+        again.push(read(&s, n, len, &origin).await.tier);
     }
     let memory = again.iter().filter(|t| **t == Tier::Memory).count() as u64;
     let report = disk.report();

@@ -12,14 +12,14 @@
 use super::{Fetch, FlightRequest, Store};
 use crate::{
     dataset_id::DatasetId,
-    disk_tier::{ChunkPart, DiskTier},
+    disk_tier::{DiskTier, Wanted},
     outcome::{Hit, PartHit, ReadError, Tier},
     stats::Counters,
 };
 use bytes::Bytes;
 use fletch_core::{
     Expected, Hash, StoreKey, Verified,
-    groups::{GROUP_HASH_BYTES, GroupHashes, GroupRun, groups_of},
+    groups::{GROUPED_BYTES_MIN, GroupHashes, GroupRun},
 };
 use moka::sync::Cache;
 use std::{io, ops::Range, sync::Arc};
@@ -60,6 +60,12 @@ impl KnownGroups {
         KnownGroups { hashes, recent: Cache::new(CHUNKS_RECENT_MAX) }
     }
 
+    /// Returns how to read a whole chunk of `len` bytes from disk, so that the hashes of its groups are known then.
+    pub fn whole(&self, chunk: Hash, len: u32) -> Wanted {
+        let needless = len < GROUPED_BYTES_MIN || self.hashes.get(&chunk).is_some();
+        if needless { Wanted::Whole } else { Wanted::Grouped }
+    }
+
     /// Remembers the hashes of a chunk, if it has any.
     pub fn learn(&self, groups: Option<GroupHashes>) {
         if let Some(groups) = groups {
@@ -88,12 +94,6 @@ impl Store {
         self.groups.hashes.insert(groups.chunk(), Arc::clone(groups));
     }
 
-    /// Returns the most bytes that the hashes of a chunk of `len` bytes take.
-    #[must_use]
-    pub fn group_hash_bytes(len: u32) -> usize {
-        groups_of(len) * GROUP_HASH_BYTES
-    }
-
     /// Whether a fetch of the whole chunk is under way.
     #[must_use]
     pub fn is_in_flight(&self, chunk: &StoreKey) -> bool {
@@ -116,8 +116,8 @@ impl Store {
             Counters::add(&self.counters.overloaded, 1);
             return Err(ReadError::Overloaded { len, within });
         };
-        let part = ChunkPart { offset: run.range().start, expected: Expected::Run(run.clone()) };
-        let Some(chunk) = disk.read_part(chunk, part, buffer, until).await else { return Ok(None) };
+        let part = Wanted::Part { offset: run.range().start, expected: Expected::Run(run.clone()) };
+        let Some((chunk, _)) = disk.read(chunk, part, buffer, until).await else { return Ok(None) };
         Counters::add(&self.counters.hits_disk, 1);
         Ok(Some(PartHit { hit: Hit { chunk, tier: Tier::Disk }, begins: run.range().start }))
     }

@@ -3,9 +3,13 @@
 use super::Registry;
 use crate::data::versions::{SamplesError, Source};
 use fletch_core::{DatasetName, Domain};
+use fletch_store::allocator;
 use parking_lot::Mutex;
 use std::{collections::BTreeSet, sync::Arc};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+};
 
 type Waiting = Arc<Mutex<BTreeSet<(Domain, DatasetName)>>>;
 
@@ -60,6 +64,8 @@ impl Registry {
         self.samples(domain, source).await?;
         // All of the tables were read. From here on the server searches its local form of them.
         source.blocks.forget(source.version.root());
+        // It is lost only at the end of the process.
+        let _ = spawn_blocking(allocator::release_freed).await;
         Ok(())
     }
 }

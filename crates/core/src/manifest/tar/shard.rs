@@ -10,6 +10,7 @@
 
 use super::{BLOCK_BYTES, BadTar, Found, TarScanner};
 use crate::Hash;
+use crate::groups::{GROUPED_BYTES_MIN, GroupHasher, GroupHashes};
 use crate::manifest::{CHUNK_BYTES_MAX, Slice, sample::stem};
 use std::collections::VecDeque;
 
@@ -38,6 +39,8 @@ pub struct Sharded {
     pub slices: Vec<Slice>,
     /// Its members, in byte order of their names.
     pub members: Vec<ShardMember>,
+    /// What [`Sharder::take_groups`] has not returned yet.
+    pub groups: Vec<GroupHashes>,
 }
 
 /// A member whose bytes are not all hashed yet.
@@ -69,6 +72,8 @@ pub struct Sharder {
     slices: Vec<Slice>,
     members: Vec<ShardMember>,
     found: Vec<Found>,
+    /// The hashes of the groups of chunks, if they are wanted.
+    groups: Option<Vec<GroupHashes>>,
 }
 
 impl Sharder {
@@ -89,6 +94,32 @@ impl Sharder {
             slices: Vec::new(),
             members: Vec::new(),
             found: Vec::new(),
+            groups: None,
+        }
+    }
+
+    /// Computes the hashes of the groups of long chunks, too.
+    #[must_use]
+    pub fn with_groups(self) -> Self {
+        Sharder { groups: Some(Vec::new()), ..self }
+    }
+
+    /// Returns the hashes of the groups of the chunks that ended since the last call.
+    pub fn take_groups(&mut self) -> Vec<GroupHashes> {
+        self.groups.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn hash(&mut self, length: usize) -> Hash {
+        let bytes = &self.buffer[..length];
+        match &mut self.groups {
+            Some(groups) if length >= GROUPED_BYTES_MIN as usize => {
+                let mut hasher = GroupHasher::default();
+                hasher.update(bytes);
+                let (hash, of_chunk) = hasher.finish();
+                groups.extend(of_chunk);
+                hash
+            }
+            _ => Hash::of(bytes),
         }
     }
 
@@ -158,8 +189,8 @@ impl Sharder {
             sample.or_else(|| all().map(|(at, _)| at).max()).unwrap_or(limit).min(tail)
         };
         let length = usize::try_from(end - self.start).unwrap_or(self.buffer.len()).min(self.buffer.len());
+        let chunk = self.hash(length);
         let bytes = &self.buffer[..length];
-        let chunk = Hash::of(bytes);
         let len = u32::try_from(length).unwrap_or(u32::MAX);
         self.slices.push(Slice { chunk, chunk_offset: 0, len });
         for member in self.open.iter_mut().take_while(|m| m.offset < end) {
@@ -209,7 +240,8 @@ impl Sharder {
         if let Some(pair) = self.members.windows(2).find(|pair| pair[0].name == pair[1].name) {
             return Err(BadTar::Twice { name: pair[0].name.clone() });
         }
-        Ok(Sharded { hash: self.whole.finalize().into(), slices: self.slices, members: self.members })
+        let groups = self.take_groups();
+        Ok(Sharded { hash: self.whole.finalize().into(), slices: self.slices, members: self.members, groups })
     }
 }
 
@@ -256,7 +288,7 @@ mod tests {
     }
 
     fn shard(bytes: &[u8], slice_bytes: u32, piece: usize) -> Result<Sharded, BadTar> {
-        let mut s = Sharder::new(slice_bytes);
+        let mut s = Sharder::new(slice_bytes).with_groups();
         for piece in bytes.chunks(piece) {
             s.feed(piece)?;
         }
@@ -278,6 +310,9 @@ mod tests {
             at += slice.len as usize;
         }
         assert_eq!((at, s.hash), (bytes.len(), Hash::of(bytes)));
+        let long = s.slices.iter().filter(|slice| slice.len >= GROUPED_BYTES_MIN);
+        let groups = s.groups.iter().map(|groups| (groups.chunk(), groups.chunk_len()));
+        assert!(groups.eq(long.map(|slice| (slice.chunk, slice.len))));
         assert_eq!(s.members.len(), members.len());
         for (name, bytes) in members {
             let m = s.members.iter().find(|m| m.name == *name).expect("the member");

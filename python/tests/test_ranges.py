@@ -137,19 +137,23 @@ def test_reading_on_fetches_each_chunk_once(server: Server, files: Path) -> None
 
 def test_a_small_range_costs_its_groups(server: Server, files: Path) -> None:
     large = (files / "large.bin").read_bytes()
-    version = version_of(server, "files", "client")
-    version.entry(0)
-    for at, most in [(9 << 20, 40_000), ((9 << 20) + 40_000, 20_000), ((9 << 20) + 16_000, 40_000)]:
-        before = version.client.stats()["bytes"]
-        assert version.read_range("large.bin", at, at + 2000) == large[at : at + 2000]
-        assert version.client.stats()["bytes"] - before <= most
-    # Whoever reads on in pieces of 64 KiB gets the chunk, once a quarter of it was read in a row.
-    before = version.client.stats()
-    for at in range(12 << 20, 16 << 20, 1 << 16):
-        assert version.read_range("large.bin", at, at + (1 << 16)) == large[at : at + (1 << 16)]
-    after = version.client.stats()
-    assert after["requests"] - before["requests"] <= 18
-    assert after["bytes"] - before["bytes"] <= (4 << 20) + (2 << 20)
+    proxy = Tampering(server, range(0))
+    try:
+        version = version_of(server, "files", "client", proxy.url)
+        version.entry(0)
+        # With the hashes of its chunk, which take 8 KiB; after it; and in both groups.
+        for at, most in [(9 << 20, 30_000), ((9 << 20) + 40_000, 20_000), ((9 << 20) + 16_000, 36_000)]:
+            before = proxy.sent
+            assert version.read_range("large.bin", at, at + 2000) == large[at : at + 2000]
+            assert 2000 < proxy.sent - before <= most
+        # Whoever reads on in pieces of 64 KiB gets the chunk, once a quarter of it was read in a row.
+        before, requests = proxy.sent, version.client.stats()["requests"]
+        for at in range(12 << 20, 16 << 20, 1 << 16):
+            assert version.read_range("large.bin", at, at + (1 << 16)) == large[at : at + (1 << 16)]
+        assert version.client.stats()["requests"] - requests <= 18
+        assert 4 << 20 < proxy.sent - before <= (4 << 20) + (5 << 18)
+    finally:
+        proxy.close()
 
 
 def test_wrong_hashes_of_groups_cost_the_chunk(server: Server, files: Path) -> None:
@@ -159,10 +163,10 @@ def test_wrong_hashes_of_groups_cost_the_chunk(server: Server, files: Path) -> N
         version = version_of(server, "files", "client", proxy.url)
         version.read_range("large.bin", 0, 1)
         # The hashes of a chunk take 8 KiB.
-        proxy.lengths, proxy.most = range(8_000, 12_000), 1
+        proxy.lengths, proxy.most, before = range(8_000, 12_000), 1, proxy.sent
         assert version.read_range("large.bin", 17 << 20, (17 << 20) + 10) == large[17 << 20 : (17 << 20) + 10]
         assert proxy.changed == 1
-        assert version.client.stats()["bytes"] > 4 << 20
+        assert proxy.sent - before > 4 << 20
     finally:
         proxy.close()
 
@@ -225,6 +229,8 @@ class Tampering:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.changed = 0
+        #: Bytes from the server.
+        self.sent = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -244,6 +250,7 @@ class Tampering:
         while True:
             try:
                 got = bytearray(source.recv(1 << 16))
+                self.sent += len(got) if tampers else 0
                 if tampers and len(got) in self.lengths and self.changed < self.most:
                     got[len(got) // 2] ^= 1
                     self.changed += 1

@@ -599,9 +599,6 @@ fn an_owner_that_lies_delivers_no_wrong_byte() {
 
 /// Bytes of a group, the least that is read of a chunk.
 const GROUP: u64 = 16 << 10;
-/// Half of this does not hold `LARGE` files, so a server without a disk keeps none.
-const SMALL: [&str; 2] = ["--memory=128MiB", "--cache-size=0"];
-const LARGE: u64 = 288;
 
 /// Reads 2 KiB, which lie in one group, of each file at a server. Panics when a byte is wrong.
 fn read_windows(server: &ClusterServer, origin: &Origin) {
@@ -624,21 +621,22 @@ fn content_bytes(server: &ClusterServer) -> u64 {
 }
 
 #[test]
-fn a_range_of_a_chunk_of_another_server_costs_its_groups() {
+fn a_range_of_a_chunk_of_another_server_comes_alone() {
     if !have(&[Need::Etcd]) {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let origin = Origin::start(21, LARGE, None);
-    let (a, b) = (origin.server("a", &etcd, &SMALL), origin.server("b", &etcd, &SMALL));
+    let origin = Origin::start(21, 96, None);
+    let (a, b) = (origin.server("a", &etcd, &[]), origin.server("b", &etcd, &[]));
     agreed(&[&a, &b], "a:up b:up", NEWS);
     read_windows(&a, &origin);
-    let (of_a, of_b) = (content_bytes(&a), content_bytes(&b));
-    assert_eq!(of_a + of_b, LARGE * GROUP);
-    assert!(of_b > LARGE * GROUP / 5, "b owns some");
-    assert_eq!(a.sum("fletch_peer_received_bytes_total"), of_b as f64);
+    let received = a.sum("fletch_peer_received_bytes_total");
+    // The owner keeps the chunk, and sends the group that has the window.
+    let of_b = content_bytes(&b) / FILE;
+    assert_eq!(received, (of_b * GROUP) as f64);
+    assert!((20..76).contains(&of_b) && content_bytes(&a) == (96 - of_b) * FILE, "{of_b} chunks are b's");
     read_windows(&a, &origin);
-    assert_eq!(content_bytes(&a) + content_bytes(&b), LARGE * GROUP, "the groups are in memory");
+    assert_eq!(a.sum("fletch_peer_received_bytes_total"), received, "the groups are in memory");
 }
 
 #[test]
@@ -647,11 +645,10 @@ fn an_owner_that_lies_about_groups_delivers_no_wrong_byte() {
         return;
     }
     let etcd = EtcdCluster::start(1);
-    let origin = Origin::start(22, LARGE, None);
-    let a = origin.server("a", &etcd, &SMALL);
+    let origin = Origin::start(22, 96, None);
+    let a = origin.server("a", &etcd, &[]);
     let config = format!("--config={}", origin.config);
-    let mut b =
-        ClusterServer::new("b", &etcd, &[&[config.as_str(), "--cache-free-floor=0"], &SMALL[..]].concat());
+    let mut b = ClusterServer::new("b", &etcd, &[&config, "--cache-free-floor=0"]);
     let address = b.url.trim_start_matches("http://").parse().expect("an address");
     let liar = TamperProxy::start(Upstream::Tcp(address));
     liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
@@ -662,8 +659,8 @@ fn an_owner_that_lies_about_groups_delivers_no_wrong_byte() {
     read_windows(&a, &origin);
     let blamed = a.metric("fletch_peer_wrong_bytes_total{peer=\"b\"} ").unwrap_or(0.0);
     assert!(liar.tampered() > 0 && blamed == liar.tampered() as f64, "{blamed} of {}", liar.tampered());
-    // A server takes the groups that another one lied about from the origin, and no more of the chunk.
-    assert_eq!(content_bytes(&a), LARGE * GROUP);
+    // Groups about which another server lied come from the origin, and no more of their chunks.
+    assert_eq!(content_bytes(&a), liar.tampered() * GROUP + (96 - liar.tampered()) * FILE);
 }
 
 #[test]

@@ -103,8 +103,8 @@ impl KnownGroups {
     }
 }
 
-/// Asks for the hashes of a chunk. `None` for every reason why they do not come or are wrong: then the chunk is
-/// read, which says what is the matter.
+/// Asks for the hashes of a chunk. `None` if they do not come or are wrong, for whatever reason: then the
+/// chunk is read, which says what is the matter.
 async fn ask(
     open: &OpenVersion,
     chunk: Hash,

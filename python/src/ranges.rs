@@ -1,7 +1,7 @@
 //! Reads ranges of files in few requests.
 //!
-//! With `verify="client"` it reads the chunks that the ranges touch, each once, and hashes them. Of a chunk of
-//! which little is wanted it reads and hashes some groups (`groups.rs`). With `verify="server"` it reads the
+//! With `verify="client"` it reads the chunks that the ranges touch, each once, and hashes them. Of a chunk
+//! of which little is wanted it reads and hashes some groups (`groups.rs`). With `verify="server"` it reads the
 //! ranges alone, which the server has compared with the version.
 //!
 //! Invariants

@@ -90,7 +90,7 @@ impl Reads {
         Some(groups)
     }
 
-    /// Reads groups of a chunk from memory or disk, or from elsewhere if this server would not keep the chunk.
+    /// Reads groups of a chunk from memory or disk, or from elsewhere if this server would not keep it.
     /// `None`: the whole chunk is to be read.
     async fn run(
         &self,

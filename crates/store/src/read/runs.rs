@@ -60,7 +60,7 @@ impl KnownGroups {
         KnownGroups { hashes, recent: Cache::new(CHUNKS_RECENT_MAX) }
     }
 
-    /// Returns how to read a whole chunk of `len` bytes from disk, so that the hashes of its groups are known then.
+    /// Returns how to read a whole chunk of `len` bytes from disk. The hashes of its groups are known then.
     pub fn whole(&self, chunk: Hash, len: u32) -> Wanted {
         let needless = len < GROUPED_BYTES_MIN || self.hashes.get(&chunk).is_some();
         if needless { Wanted::Whole } else { Wanted::Grouped }

@@ -1,8 +1,8 @@
 //! Reads ranges of files in few requests.
 //!
 //! With `verify="client"` it reads the chunks that the ranges touch, each once, and hashes them. Of a chunk
-//! of which little is wanted it reads and hashes some groups (`groups.rs`). With `verify="server"` it reads the
-//! ranges alone, which the server has compared with the version.
+//! of which little is wanted it reads and hashes some groups (`groups.rs`). With `verify="server"` it reads
+//! the ranges alone, which the server has compared with the version.
 //!
 //! Invariants
 //! 1. With `verify="client"` a range has only bytes that this process hashed (I1).

@@ -1,7 +1,7 @@
 //! Tar shards: members are entries, slices end where samples do, and what cannot be read by range
 //! is a file like any other, with a word why.
 
-use crate::common::{Fixture, bytes};
+use crate::common::{Fixture, bytes, files};
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
 use std::fs;
 use std::process::Command;
@@ -128,4 +128,21 @@ fn a_changed_member_is_named_below_its_shard() {
     assert_eq!(lines[1..], ["+ a.tar/00006.cls", "+ a.tar/00006.jpg"]);
     let json = w.json(&["diff", &format!("data@{before}"), "data"]);
     assert_eq!(json["changes"][1]["path"], "a.tar\u{0}00006.cls", "as it is in the version");
+}
+
+#[test]
+fn long_chunks_of_a_shard_have_the_hashes_of_their_groups() {
+    let w = Fixture::new();
+    shard(&w, "s.tar", 0..30, 300_000);
+    w.index(&["--to", "tables"]);
+    let slices = w.json(&["show", "data", "s.tar", "--tables", "tables"])["slices"].clone();
+    let lens: Vec<u64> =
+        slices.as_array().expect("slices").iter().map(|s| s["len"].as_u64().expect("a length")).collect();
+    let long: Vec<u64> = lens.into_iter().filter(|len| *len >= 256 << 10).collect();
+    assert!(long.len() >= 2, "{slices}");
+    let place = w.path("tables");
+    let file = files(&place).into_iter().find(|file| file.ends_with("groups.bin")).expect("a table");
+    let lists: u64 = long.iter().map(|len| len.div_ceil(16 << 10) * 32).sum();
+    let size = fs::metadata(place.join(file)).expect("a file").len();
+    assert_eq!(size, 16 + 48 * long.len() as u64 + lists);
 }

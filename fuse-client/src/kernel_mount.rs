@@ -68,3 +68,28 @@ pub(crate) fn umount(dir: &Path, detach: bool) -> io::Result<()> {
         Err(e) => Err(e.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_path_with_links_is_not_used() {
+        let top = tempfile::tempdir().expect("tempdir");
+        let top = top.path().canonicalize().expect("real");
+        fs::create_dir_all(top.join("a/b")).expect("mkdir");
+        fs::write(top.join("a/file"), "").expect("write");
+        symlink("a", top.join("link")).expect("symlink");
+        let (_open, at) = pinned(&top.join("a/b")).expect("a directory");
+        fs::write(at.join("here"), "").expect("write");
+        // Another directory has its name by now.
+        fs::rename(top.join("a/b"), top.join("a/c")).expect("rename");
+        fs::create_dir(top.join("a/b")).expect("mkdir");
+        fs::write(at.join("there"), "").expect("write");
+        assert!(top.join("a/c/here").exists() && top.join("a/c/there").exists());
+        for path in ["link", "link/b", "a/file", "a/none", "a/../a"] {
+            assert!(pinned(&top.join(path)).is_err(), "{path}");
+        }
+    }
+}

@@ -34,6 +34,7 @@ pub mod handshake;
 pub mod hit_connections;
 pub mod keeper;
 mod kernel_mount;
+mod kernel_timeout;
 pub mod leaving;
 pub mod mapped_reads;
 pub mod metrics;

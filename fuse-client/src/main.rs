@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use fletch_mount::cli::{Action, Cli, LogFormat};
-use fletch_mount::keeper::{self, Keeper};
+use fletch_mount::keeper::{self, Keeper, WorkerSource};
 use fletch_mount::{daemon, datasets, mount, mount_helper, status};
 use fletch_store::allocator;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(None) => {}
         Ok(Some(settings)) => {
             start_log(cli.log_format.unwrap_or(LogFormat::Text));
-            return match keeper::hold(settings) {
+            return match keeper::run(WorkerSource::Others(settings)) {
                 Ok(code) => ExitCode::from(code),
                 Err(e) => complain(&e, ExitCode::FAILURE),
             };
@@ -66,7 +66,9 @@ fn main() -> ExitCode {
     let is_worker = Keeper::is_there();
     let outcome = if background && !is_worker { daemon::detach() } else { Ok(()) };
     let run = || match &action {
-        action if !is_worker && has_own_keeper(action) => keeper::run(action.process().job.to_string()),
+        action if !is_worker && has_own_keeper(action) => {
+            keeper::run(WorkerSource::Own { job: action.process().job.to_string() })
+        }
         Action::Mount(settings) => mount::run(settings).map(|()| 0),
         Action::Datasets(settings) => datasets::run(settings).map(|()| 0),
     };

@@ -27,18 +27,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A worker that served for so long did not die early, as one does whose next request kills it again.
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
 
-/// How a process ended: its exit code as a shell tells it, and whether a signal ended it.
-pub(super) type End = (u8, bool);
-/// SIGKILL ended it.
-pub(super) const KILLED: End = (137, true);
-
 /// Starts one worker when the last one ended.
 pub(super) struct OwnWorkers {
     /// The program of the workers, as a path: an upgrade puts another file there.
     program: PathBuf,
     job: String,
     /// How the last one ended, until [`OwnWorkers::outcome`] looks at it.
-    ended: Option<End>,
+    ended: Option<ExitStatus>,
     /// While none runs after one that ended: whether a signal ended it.
     was_killed: Option<bool>,
     pause: Duration,
@@ -59,7 +54,7 @@ impl OwnWorkers {
     }
 
     /// Notes how a worker ended, and when it last took something over.
-    pub fn note_end(&mut self, end: End, attached_at: Option<Instant>) {
+    pub fn note_end(&mut self, end: ExitStatus, attached_at: Option<Instant>) {
         self.ended = Some(end);
         if attached_at.is_some_and(|at| at.elapsed() > SETTLED_AFTER) {
             (self.pause, self.start_at) = (PAUSE_MIN, Instant::now());
@@ -75,17 +70,17 @@ impl OwnWorkers {
 
     /// Returns the exit code of the keeper if no other worker is to be started. Called while none runs.
     pub fn outcome(&mut self, is_ending: bool, is_keeping: impl Fn(bool) -> bool) -> Option<u8> {
-        match self.ended.take() {
+        if let Some(status) = self.ended.take() {
+            let killed = status.signal().is_some();
+            // As a shell tells it.
+            let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+            let code = u8::try_from(code).unwrap_or(1);
             // A worker that ends by itself, and leaves no mount, has said why.
-            Some((code, killed)) if is_ending || code == 0 || !is_keeping(killed) => return Some(code),
-            Some((code, killed)) => {
-                tracing::error!(
-                    code,
-                    "the process that serves the mount died: readers wait for the next one"
-                );
-                self.was_killed = Some(killed);
+            if is_ending || code == 0 || !is_keeping(killed) {
+                return Some(code);
             }
-            None => {}
+            tracing::error!(code, "the process that serves the mount died: readers wait for the next one");
+            self.was_killed = Some(killed);
         }
         // Meanwhile somebody unmounted it.
         let is_over = is_ending || self.was_killed.is_some_and(|killed| !is_keeping(killed));
@@ -97,11 +92,9 @@ impl OwnWorkers {
         if Instant::now() < self.start_at {
             return Ok(None);
         }
+        self.was_killed = None;
         match self.spawn(is_keeping) {
-            Ok(started) => {
-                self.was_killed = None;
-                Ok(Some(started))
-            }
+            Ok(started) => Ok(Some(started)),
             // An upgrade may just replace the program, or the machine has no room: the mount outlives that.
             Err(error) if is_keeping => {
                 tracing::error!(%error, "cannot start a process for the mount");
@@ -130,11 +123,7 @@ impl OwnWorkers {
 
 /// Has a worker unmount and end. It fails if the process is gone already, and that is the next event.
 pub(super) fn terminate(child: &Child) {
-    let _gone = kill(pid(child), Signal::SIGTERM);
-}
-
-fn pid(child: &Child) -> Pid {
-    Pid::from_raw(child.id().cast_signed())
+    let _gone = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
 }
 
 /// Returns whether a process has died. Its threads may not all have.
@@ -146,9 +135,4 @@ pub(super) fn is_zombie(child: &Child) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", child.id())) else { return false };
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     matches!(state, Some('Z' | 'X'))
-}
-
-pub(super) fn end_of(status: ExitStatus) -> End {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    (u8::try_from(code.unwrap_or(1)).unwrap_or(1), status.signal().is_some())
 }

@@ -14,22 +14,24 @@
 //! A signal ends the keeper. It detaches what no worker serves. A worker of another process that is still
 //! there has its devices, and gives them to the next keeper ([`Ask::Back`]).
 
-use super::child::{End, KILLED, OwnWorkers, end_of, is_zombie, terminate};
+use super::child::{OwnWorkers, is_zombie, terminate};
+use super::listener::Listener;
 use super::messages::{Answer, Ask, receive, send};
 use super::mount_set::MountSet;
 use super::watch::{Watch, Watched};
-use super::{end_signals, file_pages, listener};
+use super::{end_signals, file_pages};
 use anyhow::{Context, Result};
-use nix::sys::{
-    epoll::EpollFlags,
-    signalfd::{SfdFlags, SignalFd},
-};
+use nix::sys::epoll::EpollFlags;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
-    os::fd::{AsFd as _, OwnedFd},
+    io, mem,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::ExitStatusExt as _,
+    },
     path::PathBuf,
-    process::Child,
+    process::{Child, ExitStatus},
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -46,6 +48,15 @@ const SILENT_AFTER: Duration = Duration::from_secs(4);
 const FROZEN_AFTER_MAX: Duration = Duration::from_secs(30);
 /// How long a keeper for many processes that is to end waits for its workers to end.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where the workers of a keeper come from.
+#[derive(Debug, Clone)]
+pub enum WorkerSource {
+    /// The keeper starts them. They account their reads to `job`.
+    Own { job: String },
+    /// Somebody else starts them.
+    Others(HoldSettings),
+}
 
 /// The settings of a keeper for other processes.
 #[derive(Debug, Clone)]
@@ -69,16 +80,11 @@ struct Worker {
     child: Option<Child>,
 }
 
-/// Where workers come from.
-enum Source {
-    Own(OwnWorkers),
-    Others(HoldSettings, Watched<OwnedFd>),
-}
-
 struct EventLoop {
     watch: Rc<Watch>,
     signals: Watched<SignalFd>,
-    source: Source,
+    own: Option<OwnWorkers>,
+    others: Option<Listener>,
     workers: HashMap<u64, Worker>,
     sets: BTreeMap<PathBuf, MountSet>,
     /// Since when a signal has said that the keeper is to end.
@@ -86,51 +92,40 @@ struct EventLoop {
     looks: u32,
 }
 
-/// Keeps what its workers mount, until a signal, or until somebody unmounts it. The workers account their
-/// reads to `job`. Returns the exit code. Called while the process has one thread.
+/// Keeps what its workers mount, until a signal. A keeper that starts its workers also ends when somebody
+/// unmounts what it keeps. Returns the exit code. Called while the process has one thread.
 ///
 /// # Errors
-/// A worker cannot be started, or the system has no room for a descriptor.
-pub fn run(job: String) -> Result<u8> {
-    EventLoop::new(|_| Ok(Source::Own(OwnWorkers::new(job)?)))?.run()
-}
-
-/// Holds the mounts of other processes until a signal. Called while the process has one thread.
-///
-/// # Errors
-/// The socket cannot be made, or another keeper has it.
-pub fn hold(settings: HoldSettings) -> Result<u8> {
-    let (socket, below) = (settings.socket.display().to_string(), settings.below.display().to_string());
-    let holder = EventLoop::new(|watch| {
-        let listener = watch.add(listener::listen_at(&settings.socket)?, EpollFlags::EPOLLIN)?;
-        Ok(Source::Others(settings, listener))
-    })?;
-    tracing::info!(socket, below, "holding mounts");
-    holder.run()
+/// A worker cannot be started, the socket cannot be made, or another keeper has it.
+pub fn run(source: WorkerSource) -> Result<u8> {
+    let ends = end_signals();
+    ends.thread_block().context("blocking signals")?;
+    let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let watch = Watch::new().context("waiting for events")?;
+    let signals = watch.add(signals, EpollFlags::EPOLLIN).context("waiting for signals")?;
+    let (own, others) = match source {
+        WorkerSource::Own { job } => (Some(OwnWorkers::new(job)?), None),
+        WorkerSource::Others(settings) => (None, Some(Listener::new(settings, &watch)?)),
+    };
+    let (workers, sets, ending_since, looks) = Default::default();
+    EventLoop { watch, signals, own, others, workers, sets, ending_since, looks }.run()
 }
 
 impl EventLoop {
-    fn new(source: impl FnOnce(&Rc<Watch>) -> Result<Source>) -> Result<Self> {
-        let ends = end_signals();
-        ends.thread_block().context("blocking signals")?;
-        let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        let watch = Watch::new().context("waiting for events")?;
-        let signals = watch.add(signals, EpollFlags::EPOLLIN).context("waiting for signals")?;
-        let (source, (workers, sets)) = (source(&watch)?, Default::default());
-        Ok(EventLoop { watch, signals, source, workers, sets, ending_since: None, looks: 0 })
-    }
-
     fn run(mut self) -> Result<u8> {
         let (mut looked_at, mut within) = (Instant::now(), Duration::ZERO);
         loop {
-            let listener = if let Source::Others(_, socket) = &self.source { Some(socket.key) } else { None };
             let event = self.watch.wait(within)?;
             within = if event.is_some() { Duration::ZERO } else { LOOK_EVERY };
             match event {
                 Some(key) if key == self.signals.key => self.hear_signals()?,
-                Some(key) if Some(key) == listener => self.accept(),
                 Some(key) if self.workers.contains_key(&key) => self.hear(key)?,
-                Some(key) => self.sets.values_mut().for_each(|set| set.forget(key)),
+                Some(key) => match &self.others {
+                    Some(listener) if listener.socket.key == key => {
+                        listener.accept(&self.watch).into_iter().for_each(|new| self.add(new, None));
+                    }
+                    _ => self.sets.values_mut().for_each(|set| set.forget(key)),
+                },
                 // All that has happened is known.
                 None => {
                     if looked_at.elapsed() >= LOOK_EVERY {
@@ -138,7 +133,6 @@ impl EventLoop {
                         self.look(looked_at)?;
                     }
                     if let Some(code) = self.decide()? {
-                        self.end()?;
                         return Ok(code);
                     }
                 }
@@ -149,25 +143,12 @@ impl EventLoop {
     fn hear_signals(&mut self) -> io::Result<()> {
         while self.signals.descriptor.read_signal()?.is_some() {}
         self.ending_since.get_or_insert_with(Instant::now);
-        let children = self.workers.values().filter(|worker| !worker.is_away);
-        children.filter_map(|worker| worker.child.as_ref()).for_each(terminate);
+        let present = self.workers.values().filter(|worker| !worker.is_away);
+        present.filter_map(|worker| worker.child.as_ref()).for_each(terminate);
         Ok(())
     }
 
-    fn accept(&mut self) {
-        let Source::Others(_, listener) = &self.source else { return };
-        let accepted = listener::accept(&listener.descriptor);
-        match accepted.and_then(|socket| self.watch.add(socket, EpollFlags::EPOLLIN)) {
-            Ok(socket) => self.add_worker(socket, None),
-            Err(error) => {
-                tracing::warn!(%error, "a process was refused");
-                // Without a descriptor the same connection waits again at once.
-                std::thread::sleep(listener::ACCEPT_RETRY_PAUSE);
-            }
-        }
-    }
-
-    fn add_worker(&mut self, socket: Watched<OwnedFd>, child: Option<Child>) {
+    fn add(&mut self, socket: Watched<OwnedFd>, child: Option<Child>) {
         let worker = Worker { set: None, spoke_at: Instant::now(), is_away: false, child, socket };
         self.workers.insert(worker.socket.key, worker);
     }
@@ -178,20 +159,17 @@ impl EventLoop {
         // It was killed before it read an answer if the socket fails.
         let Ok(Some((ask, descriptor))) = receive(&worker.socket.descriptor) else { return self.lose(key) };
         worker.spoke_at = Instant::now();
-        let was_away = std::mem::take(&mut worker.is_away);
+        let was_away = mem::take(&mut worker.is_away);
         let set = worker.set.as_ref().and_then(|name| self.sets.get_mut(name));
         let answered = match (ask.map_err(io::Error::from), set) {
             (Ok(Ask::Hello { name, io_timeout_ms, links }), None) => {
-                let below = if let Source::Others(hold, _) = &self.source { Some(&hold.below) } else { None };
-                let new = || MountSet::new(Rc::clone(&self.watch), below.cloned());
-                let set = self.sets.entry(name.clone()).or_insert_with(new);
+                let below = self.others.as_ref().map(|listener| listener.settings.below.clone());
+                let new = MountSet::new(Rc::clone(&self.watch), below);
+                let set = self.sets.entry(name.clone()).or_insert(new);
                 set.io_timeout = Duration::from_millis(io_timeout_ms);
                 set.links = links.then(|| name.clone());
-                set.check(&name).map(|()| {
-                    tracing::info!(name = %name.display(), "a process serves mounts");
-                    worker.set = Some(name);
-                    (Answer::Done, None)
-                })
+                worker.set = set.check(&name).is_ok().then(|| name.clone());
+                set.check(&name).map(|()| (Answer::Done, None))
             }
             (Ok(ask), Some(set)) => {
                 if was_away {
@@ -214,51 +192,44 @@ impl EventLoop {
     /// The last thread of a worker is gone.
     fn lose(&mut self, key: u64) -> Result<()> {
         let Some(worker) = self.workers.remove(&key) else { return Ok(()) };
-        let set = worker.set.as_ref().and_then(|name| self.sets.get_mut(name));
-        if let Some(set) = set {
+        if let Some(set) = worker.set.as_ref().and_then(|name| self.sets.get_mut(name)) {
             set.has_ended(key, Instant::now());
             set.is_gone(key);
         }
-        let Some(mut child) = worker.child else { return Ok(()) };
-        let status = child.wait()?;
-        if !worker.is_away {
-            self.note_end(end_of(status));
-        }
+        let status = worker.child.map(|mut child| child.wait()).transpose()?;
+        status.filter(|_| !worker.is_away).into_iter().for_each(|status| self.note_end(status));
         Ok(())
     }
 
     /// A worker of the keeper's own has ended.
-    fn note_end(&mut self, end: End) {
+    fn note_end(&mut self, status: ExitStatus) {
         let attached_at = self.sets.values_mut().filter_map(|set| set.attached_at.take()).max();
-        if let Source::Own(own) = &mut self.source {
-            own.note_end(end, attached_at);
-        }
+        self.own.iter_mut().for_each(|own| own.note_end(status, attached_at));
     }
 
     /// Does what is due from time to time.
     fn look(&mut self, now: Instant) -> Result<()> {
-        let mut ended = None;
-        let is_ending = self.ending_since.is_some();
+        let mut is_dead = false;
         for (key, worker) in &mut self.workers {
             let silent_for = now - worker.spoke_at;
             let set = worker.set.as_ref().and_then(|name| self.sets.get_mut(name));
             match (&mut worker.child, set) {
                 (Some(_), _) if worker.is_away => {}
                 (Some(child), set) if is_zombie(child) => {
-                    worker.is_away = true;
+                    (worker.is_away, is_dead) = (true, true);
                     set.into_iter().for_each(|set| set.has_ended(*key, now));
-                    ended = Some(KILLED);
                 }
                 (Some(child), set) => {
                     let half = set.map_or(FROZEN_AFTER_MAX, |set| set.io_timeout / 2);
-                    if !is_ending && silent_for > half.clamp(SILENT_AFTER, FROZEN_AFTER_MAX) {
+                    let is_frozen = silent_for > half.clamp(SILENT_AFTER, FROZEN_AFTER_MAX);
+                    if is_frozen && self.ending_since.is_none() {
                         tracing::error!(?silent_for, "killing a process that does not run any more");
                         child.kill()?;
                         worker.spoke_at = now;
                     }
                 }
                 (None, Some(set)) if silent_for > SILENT_AFTER => {
-                    if !std::mem::replace(&mut worker.is_away, true) {
+                    if !mem::replace(&mut worker.is_away, true) {
                         set.is_silent(*key, now);
                     }
                     set.release_pages(*key)?;
@@ -266,26 +237,29 @@ impl EventLoop {
                 (None, _) => {}
             }
         }
+        if is_dead {
+            self.note_end(ExitStatus::from_raw(libc::SIGKILL));
+        }
         // A process that does not say what it is here for.
         let is_known = |worker: &Worker| worker.set.is_some() || worker.child.is_some();
         self.workers.retain(|_, worker| is_known(worker) || now - worker.spoke_at < FROZEN_AFTER_MAX);
-        ended.into_iter().for_each(|ended| self.note_end(ended));
         for (name, set) in &mut self.sets {
-            if self.workers.values().any(|worker| worker.set.as_ref() == Some(name)) {
-                set.alone_since = None;
-            } else if set.alone_since.is_none() && set.is_keeping(true) {
-                set.alone_since = Some(now);
+            let has_worker = self.workers.values().any(|worker| worker.set.as_ref() == Some(name));
+            if !has_worker && set.alone_since.is_none() && set.is_keeping(true) {
                 tracing::warn!(name = %name.display(), "mounts wait for the next process that serves them");
             }
+            set.alone_since = if has_worker { None } else { set.alone_since.or(Some(now)) };
             set.tick(now)?;
         }
-        if let Source::Others(settings, _) = &self.source {
-            let is_old = |set: &MountSet| set.alone_since.is_some_and(|since| now - since > settings.keep);
-            for (name, _) in self.sets.extract_if(.., |_, set| is_old(set)) {
+        if let Some(Listener { settings, .. }) = &self.others {
+            self.sets.retain(|name, set| {
+                let alone_for = set.alone_since.map_or(Duration::ZERO, |since| now - since);
                 // What is mounted stays, without a device: readers get errors, and never an empty directory.
-                let name = name.display();
-                tracing::warn!(%name, "giving up mounts that no process has served for long");
-            }
+                if alone_for > settings.keep {
+                    tracing::warn!(name = %name.display(), "burying mounts that no process served for long");
+                }
+                alone_for <= settings.keep && (alone_for.is_zero() || set.is_keeping(true))
+            });
         }
         self.looks += 1;
         if self.looks.is_multiple_of(LOOKS_WITH_PAGES)
@@ -296,30 +270,35 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Returns the exit code if the keeper is to end now. Starts a worker if one is due.
+    /// Returns the exit code if the keeper ends now. Starts a worker if one is due.
     fn decide(&mut self) -> Result<Option<u8>> {
-        match &mut self.source {
-            Source::Own(_) if self.workers.values().any(|worker| !worker.is_away) => Ok(None),
-            Source::Own(own) => {
+        let is_alone = self.workers.values().all(|worker| worker.is_away);
+        let code = match &mut self.own {
+            Some(_) if !is_alone => None,
+            Some(own) => {
                 let is_keeping = |with_held| self.sets.values().any(|set| set.is_keeping(with_held));
-                if let Some(code) = own.outcome(self.ending_since.is_some(), is_keeping) {
-                    return Ok(Some(code));
-                }
-                if let Some((socket, child)) = own.start(is_keeping(true))? {
+                let code = own.outcome(self.ending_since.is_some(), is_keeping);
+                if code.is_none()
+                    && let Some((socket, child)) = own.start(is_keeping(true))?
+                {
                     let socket = self.watch.add(socket, EpollFlags::EPOLLIN)?;
-                    self.add_worker(socket, Some(child));
+                    self.add(socket, Some(child));
                 }
-                Ok(None)
+                code
             }
-            Source::Others(..) => {
-                let is_over = |since: Instant| self.workers.is_empty() || since.elapsed() > LEAVE_WITHIN;
-                Ok(self.ending_since.filter(|since| is_over(*since)).map(|_| 0))
+            None => {
+                let is_over = |since: &Instant| self.workers.is_empty() || since.elapsed() > LEAVE_WITHIN;
+                self.ending_since.filter(is_over).map(|_| 0)
             }
+        };
+        if code.is_some() {
+            self.end()?;
         }
+        Ok(code)
     }
 
     /// Detaches what no worker serves. What a worker serves stays: it has the devices.
-    fn end(self) -> Result<()> {
+    fn end(&self) -> Result<()> {
         for (name, set) in &self.sets {
             if self.workers.values().any(|worker| worker.set.as_ref() == Some(name) && !worker.is_away) {
                 tracing::info!(name = %name.display(), "mounts are left to the process that serves them");
@@ -327,10 +306,6 @@ impl EventLoop {
                 set.detach()?;
             }
         }
-        if let Source::Others(settings, _) = &self.source {
-            // Somebody else may have removed it.
-            let _gone = fs::remove_file(&settings.socket);
-        }
-        Ok(())
+        self.others.as_ref().map_or(Ok(()), Listener::close)
     }
 }

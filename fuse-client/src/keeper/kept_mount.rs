@@ -21,7 +21,6 @@
 //!    program whose request a dead process has could not even be killed. A kernel that cannot do that has the
 //!    request in the worker's memory ([`super::worker_memory`]), from where it gets into `unanswered`.
 
-use super::messages::State;
 use super::watch::Watched;
 use crate::fuse;
 use crate::fuse_wire::{UNIQUE_AT, out_header, u32_at, u64_at};
@@ -32,9 +31,10 @@ use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     unistd::{read, write},
 };
+use serde_json::Value;
 use std::{
     collections::{BTreeMap, HashSet},
-    io,
+    fs, io,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
@@ -46,6 +46,8 @@ const RESEND_EVERY: Duration = Duration::from_secs(1);
 const RELEASED_MAX: usize = 4096;
 const OPCODE_AT: usize = 4;
 const INODE_AT: usize = 16;
+/// The thread that waits; 0 if this process cannot see it.
+const THREAD_AT: usize = 32;
 const READ_OFFSET_AT: usize = 48;
 const READ: u32 = 15;
 /// The requests that have no reply: FORGET and BATCH_FORGET.
@@ -61,7 +63,8 @@ enum Phase {
 pub(super) struct KeptMount {
     pub device: Watched<OwnedFd>,
     pub agreed: Agreed,
-    pub state: State,
+    /// What a worker must know to answer as its predecessor.
+    pub state: Value,
     phase: Phase,
     /// The socket of the worker that has the device, and did not end.
     pub worker: Option<u64>,
@@ -73,7 +76,7 @@ pub(super) struct KeptMount {
 
 impl KeptMount {
     /// A mount that a worker serves.
-    pub fn new(device: Watched<OwnedFd>, agreed: Agreed, state: State, worker: u64) -> Self {
+    pub fn new(device: Watched<OwnedFd>, agreed: Agreed, state: Value, worker: u64) -> Self {
         let (released, unanswered) = Default::default();
         KeptMount { device, agreed, state, phase: Phase::Served, worker: Some(worker), released, unanswered }
     }
@@ -122,6 +125,11 @@ impl KeptMount {
                 self.resend();
             }
             _ => {}
+        }
+        // The kernel gives up a request of a killed program by itself, unless a process has read it.
+        for (unique, _) in self.unanswered.extract_if(.., |_, request| is_killed(u32_at(request, THREAD_AT)))
+        {
+            let _unheard = write(&self.device.descriptor, &out_header(unique, libc::EINTR, 0));
         }
         if matches!(self.phase, Phase::Failing) { self.fail_requests(|_| true) } else { Ok(()) }
     }
@@ -190,5 +198,24 @@ impl KeptMount {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether SIGKILL waits for a thread to leave the kernel.
+fn is_killed(thread: Option<u32>) -> bool {
+    let status = thread.and_then(|thread| fs::read_to_string(format!("/proc/{thread}/status")).ok());
+    let pending = status.as_ref().and_then(|status| status.lines().find_map(|l| l.strip_prefix("SigPnd:")));
+    let pending = pending.and_then(|pending| u64::from_str_radix(pending.trim(), 16).ok());
+    pending.is_some_and(|signals| signals >> (libc::SIGKILL - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_lives_or_cannot_be_seen_is_not_killed() {
+        assert!(!is_killed(Some(std::process::id())));
+        assert!(!is_killed(Some(0)) && !is_killed(None));
     }
 }

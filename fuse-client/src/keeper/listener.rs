@@ -1,6 +1,9 @@
 //! The socket of a keeper for many processes. Only processes of the keeper's own user may use it.
 
+use super::event_loop::HoldSettings;
+use super::watch::{Watch, Watched};
 use anyhow::{Context, Result, bail};
+use nix::sys::epoll::EpollFlags;
 use nix::{
     errno::Errno,
     sys::socket::{
@@ -17,15 +20,51 @@ use std::{
         unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     },
     path::Path,
+    rc::Rc,
+    thread,
     time::Duration,
 };
 
 const CONNECTIONS_WAITING_MAX: i32 = 64;
 /// The pause after a failed accept.
-pub(super) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// The socket.
+pub(super) struct Listener {
+    pub settings: HoldSettings,
+    pub socket: Watched<OwnedFd>,
+}
+
+impl Listener {
+    pub fn new(settings: HoldSettings, watch: &Rc<Watch>) -> Result<Self> {
+        let socket = watch.add(listen_at(&settings.socket)?, EpollFlags::EPOLLIN)?;
+        let (at, below) = (settings.socket.display(), settings.below.display());
+        tracing::info!(socket = %at, %below, "holding mounts");
+        Ok(Listener { settings, socket })
+    }
+
+    /// Returns the next connection, unless it has to be refused.
+    pub fn accept(&self, watch: &Rc<Watch>) -> Option<Watched<OwnedFd>> {
+        let accepted = accept(&self.socket.descriptor);
+        match accepted.and_then(|socket| watch.add(socket, EpollFlags::EPOLLIN)) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                tracing::warn!(%error, "a process was refused");
+                // Without a descriptor the same connection waits again at once.
+                thread::sleep(ACCEPT_RETRY_PAUSE);
+                None
+            }
+        }
+    }
+
+    /// Nobody connects any more.
+    pub fn close(&self) -> Result<()> {
+        fs::remove_file(&self.settings.socket).context("removing the socket")
+    }
+}
 
 /// Listens at a path. Creates its directory if necessary, and replaces a socket that nobody listens at.
-pub(super) fn listen_at(path: &Path) -> Result<OwnedFd> {
+fn listen_at(path: &Path) -> Result<OwnedFd> {
     let shown = path.display();
     let address = UnixAddr::new(path).with_context(|| format!("{shown}: at most 107 bytes"))?;
     if let Some(parent) = path.parent() {
@@ -50,14 +89,13 @@ pub(super) fn listen_at(path: &Path) -> Result<OwnedFd> {
 
 /// Returns the next connection.
 #[expect(unsafe_code, reason = "nix returns the number of the new descriptor")]
-pub(super) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     let number = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
     // SAFETY: the system made the descriptor for this process just now.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
     let uid = getsockopt(&socket, sockopt::PeerCredentials)?.uid();
-    if uid == geteuid().as_raw() {
-        Ok(socket)
-    } else {
-        Err(io::Error::other(format!("user {uid} may not use this keeper")))
+    match uid == geteuid().as_raw() {
+        true => Ok(socket),
+        false => Err(io::Error::other(format!("user {uid} may not use this keeper"))),
     }
 }

@@ -1,8 +1,8 @@
 //! The messages between a keeper and its workers: one question of a worker, and one answer.
 
 use crate::{handshake::Agreed, passed_device};
-use fletch_core::{DatasetName, LayoutId, Root};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
@@ -11,20 +11,6 @@ use std::{
 
 /// The longest message.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-
-/// What a worker must know to answer exactly as its predecessor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
-    /// The root of the mounted version. A tag may name another one by now.
-    pub root: Root,
-    pub layout: LayoutId,
-    /// The dataset through which the mount reads.
-    pub dataset: DatasetName,
-    /// The directory, without links.
-    pub dir: PathBuf,
-    /// [`crate::fs::inode::ENCODING`].
-    pub inode_encoding: u32,
-}
 
 /// What a worker asks its keeper.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,11 +24,11 @@ pub(super) enum Ask {
     /// What is kept? The answer is one mount: the first after this directory.
     Kept { after: Option<PathBuf> },
     /// Mount, and give me the device. I give it back ([`Ask::Back`]) once I agreed with the kernel.
-    Mount { source: String, allow_other: bool, state: State },
+    Mount { source: String, allow_other: bool, dir: PathBuf, state: Value },
     /// Give me the device of the mount at this directory.
     Attach { dir: PathBuf },
-    /// Keep this mount, which I serve. Its device comes with this message.
-    Back { state: State, agreed: Agreed },
+    /// Keep this mount, which I serve. Its device comes with this message. The next worker gets `state`.
+    Back { dir: PathBuf, state: Value, agreed: Agreed },
     /// Mount a file system for links at this directory.
     MountLinks { dir: PathBuf },
     /// Unmount this directory.
@@ -65,7 +51,7 @@ pub(super) enum Ask {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
     Done,
-    Kept(Option<State>),
+    Kept(Option<(PathBuf, Value)>),
     /// A device comes with this message, on which nobody spoke with the kernel yet.
     Mounted,
     /// A device comes with this message.

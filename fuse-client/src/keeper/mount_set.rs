@@ -1,11 +1,10 @@
 //! What one worker after the other serves: its mounts, and what it had the keeper hold.
 
 use super::kept_mount::KeptMount;
-use super::messages::{Answer, Ask, State};
+use super::messages::{Answer, Ask};
 use super::watch::Watch;
 use super::worker_memory::{Unanswered, WorkerMemory};
-use crate::datasets::directory;
-use crate::handshake::Agreed;
+use crate::datasets::directory::{SOURCE, mount_links};
 use crate::mount::raise_read_ahead;
 use crate::{kernel_mount, unmount};
 use anyhow::{Result, anyhow};
@@ -79,27 +78,38 @@ impl MountSet {
             Ask::Kept { after } => {
                 let after = after.map_or(Bound::Unbounded, Bound::Excluded);
                 let next = self.kept.range((after, Bound::Unbounded)).next();
-                return Ok((Answer::Kept(next.map(|(_, kept)| kept.state.clone())), None));
+                let next = next.map(|(dir, kept)| (dir.clone(), kept.state.clone()));
+                return Ok((Answer::Kept(next), None));
             }
-            Ask::Mount { source, allow_other, state } => {
+            Ask::Mount { source, allow_other, dir, state } => {
                 // Another worker of this set was faster.
-                if self.kept.get(&state.dir).is_some_and(|kept| kept.state == state) {
-                    return self.attach(&state.dir, worker);
+                if self.kept.get(&dir).is_some_and(|kept| kept.state == state) {
+                    return self.attach(&dir, worker);
                 }
-                self.check(&state.dir)?;
-                if self.begun.contains_key(&state.dir) {
+                self.check(&dir)?;
+                if self.begun.contains_key(&dir) {
                     return Err(io::Error::other("another process is just then mounting there"));
                 }
-                let device = kernel_mount::mount_fuse(&state.dir, &source, allow_other)?;
-                self.begun.insert(state.dir, worker);
+                let device = kernel_mount::mount_fuse(&dir, &source, allow_other)?;
+                self.begun.insert(dir, worker);
                 return Ok((Answer::Mounted, Some(device)));
             }
             Ask::Attach { dir } => return self.attach(&dir, worker),
-            Ask::Back { state, agreed } => self.keep(came_with()?, agreed, state, worker)?,
+            Ask::Back { dir, state, agreed } => {
+                self.check(&dir)?;
+                let gone = || io::Error::other("another program removed the mount at once");
+                raise_read_ahead(&mounts::at(&dir)?.ok_or_else(gone)?.device);
+                let device = self.watch.add(came_with()?, EpollFlags::empty())?;
+                self.attached_at = Some(Instant::now());
+                self.begun.remove(&dir);
+                // The one before was detached, and programs with open files there still use it: they get
+                // errors.
+                self.kept.insert(dir, KeptMount::new(device, agreed, state, worker));
+            }
             Ask::MountLinks { dir } => {
                 self.check(&dir)?;
                 let (_open, at) = kernel_mount::pinned(&dir)?;
-                directory::mount_links(&at)?;
+                mount_links(&at)?;
             }
             Ask::Unmount { dir, detach } => {
                 self.check(&dir)?;
@@ -137,18 +147,6 @@ impl MountSet {
         let kept = self.kept.get_mut(dir).ok_or_else(|| io::Error::other("nothing is kept there"))?;
         self.attached_at = Some(Instant::now());
         Ok((Answer::Device(kept.agreed), Some(kept.attach(worker)?)))
-    }
-
-    fn keep(&mut self, device: OwnedFd, agreed: Agreed, state: State, worker: u64) -> io::Result<()> {
-        self.check(&state.dir)?;
-        let gone = || io::Error::other("another program removed the mount at once");
-        raise_read_ahead(&mounts::at(&state.dir)?.ok_or_else(gone)?.device);
-        let device = self.watch.add(device, EpollFlags::empty())?;
-        self.attached_at = Some(Instant::now());
-        self.begun.remove(&state.dir);
-        // The one before was detached, and programs with open files there still use it: they get errors.
-        self.kept.insert(state.dir.clone(), KeptMount::new(device, agreed, state, worker));
-        Ok(())
     }
 
     /// A worker says nothing: its mounts wait for it, or for another one.
@@ -211,16 +209,16 @@ impl MountSet {
 
     /// Detaches what the workers left.
     pub fn detach(&self) -> Result<()> {
+        let is_there = |links| Ok::<_, io::Error>(mounts::at(links)?.is_some_and(|at| at.source == SOURCE));
         let dirs: Vec<&PathBuf> = match &self.links {
             // With it go all mounts below. A worker that ended by itself left nothing of this.
-            Some(links) => {
-                let entry = mounts::at(links)?.filter(|entry| entry.source == directory::SOURCE);
-                entry.filter(|_| self.is_keeping(true)).map(|_| links).into_iter().collect()
-            }
+            Some(links) if self.is_keeping(true) && is_there(links)? => vec![links],
+            Some(_) => Vec::new(),
             None => self.kept.keys().collect(),
         };
-        let detach = |dir: &PathBuf| unmount::detach(dir).map_err(|why| (dir.display().to_string(), why));
-        let detached = dirs.into_iter().try_for_each(detach);
-        detached.map_err(|(dir, why)| anyhow!("cannot detach {dir}: {why}"))
+        for dir in dirs {
+            unmount::detach(dir).map_err(|why| anyhow!("cannot detach {}: {why}", dir.display()))?;
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! The worker's end: how it gets the devices of its mounts, and gives them to a keeper that starts again.
 
-use super::messages::{Answer, Ask, State, receive, send};
+use super::messages::{Answer, Ask, receive, send};
 use super::{SOCKET_VARIABLE, end_signals};
 use crate::fuse::{self, FuseSession};
 use crate::fuse_wire::{UNIQUE_AT, u64_at};
@@ -9,11 +9,13 @@ use crate::request_memory::RequestMemory;
 use crate::requests::RequestContext;
 use crate::service_manager;
 use crate::session::Session;
+use fletch_core::{DatasetName, LayoutId, Root};
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
 };
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     io,
@@ -36,6 +38,20 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// The keeper of this process. It stays connected until the last thread is gone: when the keeper sees the end
 /// of the connection, nobody reads requests any more, and it has them sent again.
 static KEEPER: OnceLock<Arc<Keeper>> = OnceLock::new();
+
+/// What a worker must know to answer exactly as its predecessor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The root of the mounted version. A tag may name another one by now.
+    pub root: Root,
+    pub layout: LayoutId,
+    /// The dataset through which the mount reads.
+    pub dataset: DatasetName,
+    /// The directory, without links.
+    pub dir: PathBuf,
+    /// [`crate::fs::inode::ENCODING`].
+    pub inode_encoding: u32,
+}
 
 /// What a worker calls its mounts at its keeper.
 #[derive(Debug, Clone)]
@@ -143,7 +159,7 @@ impl Keeper {
         loop {
             let after = all.last().map(|state| state.dir.clone());
             match self.ask(&Ask::Kept { after }, None)? {
-                (Answer::Kept(Some(state)), _) => all.push(state),
+                (Answer::Kept(Some((_, state))), _) => all.push(serde_json::from_value(state)?),
                 (Answer::Kept(None), _) => return Ok(all),
                 _ => return Err(unexpected()),
             }
@@ -172,7 +188,7 @@ impl Keeper {
             Err(e) => return Err(e),
         };
         let agreed = fuse::agree(&device).inspect_err(|_| fuse::abandon(&state.dir))?;
-        let kept = self.ask_for(&Ask::Back { state: state.clone(), agreed }, Some(device.as_fd()));
+        let kept = self.ask_for(&back(&state, agreed)?, Some(device.as_fd()));
         match kept {
             Err(e) if is_gone(&e) => {
                 let dir = state.dir.display();
@@ -183,8 +199,8 @@ impl Keeper {
         self.begin_session(fs, state, agreed, device)
     }
 
-    /// Has a keeper of many processes mount. It has agreed with the kernel if another process of the set had
-    /// it mount the same before, or if it is of an earlier release.
+    /// Has a keeper of many processes mount. Another process of the set may have agreed with the kernel, if
+    /// it had the keeper mount the same before.
     fn device_by_keeper(
         &self,
         source: &str,
@@ -194,7 +210,8 @@ impl Keeper {
         if !self.is_of_many() {
             return Err(io::Error::from_raw_os_error(libc::EPERM));
         }
-        match self.ask(&Ask::Mount { source: source.to_owned(), allow_other, state: state.clone() }, None)? {
+        let (source, dir, state) = (source.to_owned(), state.dir.clone(), serde_json::to_value(state)?);
+        match self.ask(&Ask::Mount { source, allow_other, dir, state }, None)? {
             (Answer::Mounted, Some(device)) => Ok((None, device)),
             (Answer::Device(agreed), Some(device)) => Ok((Some(agreed), device)),
             (answer, _) => Err(answer.into_error()),
@@ -335,7 +352,7 @@ impl Keeper {
         served.retain(|_, mount| mount.device.strong_count() > 0);
         for mount in served.values() {
             let Some(device) = mount.device.upgrade() else { continue };
-            let ask = Ask::Back { state: mount.state.clone(), agreed: mount.agreed };
+            let ask = back(&mount.state, mount.agreed)?;
             if let Err(error) = ask_at(&socket, &ask, Some(device.as_fd())).and_then(done) {
                 let dir = mount.state.dir.display();
                 tracing::warn!(%dir, %error, "the new keeper does not keep a mount");
@@ -436,6 +453,10 @@ fn say_hello(socket: &OwnedFd, set: &MountSetName) -> io::Result<()> {
         (Answer::Done, _) => Ok(()),
         (answer, _) => Err(answer.into_error()),
     }
+}
+
+fn back(state: &State, agreed: Agreed) -> io::Result<Ask> {
+    Ok(Ask::Back { dir: state.dir.clone(), state: serde_json::to_value(state)?, agreed })
 }
 
 fn ask_at(

@@ -15,6 +15,7 @@
 //! there has its devices, and gives them to the next keeper ([`Ask::Back`]).
 
 use super::child::{OwnWorkers, is_zombie, terminate};
+use super::kept_mount::WorkerEvent;
 use super::listener::Listener;
 use super::messages::{Answer, Ask, receive, send};
 use super::mount_set::MountSet;
@@ -173,7 +174,7 @@ impl EventLoop {
             }
             (Ok(ask), Some(set)) => {
                 if was_away {
-                    set.is_back(key);
+                    set.note(key, WorkerEvent::Speaks, worker.spoke_at);
                 }
                 set.answer(key, ask, descriptor)
             }
@@ -193,8 +194,8 @@ impl EventLoop {
     fn lose(&mut self, key: u64) -> Result<()> {
         let Some(worker) = self.workers.remove(&key) else { return Ok(()) };
         if let Some(set) = worker.set.as_ref().and_then(|name| self.sets.get_mut(name)) {
-            set.has_ended(key, Instant::now());
-            set.is_gone(key);
+            set.note(key, WorkerEvent::Ended, Instant::now());
+            set.note(key, WorkerEvent::Gone, Instant::now());
         }
         let status = worker.child.map(|mut child| child.wait()).transpose()?;
         status.filter(|_| !worker.is_away).into_iter().for_each(|status| self.note_end(status));
@@ -217,7 +218,7 @@ impl EventLoop {
                 (Some(_), _) if worker.is_away => {}
                 (Some(child), set) if is_zombie(child) => {
                     (worker.is_away, is_dead) = (true, true);
-                    set.into_iter().for_each(|set| set.has_ended(*key, now));
+                    set.into_iter().for_each(|set| set.note(*key, WorkerEvent::Ended, now));
                 }
                 (Some(child), set) => {
                     let half = set.map_or(FROZEN_AFTER_MAX, |set| set.io_timeout / 2);
@@ -230,7 +231,7 @@ impl EventLoop {
                 }
                 (None, Some(set)) if silent_for > SILENT_AFTER => {
                     if !mem::replace(&mut worker.is_away, true) {
-                        set.is_silent(*key, now);
+                        set.note(*key, WorkerEvent::Silent, now);
                     }
                     set.release_pages(*key)?;
                 }

@@ -10,7 +10,7 @@
 //! ```text
 //!           ended, silent           --io-timeout             --hold-for
 //! served ──────────────────▶ waiting ──────────▶ failing ──────────────▶ buried
-//!    ▲                         │ attach, is_back    │  ▲
+//!    ▲                         │ attach, speaks     │  ▲
 //!    └─────────────────────────┴────────────────────┘  └── give_up: from served
 //! ```
 //!
@@ -53,6 +53,19 @@ const READ: u32 = 15;
 /// The requests that have no reply: FORGET and BATCH_FORGET.
 const WITHOUT_REPLY: [u32; 2] = [2, 42];
 
+/// What happened to a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WorkerEvent {
+    /// It says nothing.
+    Silent,
+    /// It was silent, and speaks.
+    Speaks,
+    /// It ended. One of its threads may still wait in the kernel, and may have read a request.
+    Ended,
+    /// Its last thread is gone.
+    Gone,
+}
+
 #[derive(Debug)]
 enum Phase {
     Served,
@@ -90,25 +103,20 @@ impl KeptMount {
         Ok(device)
     }
 
-    /// A worker says nothing. It may have requests of this mount even if another one serves it by now.
-    pub fn is_silent(&mut self, worker: u64, now: Instant) {
-        self.resend();
-        if matches!(self.phase, Phase::Served) && self.worker.is_none_or(|serves| serves == worker) {
-            self.phase = Phase::Waiting { since: now, resent_at: now };
+    /// Something happened to a worker, which may have requests of this mount even if another one serves it.
+    pub fn note(&mut self, worker: u64, event: WorkerEvent, now: Instant) {
+        let serves = self.worker == Some(worker);
+        if event != WorkerEvent::Speaks {
+            self.resend();
         }
-    }
-
-    /// A worker that was silent speaks.
-    pub fn is_back(&mut self, worker: u64) {
-        if self.worker == Some(worker) {
-            self.phase = Phase::Served;
+        match (event, &self.phase) {
+            (WorkerEvent::Silent | WorkerEvent::Ended, Phase::Served) if serves => {
+                self.phase = Phase::Waiting { since: now, resent_at: now };
+            }
+            (WorkerEvent::Speaks, _) if serves => self.phase = Phase::Served,
+            _ => {}
         }
-    }
-
-    /// A worker ended. One of its threads may still wait in the kernel.
-    pub fn has_ended(&mut self, worker: u64, now: Instant) {
-        self.is_silent(worker, now);
-        self.worker.take_if(|serves| *serves == worker);
+        self.worker = self.worker.filter(|_| !(serves && event == WorkerEvent::Ended));
     }
 
     /// A worker says that nobody will serve the mount.
@@ -136,7 +144,7 @@ impl KeptMount {
 
     /// Has the kernel send all unanswered requests again. It fails only if nothing is mounted any more, which
     /// the device tells, too.
-    pub fn resend(&self) {
+    fn resend(&self) {
         if self.agreed.resend
             && let Err(error) = fuse::resend(&self.device.descriptor)
         {

@@ -1,12 +1,12 @@
 //! What one worker after the other serves: its mounts, and what it had the keeper hold.
 
-use super::kept_mount::KeptMount;
+use super::kept_mount::{KeptMount, WorkerEvent};
 use super::messages::{Answer, Ask};
 use super::watch::Watch;
 use super::worker_memory::{Unanswered, WorkerMemory};
 use crate::datasets::directory::{SOURCE, mount_links};
 use crate::mount::raise_read_ahead;
-use crate::{kernel_mount, unmount};
+use crate::{fuse, kernel_mount, unmount};
 use anyhow::{Result, anyhow};
 use fletch_host::mounts;
 use nix::sys::epoll::EpollFlags;
@@ -149,34 +149,20 @@ impl MountSet {
         Ok((Answer::Device(kept.agreed), Some(kept.attach(worker)?)))
     }
 
-    /// A worker says nothing: its mounts wait for it, or for another one.
-    pub fn is_silent(&mut self, worker: u64, now: Instant) {
-        self.memories.get_mut(&worker).into_iter().for_each(|memory| memory.is_left = true);
-        self.kept.values_mut().for_each(|kept| kept.is_silent(worker, now));
-    }
-
-    /// A worker speaks, whose mounts it serves still.
-    pub fn is_back(&mut self, worker: u64) {
-        self.memories.get_mut(&worker).into_iter().for_each(|memory| memory.is_left = false);
-        self.kept.values_mut().for_each(|kept| kept.is_back(worker));
-    }
-
-    /// A worker has ended. One of its threads may still wait in the kernel.
-    pub fn has_ended(&mut self, worker: u64, now: Instant) {
-        self.memories.get_mut(&worker).into_iter().for_each(|memory| memory.is_left = true);
-        self.kept.values_mut().for_each(|kept| kept.has_ended(worker, now));
-        for (dir, _) in self.begun.extract_if(.., |_, by| *by == worker) {
-            if let Err(why) = unmount::detach(&dir) {
-                tracing::warn!(dir = %dir.display(), why, "a mount that failed is still there: unmount it");
-            }
+    /// Something happened to a worker.
+    pub fn note(&mut self, worker: u64, event: WorkerEvent, now: Instant) {
+        self.kept.values_mut().for_each(|kept| kept.note(worker, event, now));
+        if let Some(memory) = self.memories.get_mut(&worker) {
+            memory.is_left = event != WorkerEvent::Speaks;
         }
-    }
-
-    /// The last thread of a worker is gone. It may have read a request when it died.
-    pub fn is_gone(&mut self, worker: u64) {
-        self.kept.values().for_each(KeptMount::resend);
+        if event != WorkerEvent::Gone {
+            return;
+        }
         if let Some(mut memory) = self.memories.remove(&worker) {
             self.add_unanswered(memory.take(true));
+        }
+        for (dir, _) in self.begun.extract_if(.., |_, by| *by == worker) {
+            fuse::abandon(&dir);
         }
     }
 

@@ -149,6 +149,9 @@ pub struct Cli {
     /// Say which processes hold and serve the mount at DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["datasets", "hold", "daemon"])]
     pub status: Option<PathBuf>,
+    /// Say so as JSON
+    #[arg(long, requires = "status")]
+    pub json: bool,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon", hide = true)]
     pub foreground: bool,

@@ -27,8 +27,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Some(dir) = &cli.status {
         return match status::of(dir) {
-            Ok(lines) => {
-                println!("{lines}");
+            Ok(found) if cli.json => {
+                println!("{}", serde_json::json!(found));
+                ExitCode::SUCCESS
+            }
+            Ok(found) => {
+                println!("{found}");
                 ExitCode::SUCCESS
             }
             Err(e) => complain(&e, ExitCode::FAILURE),

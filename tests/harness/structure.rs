@@ -185,7 +185,7 @@ pub const CORE_BANS: &[&str] = &[
 /// `unmount::detach`, `fusermount::unmount`, `directory::mount_links`, `mount::raise_read_ahead`,
 /// `request_memory::requests_in`, `mounts::at`, and numbers and headers of `fuse_wire`.
 ///
-/// [ADR 97]: ../../docs/adr/0097-a-small-keeper.md
+/// [ADR 97]: ../../docs/adr/0097-a-keeper-does-what-no-worker-can.md
 pub const KEEPER_FILES: &[&str] = &[
     "keeper/child.rs",
     "keeper/event_loop.rs",
@@ -202,7 +202,7 @@ pub const KEEPER_FILES: &[&str] = &[
 ];
 
 /// The most lines of code in [`KEEPER_FILES`].
-pub const KEEPER_LINES_MAX: usize = 600;
+pub const KEEPER_LINES_MAX: usize = 1040;
 
 /// Returns the dependencies that `cargo metadata --no-deps` reports, as (package, dependency).
 ///

@@ -2,8 +2,9 @@
 
 use fletch_tests::bins::repo;
 use fletch_tests::structure::{
-    CORE_BASE, CORE_FOLDERS, PACKAGES, Rooms, Rules, SERVER_DOORS_MAX, SERVER_FOLDERS, SERVER_LAYERS,
-    core_rules, edges, impurities, names, server_rules, sources, unlisted, wrong_edges, wrong_uses,
+    CORE_BASE, CORE_FOLDERS, KEEPER_FILES, KEEPER_LINES_MAX, PACKAGES, Rooms, Rules, SERVER_DOORS_MAX,
+    SERVER_FOLDERS, SERVER_LAYERS, code_lines, core_rules, edges, impurities, names, server_rules, sources,
+    unlisted, wrong_edges, wrong_uses,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -67,6 +67,6 @@ mod tests {
         let found = unchanged(&smaps.concat());
         assert_eq!(found, [0x1000..0x3000, 0xc000..0xf000]);
         let swapped = "1000-3000 r--p 0 fe:00 77 /bin/program\nAnonymous: 0 kB\nSwap: 4 kB\n";
-        assert_eq!(unchanged(swapped), []);
+        assert!(unchanged(swapped).is_empty());
     }
 }

@@ -173,7 +173,8 @@ fn sum(mut c: Command, dir: &Path) -> Command {
 
 #[test]
 fn an_ordinary_users_mount_survives_too() {
-    const USER: u32 = 12_345;
+    // `nobody`: fusermount3 serves a user who has a name.
+    const USER: u32 = 65_534;
     if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
         return;
     }

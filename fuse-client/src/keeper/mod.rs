@@ -3,7 +3,8 @@
 //! The process that a user starts is the keeper ([`run`]), unless `--survive false` says otherwise. It
 //! starts a second one, the *worker*, which does all the work. When the worker dies, the programs that read
 //! the mounts wait. The keeper has the kernel send all unanswered requests again, and starts another worker,
-//! which answers them. A keeper for many processes ([`WorkerSource::Others`]) waits for a worker that somebody else starts.
+//! which answers them. A keeper for many processes ([`WorkerSource::Others`]) waits for a worker that
+//! somebody else starts.
 //!
 //! ```text
 //! event_loop ─┬─ child, listener       where workers come from

@@ -113,8 +113,8 @@ impl Keeper {
         std::env::var_os(SOCKET_VARIABLE).is_some()
     }
 
-    /// Returns the keeper that started this process, or the one at the socket of `set`. Called once, while the
-    /// process has one thread.
+    /// Returns the keeper that started this process, or the one at the socket of `set`. Called once, while
+    /// the process has one thread.
     ///
     /// # Errors
     /// The variable names no socket, or no keeper listens at the socket of `set`.

@@ -86,7 +86,6 @@ pub(super) fn send<T: Serialize>(
 
 /// Receives a message, and what came with it; `None` if the other process is gone. A later build may send
 /// what this one does not know.
-#[expect(clippy::type_complexity, reason = "two outcomes: of the socket, and of the message")]
 pub(super) fn receive<T: DeserializeOwned>(
     socket: &OwnedFd,
 ) -> io::Result<Option<(serde_json::Result<T>, Option<OwnedFd>)>> {

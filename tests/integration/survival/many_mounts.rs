@@ -113,6 +113,8 @@ pub(crate) fn datasets(
     let ready = site.place("ready-files").join(log);
     c.arg("--datasets").arg(site.place("datasets")).args(["--interval", "1s", "--io-timeout", "60s"]);
     c.args(["--server", &site.url]).arg("--ready-file").arg(&ready).args(more);
+    // One more is published later, and another process may still show one that is gone.
+    c.arg("--mounts-max").arg((sets() + 4).to_string());
     c.stdin(Stdio::null()).stdout(Stdio::null());
     c.stderr(File::create(site.place("logs").join(log)).expect("log"));
     (Running::spawn("fletch-mount", &mut c), ready)

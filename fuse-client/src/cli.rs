@@ -2,6 +2,7 @@
 //! flag wins over a variable, a variable over the file, and the file over the default.
 
 use crate::keeper::HoldSettings;
+use crate::kernel_timeout;
 use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
@@ -11,7 +12,11 @@ use fletch_origin::OriginConfig;
 use fletch_settings::{ByteSize, Span};
 use globset::Glob;
 use serde::Deserialize;
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 mod settings;
 
@@ -144,6 +149,9 @@ pub struct Cli {
     /// Say which processes hold and serve the mount at DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["datasets", "hold", "daemon"])]
     pub status: Option<PathBuf>,
+    /// Say so as JSON
+    #[arg(long, requires = "status")]
+    pub json: bool,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon", hide = true)]
     pub foreground: bool,
@@ -479,6 +487,7 @@ impl Cli {
         if io_timeout < Duration::from_millis(100) || io_timeout > Duration::from_secs(3600) {
             bail!("--io-timeout {} is out of range: give 100ms to 1h", Span(io_timeout));
         }
+        kernel_timeout::check(Path::new(kernel_timeout::SETTINGS), io_timeout)?;
         let map_timeout = self.map_timeout.or(file.io.map_timeout).map_or(MAP_TIMEOUT, |s| s.0);
         if map_timeout > MAP_TIMEOUT_MAX {
             bail!("--map-timeout {} is out of range: give at most 24h", Span(map_timeout));

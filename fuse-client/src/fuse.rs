@@ -9,7 +9,7 @@ use crate::leaving::Push;
 use crate::push::PageCache;
 use crate::requests::RequestContext;
 use crate::session::BUFFER_BYTES;
-use crate::{kernel_mount, unmount};
+use crate::{fusermount, kernel_mount, unmount};
 use nix::{
     errno::Errno,
     sys::uio::writev,
@@ -38,18 +38,21 @@ pub struct FuseSession {
 /// # Errors
 /// The error of the kernel or of `fusermount3`. Nothing stays mounted then.
 pub fn mount(fs: &RequestContext, dir: &Path, name: &str, allow_other: bool) -> io::Result<FuseSession> {
-    let (device, agreed) = open(dir, name, allow_other)?;
+    let device = open(dir, name, allow_other)?;
+    let agreed = agree(&device).inspect_err(|_| abandon(dir))?;
     Ok(FuseSession::new(fs, device, agreed))
 }
 
-/// Mounts at `dir`, and returns the device and what was agreed on. Blocks.
+/// Mounts at `dir` with the rights that this process has, and returns the device. Blocks.
 ///
 /// # Errors
 /// As [`mount`].
-pub fn open(dir: &Path, name: &str, allow_other: bool) -> io::Result<(OwnedFd, Agreed)> {
-    let device = kernel_mount::open(dir, name, allow_other)?;
-    let agreed = agree(&device).inspect_err(|_| abandon(dir))?;
-    Ok((device, agreed))
+pub fn open(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
+    let dir = dir.canonicalize()?;
+    match kernel_mount::mount_fuse(&dir, source, allow_other) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => fusermount::mount(&dir, source, allow_other),
+        mounted => mounted,
+    }
 }
 
 /// Makes the kernel send every request again that was read from the device and not answered.
@@ -67,8 +70,11 @@ pub fn abandon(dir: &Path) {
     }
 }
 
-/// Answers the kernel's INIT.
-fn agree(device: &OwnedFd) -> io::Result<Agreed> {
+/// Answers the INIT of a mount that was made just now. Blocks.
+///
+/// # Errors
+/// The kernel is too old, or another program unmounted it.
+pub fn agree(device: &OwnedFd) -> io::Result<Agreed> {
     let mut buffer = vec![0; BUFFER_BYTES];
     // Two mounts do not begin in the same nanosecond, and the clock does not go back.
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;

@@ -1,52 +1,36 @@
-//! Mounts a FUSE file system, and hands out its device.
-//!
-//! Root mounts with mount(2). Another user asks `fusermount3`, which sends the device over a socket.
+//! Mounts FUSE file systems and unmounts with system calls, which needs privileges. A keeper does so for
+//! processes without.
 
-use crate::passed_device;
 use nix::{
-    fcntl::{FcntlArg, FdFlag, fcntl},
-    mount::{MsFlags, mount},
-    sys::socket::{AddressFamily, SockFlag, SockType, socketpair},
+    errno::Errno,
+    fcntl::{OFlag, open},
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sys::stat::{Mode, fstat},
     unistd::{getgid, getuid},
 };
 use std::{
     fs::{self, OpenOptions},
     io,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::PermissionsExt,
-    },
-    path::Path,
-    process::{Command, Stdio},
+    os::fd::{AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
 };
 
 const DEVICE: &str = "/dev/fuse";
-/// The program that mounts for users without privileges.
-const FUSERMOUNT: &str = "fusermount3";
-/// The environment variable in which it finds the number of its socket.
-const SOCKET_VARIABLE: &str = "_FUSE_COMMFD";
 /// What the mount table shows as the type, after `fuse.`.
-const SUBTYPE: &str = "fletch";
+pub(crate) const SUBTYPE: &str = "fletch";
 
-/// Mounts at `dir`, under the name `source` of the mount table, read-only. Returns the device from which the
-/// kernel's requests are read.
+/// Mounts at `dir`, a path without links, under the name `source` of the mount table, read-only. Returns the
+/// device from which the kernel's requests are read.
 ///
 /// # Errors
-/// The error of the kernel, or what `fusermount3` says.
-pub fn open(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
-    let dir = dir.canonicalize()?;
-    match by_system_call(&dir, source, allow_other) {
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => by_helper(&dir, source, allow_other),
-        mounted => mounted,
-    }
-}
-
-fn by_system_call(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
-    let root_mode = fs::metadata(dir)?.permissions().mode();
+/// The error of the kernel.
+pub(crate) fn mount_fuse(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
+    let (open, at) = pinned(dir)?;
     let device = OwnedFd::from(OpenOptions::new().read(true).write(true).open(DEVICE)?);
     let mut options = format!(
-        "fd={},rootmode={root_mode:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
         device.as_raw_fd(),
+        fstat(&open)?.st_mode,
         getuid(),
         getgid()
     );
@@ -54,38 +38,58 @@ fn by_system_call(dir: &Path, source: &str, allow_other: bool) -> io::Result<Own
         options.push_str(",allow_other");
     }
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOATIME | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some(source), dir, Some("fuse"), flags, Some(options.as_str()))?;
+    mount(Some(source), &at, Some("fuse"), flags, Some(options.as_str()))?;
     Ok(device)
 }
 
-fn by_helper(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
-    let mut options =
-        format!("ro,noatime,nosuid,nodev,default_permissions,fsname={source},subtype={SUBTYPE}");
-    if allow_other {
-        options.push_str(",allow_other");
+/// Opens a directory, and returns a path to it that leads there also if somebody else moves it or puts a link
+/// in its place.
+///
+/// # Errors
+/// It is not there, or `dir` is a path with links.
+pub(crate) fn pinned(dir: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let open = open(dir, flags, Mode::empty())?;
+    let at = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+    if fs::read_link(&at)? != dir {
+        return Err(io::Error::other(format!("{} has links on its way", dir.display())));
     }
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
-    // The helper inherits its end.
-    fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    let child = Command::new(FUSERMOUNT)
-        .args(["-o", &options, "--"])
-        .arg(dir)
-        .env(SOCKET_VARIABLE, theirs.as_raw_fd().to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| io::Error::new(e.kind(), format!("{FUSERMOUNT}: {e}")))?;
-    drop(theirs);
-    let (_, device) = passed_device::receive(&ours, &mut [0])?;
-    // It ends by itself once the device is taken.
-    let ended = child.wait_with_output()?;
-    device.ok_or_else(|| {
-        let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
-        let kind = match said.contains("user_allow_other") {
-            true => io::ErrorKind::PermissionDenied,
-            false => io::ErrorKind::Other,
-        };
-        io::Error::new(kind, said)
-    })
+    Ok((open, at))
+}
+
+/// Unmounts a directory, or detaches it. Nothing may be mounted there.
+///
+/// # Errors
+/// The error of the kernel.
+pub(crate) fn umount(dir: &Path, detach: bool) -> io::Result<()> {
+    let lazy = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+    match umount2(dir, lazy | MntFlags::UMOUNT_NOFOLLOW) {
+        Ok(()) | Err(Errno::EINVAL) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_path_with_links_is_not_used() {
+        let top = tempfile::tempdir().expect("tempdir");
+        let top = top.path().canonicalize().expect("real");
+        fs::create_dir_all(top.join("a/b")).expect("mkdir");
+        fs::write(top.join("a/file"), "").expect("write");
+        symlink("a", top.join("link")).expect("symlink");
+        let (_open, at) = pinned(&top.join("a/b")).expect("a directory");
+        fs::write(at.join("here"), "").expect("write");
+        // Another directory has its name by now.
+        fs::rename(top.join("a/b"), top.join("a/c")).expect("rename");
+        fs::create_dir(top.join("a/b")).expect("mkdir");
+        fs::write(at.join("there"), "").expect("write");
+        assert!(top.join("a/c/here").exists() && top.join("a/c/there").exists());
+        for path in ["link", "link/b", "a/file", "a/none", "a/../a"] {
+            assert!(pinned(&top.join(path)).is_err(), "{path}");
+        }
+    }
 }

@@ -8,7 +8,7 @@
 //! ```text
 //! kernel ── session (receives, replies) ── requests ─┬─ fs/tree ── tables (parts, loaded on demand)
 //!                                                    └─ fs/read ── store ── chunk_sources
-//! fuse ── begins a session (kernel_mount, handshake), and tells the kernel what to forget or keep
+//! fuse ── begins a session (kernel_mount, fusermount, handshake); tells the kernel what to forget or keep
 //! keeper ── holds the mount in another process, so that the death of this one ends nothing
 //! datasets ── lists the server's datasets, and mounts their versions
 //! chunk_sources ─┬─ hit_connections: a FUSE thread asks the server of this machine itself
@@ -29,10 +29,12 @@ pub mod faults;
 pub mod fs;
 pub mod fuse;
 pub mod fuse_wire;
+mod fusermount;
 pub mod handshake;
 pub mod hit_connections;
 pub mod keeper;
-pub mod kernel_mount;
+mod kernel_mount;
+mod kernel_timeout;
 pub mod leaving;
 pub mod mapped_reads;
 pub mod metrics;

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use fletch_mount::cli::{Action, Cli, LogFormat};
-use fletch_mount::keeper::{self, Keeper, Rules};
+use fletch_mount::keeper::{self, Keeper, WorkerSource};
 use fletch_mount::{daemon, datasets, mount, mount_helper, status};
 use fletch_store::allocator;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -27,8 +27,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Some(dir) = &cli.status {
         return match status::of(dir) {
-            Ok(lines) => {
-                println!("{lines}");
+            Ok(found) if cli.json => {
+                println!("{}", serde_json::json!(found));
+                ExitCode::SUCCESS
+            }
+            Ok(found) => {
+                println!("{found}");
                 ExitCode::SUCCESS
             }
             Err(e) => complain(&e, ExitCode::FAILURE),
@@ -39,8 +43,8 @@ fn main() -> ExitCode {
         Ok(None) => {}
         Ok(Some(settings)) => {
             start_log(cli.log_format.unwrap_or(LogFormat::Text));
-            return match keeper::hold(settings) {
-                Ok(()) => ExitCode::SUCCESS,
+            return match keeper::run(WorkerSource::Others(settings)) {
+                Ok(code) => ExitCode::from(code),
                 Err(e) => complain(&e, ExitCode::FAILURE),
             };
         }
@@ -66,7 +70,9 @@ fn main() -> ExitCode {
     let is_worker = Keeper::is_there();
     let outcome = if background && !is_worker { daemon::detach() } else { Ok(()) };
     let run = || match &action {
-        action if !is_worker && has_own_keeper(action) => keeper::run(rules(action)),
+        action if !is_worker && has_own_keeper(action) => {
+            keeper::run(WorkerSource::Own { job: action.process().job.to_string() })
+        }
         Action::Mount(settings) => mount::run(settings).map(|()| 0),
         Action::Datasets(settings) => datasets::run(settings).map(|()| 0),
     };
@@ -93,15 +99,6 @@ fn complain(e: &anyhow::Error, code: ExitCode) -> ExitCode {
 fn has_own_keeper(action: &Action) -> bool {
     let process = action.process();
     process.keeper.is_none() && process.survive != Some(false)
-}
-
-fn rules(action: &Action) -> Rules {
-    let process = action.process();
-    let links = match action {
-        Action::Mount(_) => None,
-        Action::Datasets(settings) => Some(settings.dir.clone()),
-    };
-    Rules { io_timeout: process.io_timeout, job: process.job.to_string(), links }
 }
 
 /// Lets this process open as many files as it may: each mount is one, and so is each client of a node store.

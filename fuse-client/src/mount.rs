@@ -63,7 +63,7 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
 /// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
     let set = settings.mount_set(mount_dir::real_path(&settings.dir)?);
-    let keeper = Keeper::of_process(set.as_ref()).context("asking the keeper of the mount")?;
+    let keeper = Keeper::of_process(set).context("asking the keeper of the mount")?;
     let kept = keeper.as_deref().map(Keeper::kept).transpose().context("asking the keeper of the mount")?;
     let kept = kept.and_then(|kept| kept.into_iter().next());
     let mut settings = settings.clone();

@@ -68,6 +68,11 @@ const NO_OPTIONS: &[&str] = &[
     "mounts-max",
     "interval",
     "ready-file",
+    "hold",
+    "hold-below",
+    "hold-for",
+    "status",
+    "json",
 ];
 
 /// The flag that names the server.

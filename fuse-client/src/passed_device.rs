@@ -10,17 +10,17 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
-/// Sends bytes, and a device with them.
+/// Sends bytes, and a device with them. Does not wait for room.
 ///
 /// # Errors
-/// The error of the system; the other process may be gone.
+/// The error of the system; the other process may be gone, or may not read its messages.
 pub fn send(socket: &OwnedFd, bytes: &[u8], device: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let device: Vec<RawFd> = device.iter().map(|device| device.as_raw_fd()).collect();
     let rights = [ControlMessage::ScmRights(&device)];
     let control = if device.is_empty() { &[][..] } else { &rights[..] };
     let parts = [IoSlice::new(bytes)];
     loop {
-        let flags = MsgFlags::MSG_NOSIGNAL;
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         match sendmsg::<UnixAddr>(socket.as_fd().as_raw_fd(), &parts, control, flags, None) {
             Err(Errno::EINTR) => {}
             sent => return sent.map(|_| ()).map_err(io::Error::from),

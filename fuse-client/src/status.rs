@@ -9,9 +9,10 @@ use crate::mount_dir::real_path;
 use anyhow::{Context as _, Result, bail};
 use clap::Parser as _;
 use fletch_host::mounts;
+use serde::Serialize;
 use std::{
     ffi::{OsStr, OsString},
-    fs,
+    fmt, fs,
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
 };
@@ -24,34 +25,57 @@ struct Process {
     has_keeper: bool,
 }
 
-/// Returns lines that name the processes of the mount at `dir`, and say whether readers survive their end.
+/// The processes of a mount.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    mount: String,
+    dataset: String,
+    /// The ids of the processes that hold and serve it.
+    keeper: Option<u32>,
+    worker: Option<u32>,
+    /// Whether its readers survive their end; `None`: nobody can say.
+    survives: Option<bool>,
+    why: &'static str,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |pid: Option<u32>| pid.map_or("none".to_owned(), |pid| format!("process {pid}"));
+        let (keeper, worker) = (shown(self.keeper), shown(self.worker));
+        let Status { mount: dir, dataset, .. } = self;
+        writeln!(out, "mount     {dir} ({dataset})\nkeeper    {keeper}\nworker    {worker}")?;
+        write!(out, "survives  {}", self.why)
+    }
+}
+
+/// Returns the processes of the mount at `dir`.
 ///
 /// # Errors
 /// Nothing of Fletch is mounted there.
-pub fn of(dir: &Path) -> Result<String> {
+pub fn of(dir: &Path) -> Result<Status> {
     let dir = real_path(dir)?;
     let entry = mounts::at(&dir).context("cannot read the mount table")?;
     let shown = entry.as_ref().and_then(|entry| match &entry.source {
         source if source == directory::SOURCE => Some("all datasets"),
         _ => entry.dataset(),
     });
-    let Some(dataset) = shown else {
+    let Some(dataset) = shown.map(ToOwned::to_owned) else {
         bail!("{} is no mount of Fletch; findmnt -t fuse.fletch lists them", dir.display());
     };
     let (keeper, worker) = processes_of(&dir, &all()?);
-    let survives = match (keeper, worker) {
-        (Some(_), Some(_)) => "yes: readers wait until the next process serves the mount",
-        (Some(_), None) => "waiting: no process serves the mount, and the log says why the last one ended",
-        (None, Some(_)) => "no: the mount has no keeper (--survive false, or the keeper was killed)",
-        (None, None) => "unknown: no process of the mount can be seen by this user, in this container",
+    let (survives, why) = match (keeper, worker) {
+        (Some(_), Some(_)) => (Some(true), "yes: readers wait until the next process serves the mount"),
+        (Some(_), None) => {
+            (Some(true), "waiting: no process serves the mount, and the log says why the last one ended")
+        }
+        (None, Some(_)) => {
+            (Some(false), "no: the mount has no keeper (--survive false, or the keeper was killed)")
+        }
+        (None, None) => {
+            (None, "unknown: no process of the mount can be seen by this user, in this container")
+        }
     };
-    let shown = |pid: Option<u32>| pid.map_or("none".to_owned(), |pid| format!("process {pid}"));
-    Ok(format!(
-        "mount     {} ({dataset})\nkeeper    {}\nworker    {}\nsurvives  {survives}",
-        dir.display(),
-        shown(keeper),
-        shown(worker)
-    ))
+    Ok(Status { mount: dir.display().to_string(), dataset, keeper, worker, survives, why })
 }
 
 /// Returns the keeper and the worker of the mount at `dir`.

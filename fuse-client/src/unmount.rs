@@ -1,15 +1,12 @@
 //! Unmounts within a bound, even if programs still use the mount.
 
+use crate::fusermount;
 use crate::keeper::Keeper;
+use crate::kernel_mount::umount;
 use fletch_host::mounts;
-use nix::{
-    errno::Errno,
-    mount::{MntFlags, umount2},
-};
 use std::{
     io,
     path::Path,
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -77,32 +74,16 @@ pub fn detach(dir: &Path) -> Result<(), String> {
 /// # Errors
 /// The error of the kernel.
 pub(crate) fn once(dir: &Path, detach: bool) -> io::Result<()> {
-    let lazy = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
-    match (umount2(dir, lazy | MntFlags::UMOUNT_NOFOLLOW), Keeper::of_many()) {
-        (Ok(()) | Err(Errno::EINVAL), _) => Ok(()),
-        (Err(Errno::EPERM), Some(keeper)) => keeper.unmount(dir, detach),
-        (Err(e), _) => Err(e.into()),
+    match (umount(dir, detach), Keeper::of_many()) {
+        (Err(e), Some(keeper)) if e.raw_os_error() == Some(libc::EPERM) => keeper.unmount(dir, detach),
+        (unmounted, _) => unmounted,
     }
 }
 
 pub(crate) fn attempt(dir: &Path, detach: bool) -> Result<(), String> {
     match once(dir, detach) {
         Ok(()) => Ok(()),
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => fusermount(dir, detach),
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => fusermount::unmount(dir, detach),
         Err(e) => Err(e.to_string()),
     }
-}
-
-fn fusermount(dir: &Path, detach: bool) -> Result<(), String> {
-    let out = Command::new("fusermount3")
-        .args(if detach { &["-u", "-z"][..] } else { &["-u"][..] })
-        .arg("--")
-        .arg(dir)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| format!("fusermount3: {e}"))?;
-    if out.status.success() {
-        return Ok(());
-    }
-    Err(String::from_utf8_lossy(&out.stderr).trim().to_owned())
 }

@@ -180,6 +180,30 @@ pub const CORE_BANS: &[&str] = &[
     "HashSet",
 ];
 
+/// The files of `fuse-client/src` that run in a keeper while it holds mounts ([ADR 97]). Of the modules that
+/// it shares with other processes it also uses single functions, of 110 lines together: `fuse::resend`,
+/// `unmount::detach`, `fusermount::unmount`, `directory::mount_links`, `mount::raise_read_ahead`,
+/// `request_memory::requests_in`, `mounts::at`, and numbers and headers of `fuse_wire`.
+///
+/// [ADR 97]: ../../docs/adr/0097-a-keeper-does-what-no-worker-can.md
+pub const KEEPER_FILES: &[&str] = &[
+    "keeper/child.rs",
+    "keeper/event_loop.rs",
+    "keeper/file_pages.rs",
+    "keeper/kept_mount.rs",
+    "keeper/listener.rs",
+    "keeper/messages.rs",
+    "keeper/mod.rs",
+    "keeper/mount_set.rs",
+    "keeper/watch.rs",
+    "keeper/worker_memory.rs",
+    "kernel_mount.rs",
+    "passed_device.rs",
+];
+
+/// The most lines of code in [`KEEPER_FILES`].
+pub const KEEPER_LINES_MAX: usize = 1040;
+
 /// Returns the dependencies that `cargo metadata --no-deps` reports, as (package, dependency).
 ///
 /// # Errors
@@ -513,6 +537,13 @@ pub fn wrong_uses(rules: &Rules, rooms: &Rooms, file: &str, source: &str) -> Res
         }
     }
     Ok(out)
+}
+
+/// Returns how many lines of a file are code: not blank, no comment, and before its tests.
+#[must_use]
+pub fn code_lines(source: &str) -> usize {
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    source.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]").filter(is_code).count()
 }
 
 /// Returns all Rust sources below a directory except those of tests (`tests.rs`, `tests/`), in order.

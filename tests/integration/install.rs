@@ -134,6 +134,10 @@ fn a_directory_may_be_relative_in_the_background() {
     assert_eq!(fs::read(mnt.join("1")).expect("read"), b"meow");
     let status = stdout(&run(with_keeper().arg("--status").arg("mnt").current_dir(site.place("here"))));
     let worker = status.lines().find_map(|line| line.strip_prefix("worker    process ")).expect(&status);
+    let json = stdout(&run(with_keeper().args(["--json", "--status"]).arg(&mnt)));
+    let json: serde_json::Value = serde_json::from_str(&json).expect(&json);
+    assert_eq!((&json["survives"], &json["dataset"]), (&true.into(), &"photos".into()), "{json}");
+    assert_eq!(json["worker"].to_string(), worker, "{json}");
     run(Command::new("kill").args(["-9", worker]));
     until("the mount has another process", WITHIN, || {
         let now = stdout(&run(with_keeper().arg("--status").arg(&mnt)));

@@ -2,8 +2,9 @@
 
 use fletch_tests::bins::repo;
 use fletch_tests::structure::{
-    CORE_BASE, CORE_FOLDERS, PACKAGES, Rooms, Rules, SERVER_DOORS_MAX, SERVER_FOLDERS, SERVER_LAYERS,
-    core_rules, edges, impurities, names, server_rules, sources, unlisted, wrong_edges, wrong_uses,
+    CORE_BASE, CORE_FOLDERS, KEEPER_FILES, KEEPER_LINES_MAX, PACKAGES, Rooms, Rules, SERVER_DOORS_MAX,
+    SERVER_FOLDERS, SERVER_LAYERS, code_lines, core_rules, edges, impurities, names, server_rules, sources,
+    unlisted, wrong_edges, wrong_uses,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -285,4 +286,18 @@ fn every_http_client_follows_no_redirect_and_reads_no_environment() {
         }
     }
     assert_eq!((clients, faults), (3, Vec::<String>::new()), "of servers, of origins, of Prometheus");
+}
+
+#[test]
+fn a_keeper_is_small() {
+    let src = repo().join("fuse-client/src");
+    let lines = |file: &&str| code_lines(&fs::read_to_string(src.join(file)).expect("a file of the keeper"));
+    let sum: usize = KEEPER_FILES.iter().map(lines).sum();
+    assert!(sum <= KEEPER_LINES_MAX, "{sum} lines run in a keeper");
+    let below = sources(&src.join("keeper")).into_iter().map(|file| file.file_name().map(ToOwned::to_owned));
+    for file in below.flatten().filter(|file| file != "worker.rs") {
+        let file = format!("keeper/{}", file.display());
+        assert!(KEEPER_FILES.contains(&file.as_str()), "{file}: list it in KEEPER_FILES");
+    }
+    assert_eq!(code_lines("//! Head.\n\nfn f() {\n    // Why.\n}\n#[cfg(test)]\nmod tests {}"), 2);
 }

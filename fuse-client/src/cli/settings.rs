@@ -88,17 +88,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the name of this process's mounts at a keeper of many.
+    /// Returns the name of this process's mounts at its keeper.
     #[must_use]
-    pub fn mount_set(&self, dir: PathBuf) -> Option<MountSetName> {
+    pub fn mount_set(&self, dir: PathBuf) -> MountSetName {
         self.process.mount_set(dir, false)
     }
 }
 
 impl DatasetsSettings {
-    /// Returns the name of this process's mounts at a keeper of many.
+    /// Returns the name of this process's mounts at its keeper.
     #[must_use]
-    pub fn mount_set(&self) -> Option<MountSetName> {
+    pub fn mount_set(&self) -> MountSetName {
         self.process.mount_set(self.dir.clone(), true)
     }
 }
@@ -138,9 +138,9 @@ pub struct TablesDisk {
 }
 
 impl ProcessSettings {
-    fn mount_set(&self, dir: PathBuf, has_links: bool) -> Option<MountSetName> {
-        let (socket, io_timeout) = (self.keeper.clone()?, self.io_timeout);
-        Some(MountSetName { socket, dir, io_timeout, has_links })
+    fn mount_set(&self, dir: PathBuf, has_links: bool) -> MountSetName {
+        let (socket, io_timeout) = (self.keeper.clone(), self.io_timeout);
+        MountSetName { socket, dir, io_timeout, has_links }
     }
 
     /// Returns the cache of parts of tables. Blocking. Without a directory that can be used it has memory

@@ -57,8 +57,7 @@ const END_WITHIN: Duration = Duration::from_secs(25);
 pub fn run(settings: &DatasetsSettings) -> Result<()> {
     let process = &settings.process;
     // Before the process has another thread.
-    let keeper =
-        Keeper::of_process(settings.mount_set().as_ref()).context("asking the keeper of the mounts")?;
+    let keeper = Keeper::of_process(settings.mount_set()).context("asking the keeper of the mounts")?;
     let blocking = if process.cache.is_some() { BLOCKING_THREADS.0 } else { BLOCKING_THREADS.1 };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)

@@ -4,14 +4,7 @@
 //! them as memory of the process as long as they are mapped.
 
 use nix::errno::Errno;
-use std::{fs, io};
-
-/// A mapping of a file as `/proc/self/smaps` describes it.
-#[derive(Debug, PartialEq, Eq)]
-struct Mapping {
-    from: usize,
-    bytes: usize,
-}
+use std::{fs, io, ops::Range};
 
 /// Unmaps the pages of this process that its files still have. The ones that it uses come back from the page
 /// cache.
@@ -20,39 +13,34 @@ struct Mapping {
 /// The process cannot see its own mappings.
 #[expect(unsafe_code, reason = "only pages that the kernel reads from the same file again")]
 pub(super) fn release() -> io::Result<()> {
-    for Mapping { from, bytes } in unchanged(&fs::read_to_string("/proc/self/smaps")?) {
-        let from = std::ptr::with_exposed_provenance_mut(from);
+    for Range { start, end } in unchanged(&fs::read_to_string("/proc/self/smaps")?) {
+        let at = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: nobody can write to the mapping, and none of its pages differs from the file. So the kernel
         // fills a page that is used again with the same bytes.
-        Errno::result(unsafe { libc::madvise(from, bytes, libc::MADV_DONTNEED) })?;
+        Errno::result(unsafe { libc::madvise(at, end - start, libc::MADV_DONTNEED) })?;
     }
     Ok(())
 }
 
 /// Returns the private, read-only mappings of files of which no page was ever changed. The dynamic linker
 /// changes some before it takes the right to write away: those pages are not in the file.
-fn unchanged(smaps: &str) -> Vec<Mapping> {
-    let mut found: Vec<Mapping> = Vec::new();
-    let mut is_candidate = false;
+fn unchanged(smaps: &str) -> Vec<Range<usize>> {
+    let mut all: Vec<Option<Range<usize>>> = Vec::new();
     for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        let (Some(first), Some(second)) = (words.next(), words.next()) else { continue };
-        if first.ends_with(':') {
-            let is_changed = matches!(first, "Anonymous:" | "Swap:") && second != "0";
-            if is_changed && std::mem::take(&mut is_candidate) {
-                found.pop();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match (&words[..], all.last_mut()) {
+            (["Anonymous:" | "Swap:", size, "kB"], Some(last)) if *size != "0" => *last = None,
+            ([range, access, _, _, _, name, ..], _) if name.starts_with('/') => {
+                let address = |text| usize::from_str_radix(text, 16).ok();
+                let range = range.split_once('-').filter(|_| matches!(*access, "r--p" | "r-xp"));
+                all.push(range.and_then(|(start, end)| Some(address(start)?..address(end)?)));
             }
-            continue;
-        }
-        let range = first.split_once('-').map(|(from, to)| [from, to].map(|n| usize::from_str_radix(n, 16)));
-        let is_of_a_file = words.nth(3).is_some_and(|name| name.starts_with('/'));
-        is_candidate = is_of_a_file && matches!(second, "r--p" | "r-xp");
-        match range {
-            Some([Ok(from), Ok(to)]) if is_candidate => found.push(Mapping { from, bytes: to - from }),
-            _ => is_candidate = false,
+            // Another mapping begins.
+            ([range, ..], _) if !range.ends_with(':') => all.push(None),
+            _ => {}
         }
     }
-    found
+    all.into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -77,9 +65,8 @@ mod tests {
             mapping("c000-f000", "r--p", "/lib/a library", 0),
         ];
         let found = unchanged(&smaps.concat());
-        let mapping = |from, bytes| Mapping { from, bytes };
-        assert_eq!(found, [mapping(0x1000, 0x2000), mapping(0xc000, 0x3000)]);
+        assert_eq!(found, [0x1000..0x3000, 0xc000..0xf000]);
         let swapped = "1000-3000 r--p 0 fe:00 77 /bin/program\nAnonymous: 0 kB\nSwap: 4 kB\n";
-        assert_eq!(unchanged(swapped), []);
+        assert!(unchanged(swapped).is_empty());
     }
 }

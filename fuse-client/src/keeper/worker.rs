@@ -1,18 +1,21 @@
 //! The worker's end: how it gets the devices of its mounts, and gives them to a keeper that starts again.
 
-use super::{Answer, Ask, MESSAGE_BYTES_MAX, SOCKET_VARIABLE, State, end_signals};
+use super::messages::{Answer, Ask, receive, send};
+use super::{SOCKET_VARIABLE, end_signals};
 use crate::fuse::{self, FuseSession};
 use crate::fuse_wire::{UNIQUE_AT, u64_at};
 use crate::handshake::Agreed;
 use crate::request_memory::RequestMemory;
 use crate::requests::RequestContext;
+use crate::service_manager;
 use crate::session::Session;
-use crate::{passed_device, service_manager};
+use fletch_core::{DatasetName, LayoutId, Root};
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
 };
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     io,
@@ -27,8 +30,6 @@ use std::{
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// How often it asks for requests that no worker answered, where the kernel does not send them again.
 const UNANSWERED_EVERY: Duration = Duration::from_millis(200);
-/// The pause after requests that no worker had answered, before it asks for more.
-const UNANSWERED_PAUSE: Duration = Duration::from_millis(5);
 /// How often it looks for a keeper that was started again.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
 /// How long a process that starts waits for its keeper.
@@ -38,11 +39,25 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// of the connection, nobody reads requests any more, and it has them sent again.
 static KEEPER: OnceLock<Arc<Keeper>> = OnceLock::new();
 
-/// What a worker calls its mounts at a keeper of many processes.
+/// What a worker must know to answer exactly as its predecessor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The root of the mounted version. A tag may name another one by now.
+    pub root: Root,
+    pub layout: LayoutId,
+    /// The dataset through which the mount reads.
+    pub dataset: DatasetName,
+    /// The directory, without links.
+    pub dir: PathBuf,
+    /// [`crate::fs::inode::ENCODING`].
+    pub inode_encoding: u32,
+}
+
+/// What a worker calls its mounts at its keeper.
 #[derive(Debug, Clone)]
 pub struct MountSetName {
-    /// The socket of the keeper.
-    pub socket: PathBuf,
+    /// The socket of a keeper of many processes. Without it, only a keeper that started this process counts.
+    pub socket: Option<PathBuf>,
     /// The directory of this process's mounts, which is the name.
     pub dir: PathBuf,
     /// How long a mount may wait for a worker.
@@ -65,7 +80,7 @@ struct Served {
 #[derive(Debug)]
 pub struct Keeper {
     socket: Mutex<OwnedFd>,
-    set: Option<MountSetName>,
+    set: MountSetName,
     served: Mutex<BTreeMap<PathBuf, Served>>,
     held: Mutex<Option<OwnedFd>>,
     /// The memory for requests, if the kernel does not send them again.
@@ -84,9 +99,10 @@ pub(crate) fn begin(
     let Some(mount) = mount.filter(|mount| !mount.agreed.resend) else { return new(None) };
     let session = new(keeper.memory.lock().clone().map(|memory| (memory, mount.agreed.tag)));
     mount.session = Arc::downgrade(&session);
-    let dir = mount.state.dir.clone();
     drop(served);
-    keeper.answer_unanswered(dir);
+    if let Err(error) = keeper.answer_unanswered() {
+        tracing::debug!(%error, "the keeper is gone, and has unanswered requests");
+    }
     session
 }
 
@@ -97,15 +113,19 @@ impl Keeper {
         std::env::var_os(SOCKET_VARIABLE).is_some()
     }
 
-    /// Returns the keeper that started this process, or the one of `set`. Called once, while the
-    /// process has one thread.
+    /// Returns the keeper that started this process, or the one at the socket of `set`. Called once, while
+    /// the process has one thread.
     ///
     /// # Errors
     /// The variable names no socket, or no keeper listens at the socket of `set`.
-    pub fn of_process(set: Option<&MountSetName>) -> io::Result<Option<Arc<Self>>> {
-        let (socket, set) = match (inherited_socket()?, set) {
-            (Some(socket), _) => (socket, None),
-            (None, Some(set)) => (wait_for(set)?, Some(set.clone())),
+    pub fn of_process(mut set: MountSetName) -> io::Result<Option<Arc<Self>>> {
+        let socket = match (inherited_socket()?, &set.socket) {
+            (Some(socket), _) => {
+                set.socket = None;
+                say_hello(&socket, &set)?;
+                socket
+            }
+            (None, Some(path)) => wait_for(path, &set)?,
             (None, None) => return Ok(None),
         };
         let (served, held, memory) = (Mutex::default(), Mutex::default(), Mutex::default());
@@ -127,7 +147,7 @@ impl Keeper {
     /// Whether the mounts stay when this process ends: its keeper waits for the next one.
     #[must_use]
     pub fn is_of_many(&self) -> bool {
-        self.set.is_some()
+        self.set.socket.is_some()
     }
 
     /// Returns the mounts that are kept, in the order of their directories.
@@ -139,15 +159,15 @@ impl Keeper {
         loop {
             let after = all.last().map(|state| state.dir.clone());
             match self.ask(&Ask::Kept { after }, None)? {
-                (Answer::Kept(Some(state)), _) => all.push(state),
+                (Answer::Kept(Some((_, state))), _) => all.push(serde_json::from_value(state)?),
                 (Answer::Kept(None), _) => return Ok(all),
                 _ => return Err(unexpected()),
             }
         }
     }
 
-    /// Has the keeper mount, and returns the session. Mounts by itself if the keeper is gone: such a mount
-    /// ends with this process.
+    /// Mounts, gives the mount to the keeper, and returns the session. A keeper of many processes mounts, and
+    /// only the rest is done here. If the keeper is gone, the mount ends with this process.
     ///
     /// # Errors
     /// As [`crate::fuse::mount`].
@@ -158,14 +178,43 @@ impl Keeper {
         allow_other: bool,
         state: State,
     ) -> io::Result<FuseSession> {
-        let dir = state.dir.clone();
-        let ask = Ask::Mount { source: source.clone(), allow_other, state: state.clone() };
-        match self.session(fs, &ask, state) {
-            Err(e) if is_gone(&e) => {
-                tracing::warn!(dir = %dir.display(), "the keeper is gone: a mount ends with this process");
-                fuse::mount(fs, &dir, &source, allow_other)
+        let device = match self.device_by_keeper(&source, allow_other, &state) {
+            Ok((Some(agreed), device)) => return self.begin_session(fs, state, agreed, device),
+            Ok((None, device)) => device,
+            // It has no right to, or none is there that could.
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) || is_gone(&e) => {
+                fuse::open(&state.dir, &source, allow_other)?
             }
-            session => session,
+            Err(e) => return Err(e),
+        };
+        let agreed = fuse::agree(&device).inspect_err(|_| fuse::abandon(&state.dir))?;
+        let kept = self.ask_for(&back(&state, agreed)?, Some(device.as_fd()));
+        match kept {
+            Err(e) if is_gone(&e) => {
+                let dir = state.dir.display();
+                tracing::warn!(%dir, "the keeper is gone: a mount ends with this process");
+            }
+            kept => kept.inspect_err(|_| fuse::abandon(&state.dir))?,
+        }
+        self.begin_session(fs, state, agreed, device)
+    }
+
+    /// Has a keeper of many processes mount. Another process of the set may have agreed with the kernel, if
+    /// it had the keeper mount the same before.
+    fn device_by_keeper(
+        &self,
+        source: &str,
+        allow_other: bool,
+        state: &State,
+    ) -> io::Result<(Option<Agreed>, OwnedFd)> {
+        if !self.is_of_many() {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        let (source, dir, state) = (source.to_owned(), state.dir.clone(), serde_json::to_value(state)?);
+        match self.ask(&Ask::Mount { source, allow_other, dir, state }, None)? {
+            (Answer::Mounted, Some(device)) => Ok((None, device)),
+            (Answer::Device(agreed), Some(device)) => Ok((Some(agreed), device)),
+            (answer, _) => Err(answer.into_error()),
         }
     }
 
@@ -174,7 +223,12 @@ impl Keeper {
     /// # Errors
     /// The keeper is gone, or does not have it any more.
     pub fn attach(&self, fs: &RequestContext, state: State) -> io::Result<FuseSession> {
-        let session = self.session(fs, &Ask::Attach { dir: state.dir.clone() }, state)?;
+        let (Answer::Device(agreed), Some(device)) =
+            self.ask(&Ask::Attach { dir: state.dir.clone() }, None)?
+        else {
+            return Err(unexpected());
+        };
+        let session = self.begin_session(fs, state, agreed, device)?;
         fs.requests.count_takeover();
         Ok(session)
     }
@@ -228,20 +282,21 @@ impl Keeper {
         Ok(held)
     }
 
-    fn session(&self, fs: &RequestContext, ask: &Ask, state: State) -> io::Result<FuseSession> {
-        match self.ask(ask, None)? {
-            (Answer::Device(agreed), Some(device)) => {
-                if !agreed.resend {
-                    self.make_memory()?;
-                }
-                let session = FuseSession::new(fs, device, agreed);
-                let device = Arc::downgrade(&session.device());
-                let mount = Served { state, agreed, device, session: Weak::new() };
-                self.served.lock().insert(mount.state.dir.clone(), mount);
-                Ok(session)
-            }
-            (answer, _) => Err(answer.into_error()),
+    fn begin_session(
+        &self,
+        fs: &RequestContext,
+        state: State,
+        agreed: Agreed,
+        device: OwnedFd,
+    ) -> io::Result<FuseSession> {
+        if !agreed.resend {
+            self.make_memory()?;
         }
+        let session = FuseSession::new(fs, device, agreed);
+        let device = Arc::downgrade(&session.device());
+        let mount = Served { state, agreed, device, session: Weak::new() };
+        self.served.lock().insert(mount.state.dir.clone(), mount);
+        Ok(session)
     }
 
     /// Makes the memory for requests, unless it is there, and gives it to the keeper, too.
@@ -255,24 +310,22 @@ impl Keeper {
         Ok(())
     }
 
-    /// Answers the requests of a mount that an earlier worker did not answer.
-    fn answer_unanswered(&self, dir: PathBuf) {
-        let session = self.served.lock().get(&dir).and_then(|mount| mount.session.upgrade());
-        let Some(session) = session else { return };
+    /// Answers the requests that an earlier worker did not answer.
+    ///
+    /// # Errors
+    /// The keeper is gone.
+    fn answer_unanswered(&self) -> io::Result<()> {
         let mut taken = None;
-        loop {
-            match self.ask(&Ask::Unanswered { dir: dir.clone(), taken }, None) {
-                Ok((Answer::Unanswered(Some(message)), _)) => {
-                    taken = u64_at(&message, UNIQUE_AT);
-                    session.answer_for_predecessor(&message);
-                }
-                Ok(_) => return,
-                Err(error) => {
-                    tracing::debug!(%error, "the keeper is gone, and has unanswered requests");
-                    return;
-                }
-            }
+        while let (Answer::Unanswered(Some((dir, message))), _) =
+            self.ask(&Ask::Unanswered { taken }, None)?
+        {
+            // Else it is answered when its session begins.
+            let session = self.served.lock().get(&dir).and_then(|mount| mount.session.upgrade());
+            let (Some(session), Some(unique)) = (session, u64_at(&message, UNIQUE_AT)) else { break };
+            session.answer_for_predecessor(&message);
+            taken = Some((dir, unique));
         }
+        Ok(())
     }
 
     /// Asks for something that has no answer but that it was done.
@@ -289,8 +342,8 @@ impl Keeper {
     }
 
     /// Connects to a keeper that was started again, and gives it what the one before had.
-    fn connect_again(&self, set: &MountSetName) -> io::Result<()> {
-        let socket = connect_to(set)?;
+    fn connect_again(&self, path: &Path) -> io::Result<()> {
+        let socket = connect_to(path, &self.set)?;
         let done = |(answer, _): (Answer, _)| match answer {
             Answer::Done => Ok(()),
             answer => Err(answer.into_error()),
@@ -299,7 +352,7 @@ impl Keeper {
         served.retain(|_, mount| mount.device.strong_count() > 0);
         for mount in served.values() {
             let Some(device) = mount.device.upgrade() else { continue };
-            let ask = Ask::Back { state: mount.state.clone(), agreed: mount.agreed };
+            let ask = back(&mount.state, mount.agreed)?;
             if let Err(error) = ask_at(&socket, &ask, Some(device.as_fd())).and_then(done) {
                 let dir = mount.state.dir.display();
                 tracing::warn!(%dir, %error, "the new keeper does not keep a mount");
@@ -322,19 +375,15 @@ fn stay_in_touch(keeper: &Weak<Keeper>) {
     let mut is_logged = false;
     loop {
         let Some(keeper) = keeper.upgrade() else { return };
-        let pause = match keeper.ask(&Ask::Alive, None) {
-            Ok((answer, _)) => {
+        let has_memory = keeper.memory.lock().is_some();
+        let heard = if has_memory { keeper.answer_unanswered() } else { keeper.ask_for(&Ask::Alive, None) };
+        let pause = match heard {
+            Ok(()) => {
                 is_logged = false;
                 service_manager::tell(service_manager::ALIVE);
-                if let Answer::Waiting { dirs } = answer {
-                    dirs.into_iter().for_each(|dir| keeper.answer_unanswered(dir));
-                    // There may be others.
-                    UNANSWERED_PAUSE
-                } else if keeper.memory.lock().is_some() || keeper.served.lock().is_empty() {
-                    UNANSWERED_EVERY
-                } else {
-                    ALIVE_EVERY
-                }
+                // The first mount may need a memory.
+                let has_time = !has_memory && !keeper.served.lock().is_empty();
+                if has_time { ALIVE_EVERY } else { UNANSWERED_EVERY }
             }
             Err(error) => {
                 if !is_logged {
@@ -342,8 +391,8 @@ fn stay_in_touch(keeper: &Weak<Keeper>) {
                     is_logged = true;
                 }
                 // A keeper that started this process is not started again.
-                let Some(set) = keeper.set.clone() else { return };
-                if let Err(error) = keeper.connect_again(&set) {
+                let Some(path) = &keeper.set.socket else { return };
+                if let Err(error) = keeper.connect_again(path) {
                     tracing::trace!(%error, "no keeper yet");
                 }
                 CONNECT_EVERY
@@ -367,10 +416,10 @@ fn inherited_socket() -> io::Result<Option<OwnedFd>> {
 }
 
 /// Connects to a keeper, which may be starting just now.
-fn wait_for(set: &MountSetName) -> io::Result<OwnedFd> {
+fn wait_for(path: &Path, set: &MountSetName) -> io::Result<OwnedFd> {
     let until = Instant::now() + CONNECT_WITHIN;
     loop {
-        match connect_to(set) {
+        match connect_to(path, set) {
             Err(e) if is_not_there(&e) && Instant::now() < until => thread::sleep(CONNECT_EVERY),
             connected => return connected,
         }
@@ -382,10 +431,10 @@ fn is_not_there(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-fn connect_to(set: &MountSetName) -> io::Result<OwnedFd> {
+fn connect_to(path: &Path, set: &MountSetName) -> io::Result<OwnedFd> {
     let new = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-    let to = UnixAddr::new(&set.socket)?;
-    let shown = set.socket.display();
+    let to = UnixAddr::new(path)?;
+    let shown = path.display();
     connect(new.as_raw_fd(), &to).map_err(|e| {
         let e = io::Error::from(e);
         io::Error::new(
@@ -393,12 +442,21 @@ fn connect_to(set: &MountSetName) -> io::Result<OwnedFd> {
             format!("no keeper listens at {shown} ({e}): start fletch-mount --hold {shown}"),
         )
     })?;
+    say_hello(&new, set)?;
+    Ok(new)
+}
+
+fn say_hello(socket: &OwnedFd, set: &MountSetName) -> io::Result<()> {
     let io_timeout_ms = u64::try_from(set.io_timeout.as_millis()).unwrap_or(u64::MAX);
     let hello = Ask::Hello { name: set.dir.clone(), io_timeout_ms, links: set.has_links };
-    match ask_at(&new, &hello, None)? {
-        (Answer::Done, _) => Ok(new),
+    match ask_at(socket, &hello, None)? {
+        (Answer::Done, _) => Ok(()),
         (answer, _) => Err(answer.into_error()),
     }
+}
+
+fn back(state: &State, agreed: Agreed) -> io::Result<Ask> {
+    Ok(Ask::Back { dir: state.dir.clone(), state: serde_json::to_value(state)?, agreed })
 }
 
 fn ask_at(
@@ -406,13 +464,11 @@ fn ask_at(
     ask: &Ask,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> io::Result<(Answer, Option<OwnedFd>)> {
-    passed_device::send(socket, &serde_json::to_vec(ask)?, descriptor)?;
-    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-    let (len, device) = passed_device::receive(socket, &mut buffer)?;
-    if len == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the mount is gone"));
+    send(socket, ask, descriptor)?;
+    match receive(socket)? {
+        Some((answer, descriptor)) => Ok((answer?, descriptor)),
+        None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the mount is gone")),
     }
-    Ok((serde_json::from_slice(&buffer[..len])?, device))
 }
 
 /// Whether an answer says that the keeper is gone.

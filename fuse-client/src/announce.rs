@@ -8,7 +8,7 @@ use fletch_api::{
 use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, MountId, Root};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::access::KernelCache;
 use crate::cli::Settings;
 use crate::fs::inode::Ino;
+use crate::kernel_mount;
 use crate::requests::RequestContext;
 
 /// How long one announcement may take.
@@ -68,8 +69,10 @@ pub async fn run(
     client: Client,
     mut mount: AnnounceMount,
     (context, kernel): (Arc<RequestContext>, Arc<dyn KernelCache>),
+    dir: PathBuf,
     stop: CancellationToken,
 ) {
+    drop(spawn_blocking(move || kernel_mount::ask_first(&dir)).await);
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let Ok(id) = MountId::new(&format!("{}-{}", mount.pid, began.as_nanos())) else { return };
     let client = client.within(WITHIN).fail_fast();

@@ -12,10 +12,7 @@ use nix::{
 use std::{
     fs::{self, OpenOptions},
     io,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::PermissionsExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
 };
@@ -25,6 +22,9 @@ const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
 /// The environment variable in which it finds the number of its socket.
 const SOCKET_VARIABLE: &str = "_FUSE_COMMFD";
+/// The root's type and permissions until the kernel has asked for them. Those of the directory below may be
+/// none, and a process that takes over can make the kernel drop the first answer ([`ask_first`]).
+const ROOT_MODE: u32 = libc::S_IFDIR | 0o555;
 /// What the mount table shows as the type, after `fuse.`.
 const SUBTYPE: &str = "fletch";
 
@@ -41,11 +41,24 @@ pub fn open(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> 
     }
 }
 
+/// Asks a new mount for the attributes of its root, before anything makes the kernel forget them. Blocks until
+/// somebody serves the mount.
+///
+/// `fusermount3` gives the root no permissions until then. If a program asks while nothing serves the mount,
+/// and the next process first makes the kernel forget attributes, then the kernel takes the answer for an old
+/// one: the program would get EACCES.
+pub fn ask_first(dir: &Path) {
+    if !getuid().is_root()
+        && let Err(error) = fs::metadata(dir)
+    {
+        tracing::debug!(%error, "the mount does not answer for its root");
+    }
+}
+
 fn by_system_call(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
-    let root_mode = fs::metadata(dir)?.permissions().mode();
     let device = OwnedFd::from(OpenOptions::new().read(true).write(true).open(DEVICE)?);
     let mut options = format!(
-        "fd={},rootmode={root_mode:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
+        "fd={},rootmode={ROOT_MODE:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
         device.as_raw_fd(),
         getuid(),
         getgid()

@@ -1,4 +1,4 @@
-//! A test in a mount namespace of its own, where every user may open `/dev/fuse`, as on most machines.
+//! A test in namespaces of its own, where every user may open `/dev/fuse`, as on most machines.
 //!
 //! A machine may give that device to root only. The namespace has another node of the same device, with the
 //! mode 0666, and an `/etc/fuse.conf` that lets users share their mounts. Its two users [`ANN`] and [`BOB`]
@@ -26,10 +26,25 @@ pub const BOB: u32 = 12_346;
 /// Set in the namespace.
 const VARIABLE: &str = "TEST_IN_NAMESPACE";
 
-/// Returns a command that runs `program` in such a namespace, which ends with it.
+/// Returns a command that runs `program` in such namespaces, which end with it.
 fn within(dir: &std::path::Path, program: &std::path::Path) -> Command {
     let mut c = Command::new("unshare");
-    c.args(["-m", "--propagation", "private", "sh", "-c", SETUP, "sh"]).arg(dir).arg(program);
+    // All that the test started ends with it.
+    c.args([
+        "-m",
+        "--propagation",
+        "private",
+        "-p",
+        "-f",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        SETUP,
+        "sh",
+    ])
+    .arg(dir)
+    .arg(program);
     c.env(VARIABLE, "1");
     c
 }

@@ -3,10 +3,10 @@
 
 use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
-use fletch_tests::bins::{Running, bin_dir, command, repo, run};
+use fletch_tests::bins::{Running, bin_dir, command, repo, run, with_keeper};
 use fletch_tests::commands::is_a_test;
 use fletch_tests::console;
-use fletch_tests::fixture::{Site, index};
+use fletch_tests::fixture::{Mounted, Site, index};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
@@ -466,6 +466,35 @@ fn semantics_are_executed_among_all_datasets() {
     let ended = daemon.wait(Duration::from_secs(11));
     assert!(faults.is_empty(), "{faults}");
     assert!(ended.success(), "{ended}: {}", fs::read_to_string(&log).unwrap_or_default());
+}
+
+#[test]
+fn semantics_of_survival_are_executed() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root, Need::Python]) {
+        return;
+    }
+    let blocks = semantics("sh semantics-survival");
+    assert_eq!(blocks.len(), 3, "S29, S30 and S31");
+    let tree = TempDir::with_prefix("fletch-semantics-").expect("tree");
+    semantics_tree(tree.path());
+    let site = Site::start(&[]);
+    assert!(!site.publish("known", tree.path()).is_empty());
+    let (dir, log) = (site.place("mnt"), site.place("logs").join("mount"));
+    let words = ["known", "--io-timeout", "3s"];
+    let mounted = Mounted::start_by(with_keeper(), &site.url, dir.clone(), &log, &words);
+    let (server, keeper) = (site.pid().to_string(), mounted.pid().to_string());
+    let variables = [
+        ("MNT", &*dir),
+        ("SRC", tree.path()),
+        ("KEEPER", Path::new(&keeper)),
+        ("SERVER", Path::new(&server)),
+        ("URL", Path::new(&site.url)),
+        ("FLETCH_STATE_DIR", &site.place("state-of-a-user")),
+        ("FLETCH_CACHE_DIR", &site.place("cache-of-a-user")),
+    ];
+    let faults = failed_statements(&blocks, &variables);
+    run(Command::new("umount").arg(&dir));
+    assert!(faults.is_empty(), "{faults}{}", fs::read_to_string(&log).unwrap_or_default());
 }
 
 fn leftovers(tmp: &Path) -> Vec<String> {

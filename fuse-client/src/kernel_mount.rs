@@ -41,8 +41,8 @@ pub fn open(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> 
     }
 }
 
-/// Asks a new mount for the attributes of its root, before anything makes the kernel forget them. Blocks until
-/// somebody serves the mount.
+/// Asks a new mount for the attributes of its root, before anything makes the kernel forget them. Blocks
+/// until somebody serves the mount.
 ///
 /// `fusermount3` gives the root no permissions until then. If a program asks while nothing serves the mount,
 /// and the next process first makes the kernel forget attributes, then the kernel takes the answer for an old

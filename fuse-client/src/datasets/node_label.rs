@@ -66,8 +66,7 @@ pub struct NodeLabel {
 }
 
 impl NodeLabel {
-    /// Returns the label of a node. `host` and `port` are those of the API server, which Kubernetes tells each
-    /// pod.
+    /// Returns the label of a node. `host` and `port` are those of the API server: Kubernetes tells each pod.
     ///
     /// # Errors
     /// There is no API server.

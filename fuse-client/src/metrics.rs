@@ -415,7 +415,7 @@ impl Snapshot {
             }
         }
         if let Some(is_set) = self.node_label {
-            let set = opts("node_label", "1 while this process has set the node's label in Kubernetes.");
+            let set = opts("node_label", "Whether this process has set the node's label.");
             gauge(set, u64::from(is_set))?;
         }
         let one = [(self.dataset.clone(), self.root.clone())];

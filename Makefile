@@ -11,7 +11,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SERVERS := $(or $(FLETCH_TEST_SERVERS),$(TARGET)/test-servers)
 comma := ,
 # In CI a missing component is a failure; on a laptop the same tests skip and print the reason.
-IN_CI := fuse trace python torch images strace prometheus chromium root cgroup s3 azure http etcd
+IN_CI := fuse trace python torch images strace prometheus chromium root cgroup s3 azure http etcd \
+    namespace
 FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 # Tests wait as much as they work.
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 2)))
@@ -110,7 +111,7 @@ test: ready-and-linted deny programs wheel formats chart ## everything that must
 
 SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
     or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python) or binary(scale) \
-        or binary(survival) or binary(/^cluster/)))
+        or binary(survival) or binary(ordinary_user) or binary(/^cluster/)))
 
 soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) \
@@ -331,7 +332,7 @@ accept-s3: programs ## stock S3 clients, pinned, read odd keys through the S3 do
 	    "$(abspath $(TARGET))/release")
 
 accept-survival: programs ## a mount's process is killed 20 times (make soak: 500) under readers: no error
-	FLETCH_TEST_MOUNTS=50 $(TREE) --test survival
+	FLETCH_TEST_MOUNTS=50 FLETCH_TEST_USER_KILLS=100 $(TREE) --test survival --test ordinary_user
 
 accept-check-time: check ## make check, warm, takes at most 2 minutes
 	touch crates/core/src/lib.rs

@@ -90,16 +90,19 @@ impl Daemon {
         )
     }
 
-    /// Returns the process id.
+    /// Returns the id of the process that works: that of its child, if the process is the keeper of a mount.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.0.id()
+        let own = self.0.id();
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        let child = children.unwrap_or_default().split_whitespace().next().and_then(|pid| pid.parse().ok());
+        child.unwrap_or(own)
     }
 
-    /// Returns the CPU seconds (user and system) that the process has used.
+    /// Returns the CPU seconds (user and system) that the process that works has used.
     #[must_use]
     pub fn cpu(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         let ticks = |i: usize| fields.get(i).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0);
         (ticks(11) + ticks(12)) / 100.0

@@ -1,13 +1,14 @@
-//! `bench-mount [--files 20000] [--bytes 110000] [--rounds 5] [--json FILE]`
+//! `bench-mount [--files 20000] [--bytes 110000] [--rounds 5] [--before DIR] [--json FILE]`
 //!
 //! Times Fletch's mount, a bare in-memory daemon of the same mode, and the native file system, in turn, round
 //! by round: cold walk, first and second epoch, one and two threads. Cold means a fresh mount and a fresh
-//! server: the originals are in the page cache, and the server's memory is empty.
+//! server: the originals are in the page cache, and the server's memory is empty. With `--before`, the server
+//! and the mount of an earlier build in that directory take their turn, too.
 
 use fletch_benches::{Daemon, Table, arg, bin, epoch, is_mounted, keep, until, usage, walk, write_tree};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -29,6 +30,10 @@ fn main() {
     usage(include_str!("mount.rs"));
     let (files, bytes): (usize, usize) = (arg("files", 20_000), arg("bytes", 110_000));
     let rounds: u64 = arg("rounds", 5);
+    let before: String = arg("before", String::new());
+    let own = bin("fletch").parent().expect("a directory").to_owned();
+    let builds = [("fletch", own), ("before", PathBuf::from(before))];
+    let builds: Vec<_> = builds.into_iter().filter(|(_, dir)| !dir.as_os_str().is_empty()).collect();
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
     let at = |p: &str| scratch.path().join(p);
     let data = at("data");
@@ -59,45 +64,49 @@ fn main() {
             run(Command::new("umount").arg(&dir));
             drop(d);
 
-            let work = at(&format!("fletch-{round}-{threads}"));
-            let dir = work.join("mnt");
-            std::fs::create_dir_all(&dir).expect("mkdir");
-            let ready = work.join("ready");
-            let server = Daemon::start(
-                Command::new(bin("fletch-server"))
-                    .args(["--listen", "127.0.0.1:0", "--memory", "512MiB"])
-                    .arg("--socket")
-                    .arg(work.join("s"))
-                    .arg("--cache-dir")
-                    .arg(work.join("c"))
-                    .arg("--state-dir")
-                    .arg(work.join("d"))
-                    .arg("--ready-file")
-                    .arg(&ready),
-                Some(&work.join("server.log")),
-            );
-            until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
-            let url = std::fs::read_to_string(&ready).expect("url").trim().to_owned();
-            run(Command::new(bin("fletch"))
-                .args(["register", "d"])
-                .arg(&data)
-                .arg("--tables")
-                .arg(at("tables"))
-                .args(["--server", &url]));
-            let socket = format!("unix:{}", work.join("s").display());
-            let mount = Daemon::start(
-                Command::new(bin("fletch-mount"))
-                    .arg("d")
-                    .arg(&dir)
-                    .args(["--server", &socket, "--job", "bench"]),
-                Some(&work.join("mount.log")),
-            );
-            until("fletch mount", || is_mounted(&dir));
-            measure(&mut table, "fletch", threads, &dir, round);
-            let gb = 2.0 * files as f64 * bytes as f64 / 1e9;
-            cpu.push((server.cpu() / gb, mount.cpu() / gb));
-            drop(mount);
-            drop(server);
+            for (build, programs) in &builds {
+                let work = at(&format!("{build}-{round}-{threads}"));
+                let dir = work.join("mnt");
+                std::fs::create_dir_all(&dir).expect("mkdir");
+                let ready = work.join("ready");
+                let server = Daemon::start(
+                    Command::new(programs.join("fletch-server"))
+                        .args(["--listen", "127.0.0.1:0", "--memory", "512MiB"])
+                        .arg("--socket")
+                        .arg(work.join("s"))
+                        .arg("--cache-dir")
+                        .arg(work.join("c"))
+                        .arg("--state-dir")
+                        .arg(work.join("d"))
+                        .arg("--ready-file")
+                        .arg(&ready),
+                    Some(&work.join("server.log")),
+                );
+                until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
+                let url = std::fs::read_to_string(&ready).expect("url").trim().to_owned();
+                run(Command::new(bin("fletch"))
+                    .args(["register", "d"])
+                    .arg(&data)
+                    .arg("--tables")
+                    .arg(at("tables"))
+                    .args(["--server", &url]));
+                let socket = format!("unix:{}", work.join("s").display());
+                let mount = Daemon::start(
+                    Command::new(programs.join("fletch-mount"))
+                        .arg("d")
+                        .arg(&dir)
+                        .args(["--server", &socket, "--job", "bench"]),
+                    Some(&work.join("mount.log")),
+                );
+                until("fletch mount", || is_mounted(&dir));
+                measure(&mut table, build, threads, &dir, round);
+                let gb = 2.0 * files as f64 * bytes as f64 / 1e9;
+                if *build == "fletch" {
+                    cpu.push((server.cpu() / gb, mount.cpu() / gb));
+                }
+                drop(mount);
+                drop(server);
+            }
 
             measure(&mut table, "native", threads, &data, round);
         }

@@ -7,8 +7,9 @@ use fletch_api::{
 };
 use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, MountId, Root};
+use nix::unistd::getuid;
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::access::KernelCache;
 use crate::cli::Settings;
 use crate::fs::inode::Ino;
+use crate::fusermount;
 use crate::requests::RequestContext;
 
 /// How long one announcement may take.
@@ -68,8 +70,12 @@ pub async fn run(
     client: Client,
     mut mount: AnnounceMount,
     (context, kernel): (Arc<RequestContext>, Arc<dyn KernelCache>),
+    dir: PathBuf,
     stop: CancellationToken,
 ) {
+    if !getuid().is_root() {
+        drop(spawn_blocking(move || fusermount::ask_first(&dir)).await);
+    }
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let Ok(id) = MountId::new(&format!("{}-{}", mount.pid, began.as_nanos())) else { return };
     let client = client.within(WITHIN).fail_fast();

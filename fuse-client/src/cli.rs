@@ -1,6 +1,7 @@
 //! The settings of a mount, from flags, environment variables and the settings file. They share one schema: a
 //! flag wins over a variable, a variable over the file, and the file over the default.
 
+use crate::datasets::node_label::{ACCOUNT_DIR, NodeLabelSettings};
 use crate::keeper::HoldSettings;
 use crate::kernel_timeout;
 use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
@@ -189,6 +190,16 @@ pub struct Cli {
     /// File that exists while the datasets are mounted
     #[arg(long, value_name = "FILE", help_heading = DATASETS)]
     pub ready_file: Option<PathBuf>,
+    /// In a pod: label this node fletch/mounts=ready while they are mounted
+    #[arg(long, value_name = "NODE", requires = "datasets", help_heading = DATASETS)]
+    pub label_node: Option<String>,
+    /// Files that exist while the node is ready [default: --ready-file]
+    #[arg(long, value_name = "FILE,FILE", requires = "label_node", value_delimiter = ',',
+        help_heading = DATASETS)]
+    pub label_when: Vec<PathBuf>,
+    /// Directory of the service account, if it is not where Kubernetes has it
+    #[arg(long, value_name = "DIR", requires = "label_node", default_value = ACCOUNT_DIR, hide = true)]
+    pub label_account: PathBuf,
     /// The flags of the node store.
     #[command(flatten)]
     pub cache: CacheFlags,
@@ -344,6 +355,9 @@ struct DatasetsFlags {
     mounts_max: Option<usize>,
     interval: Option<Span>,
     ready_file: Option<PathBuf>,
+    /// The node to label, and the files that exist while it is ready.
+    label: Option<(String, Vec<PathBuf>)>,
+    label_account: PathBuf,
     file: DatasetsFile,
 }
 
@@ -361,8 +375,19 @@ impl DatasetsFlags {
         if !(INTERVAL.1..=INTERVAL.2).contains(&interval) {
             bail!("--interval {} is out of range: give 1s to 1h", Span(interval));
         }
+        let node_label = match self.label {
+            None => None,
+            Some((node, when)) => {
+                let when = if when.is_empty() { self.ready_file.iter().cloned().collect() } else { when };
+                if when.is_empty() {
+                    bail!("--label-node says when the datasets are mounted: give --ready-file FILE, too");
+                }
+                Some(NodeLabelSettings { node, when, account: self.label_account })
+            }
+        };
         Ok(DatasetsSettings {
             dir,
+            node_label,
             server: process.server.clone().context("--datasets needs a server: give --server URL")?,
             tags: tags.map(|glob| glob.compile_matcher()),
             keep: self.keep.or(file.keep).map_or(KEEP, |s| s.0),
@@ -525,6 +550,8 @@ impl Cli {
             mounts_max: self.mounts_max,
             interval: self.interval,
             ready_file: self.ready_file.map(absolute).transpose()?,
+            label: self.label_node.map(|node| (node, self.label_when)),
+            label_account: self.label_account,
             file: file.datasets,
         };
         match (self.datasets, self.dataset, self.dir) {

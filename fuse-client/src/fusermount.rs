@@ -8,7 +8,7 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, socketpair},
 };
 use std::{
-    io,
+    fs, io,
     os::fd::{AsRawFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
@@ -52,6 +52,18 @@ pub(crate) fn mount(dir: &Path, source: &str, allow_other: bool) -> io::Result<O
         };
         io::Error::new(kind, said)
     })
+}
+
+/// Asks a new mount for the attributes of its root, before anything makes the kernel forget them. Blocks
+/// until somebody serves the mount.
+///
+/// The program gives the root no permissions until then. If somebody asks while nothing serves the mount, and
+/// the next process first makes the kernel forget attributes, then the kernel takes the answer for an old one:
+/// whoever asked would get EACCES.
+pub(crate) fn ask_first(dir: &Path) {
+    if let Err(error) = fs::metadata(dir) {
+        tracing::debug!(%error, "the mount does not answer for its root");
+    }
 }
 
 /// Unmounts a directory, or detaches it.

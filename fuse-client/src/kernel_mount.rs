@@ -5,7 +5,7 @@ use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     mount::{MntFlags, MsFlags, mount, umount2},
-    sys::stat::{Mode, fstat},
+    sys::stat::Mode,
     unistd::{getgid, getuid},
 };
 use std::{
@@ -16,6 +16,9 @@ use std::{
 };
 
 const DEVICE: &str = "/dev/fuse";
+/// The root's type and permissions until the kernel has asked for them. Those of the directory below may be
+/// none, and a process that takes over can make the kernel drop the first answer.
+const ROOT_MODE: u32 = libc::S_IFDIR | 0o555;
 /// What the mount table shows as the type, after `fuse.`.
 pub(crate) const SUBTYPE: &str = "fletch";
 
@@ -25,12 +28,11 @@ pub(crate) const SUBTYPE: &str = "fletch";
 /// # Errors
 /// The error of the kernel.
 pub(crate) fn mount_fuse(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> {
-    let (open, at) = pinned(dir)?;
+    let (_open, at) = pinned(dir)?;
     let device = OwnedFd::from(OpenOptions::new().read(true).write(true).open(DEVICE)?);
     let mut options = format!(
-        "fd={},rootmode={:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
+        "fd={},rootmode={ROOT_MODE:o},user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
         device.as_raw_fd(),
-        fstat(&open)?.st_mode,
         getuid(),
         getgid()
     );

@@ -186,6 +186,9 @@ pub struct Snapshot {
     pub origin_bytes: u64,
     /// The node store, if the mount takes part in one.
     pub node: Option<NodeSnapshot>,
+    /// Whether the node has its label from this process, if it is to label the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_label: Option<bool>,
     /// The datasets, if the process mounts all that its token may read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datasets: Option<DatasetsSnapshot>,
@@ -411,6 +414,10 @@ impl Snapshot {
                 gauge(opts(name, help), n)?;
             }
         }
+        if let Some(is_set) = self.node_label {
+            let set = opts("node_label", "Whether this process has set the node's label.");
+            gauge(set, u64::from(is_set))?;
+        }
         let one = [(self.dataset.clone(), self.root.clone())];
         for (dataset, root) in self.datasets.as_ref().map_or(&one[..], |d| &d.mounted) {
             let info = opts("info", "A mounted version; always 1.")
@@ -485,6 +492,7 @@ mod tests {
                 bytes: 9,
                 ..Default::default()
             }),
+            node_label: Some(true),
             datasets: Some(DatasetsSnapshot {
                 linked: 2,
                 over_limit: 4,
@@ -519,6 +527,7 @@ mod tests {
             "fletch_mount_info{dataset=\"e\",root=\"s\",train_job=\"j\"} 1",
             "fletch_mount_datasets{state=\"over_limit\"} 4",
             "fletch_mount_versions_mounted 2",
+            "fletch_mount_node_label 1",
         ] {
             assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
         }

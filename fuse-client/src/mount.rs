@@ -142,7 +142,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         let mount = announce::announcement(settings, version.root(), &dir);
         let (kernel, stop) = (session.kernel_cache(), running.shared.stop.clone());
         let of = (Arc::clone(&running.context), Arc::clone(&kernel));
-        let announced = announce::run(client.clone(), mount, of, stop);
+        let announced = announce::run(client.clone(), mount, of, dir.clone(), stop);
         running.shared.background.spawn_on(announced, runtime.handle());
         running.watch_access(&runtime, client, version.root(), kernel);
     }

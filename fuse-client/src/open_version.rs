@@ -59,7 +59,14 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
             return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
         }
         (Some(client), None) => {
-            let resolved = resolve_at_server(settings, client).await?;
+            let resolved = match (resolve_at_server(settings, client).await, &settings.restart) {
+                // Both may have died at once. No process of the mount runs yet that would start the server.
+                (Err(error), Some(program)) if is_unreachable(&error) => {
+                    Restart::with(program.clone()).run().await;
+                    resolve_at_server(settings, client).await?
+                }
+                (resolved, _) => resolved?,
+            };
             (resolved.root, resolved.layout, None)
         }
         (None, Some(fallback_settings)) => resolve_without_server(settings, fallback_settings).await?,

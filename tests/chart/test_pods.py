@@ -235,10 +235,47 @@ class Security(unittest.TestCase):
             self.assertFalse(context["allowPrivilegeEscalation"])
             self.assertNotIn("privileged", context)
 
-    def test_no_pod_has_a_token_of_the_api(self):
+    def test_no_pod_has_a_token_of_the_api_but_mounts_that_label_their_node(self):
         for path in CI:
+            labels = values(path).get("mounts", {}).get("nodeLabel", {}).get("enabled", False)
             for name, spec in pod_specs(rendered(path)):
                 self.assertIs(spec["automountServiceAccountToken"], False, name)
+                sources = [source for volume in spec.get("volumes", [])
+                           for source in volume.get("projected", {}).get("sources", [])]
+                has_token = any("serviceAccountToken" in source for source in sources)
+                self.assertEqual(has_token, labels and name.endswith("-mounts"), f"{path.name}: {name}")
+
+    def test_the_account_of_the_mounts_patches_nodes_and_nothing_else(self):
+        objects = ci("keeper")
+        account = one(objects, "ServiceAccount", "fletch-mounts")
+        self.assertIs(account["automountServiceAccountToken"], False)
+        role = one(objects, "ClusterRole", "fletch-fletch-node-label")
+        self.assertEqual(role["rules"], [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}])
+        binding = one(objects, "ClusterRoleBinding")
+        self.assertEqual(binding["roleRef"]["name"], role["metadata"]["name"])
+        self.assertEqual(binding["subjects"], [
+            {"kind": "ServiceAccount", "name": "fletch-mounts", "namespace": NAMESPACE},
+        ])
+        pod = one(objects, "DaemonSet", "fletch-mounts")["spec"]["template"]["spec"]
+        self.assertEqual(pod["serviceAccountName"], "fletch-mounts")
+        keeper = one(objects, "DaemonSet", "fletch-mount-keeper")["spec"]["template"]["spec"]
+        self.assertNotIn("serviceAccountName", keeper)
+        kinds = {o["kind"] for o in ci("default")}
+        self.assertFalse(kinds & {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy"}, kinds)
+
+    def test_a_policy_holds_that_account_to_its_node_and_its_label(self):
+        objects = ci("keeper")
+        policy = one(objects, "ValidatingAdmissionPolicy")
+        binding = one(objects, "ValidatingAdmissionPolicyBinding")["spec"]
+        self.assertEqual(binding["policyName"], policy["metadata"]["name"])
+        self.assertEqual(binding["validationActions"], ["Deny"])
+        spec = policy["spec"]
+        self.assertEqual(spec["failurePolicy"], "Fail")
+        self.assertEqual([c["expression"] for c in spec["matchConditions"]], [
+            "request.userInfo.username == 'system:serviceaccount:fletch:fletch-mounts'",
+        ])
+        without, _ = render({"mounts": {"nodeLabel": {"enabled": True, "admissionPolicy": False}}})
+        self.assertNotIn("ValidatingAdmissionPolicy", {o["kind"] for o in without})
 
     def test_secrets_are_named_and_never_rendered(self):
         for path in CI:
@@ -523,6 +560,37 @@ class Mounts(unittest.TestCase):
         self.assertEqual(held["args"][-1], held["volumeMounts"][0]["mountPath"])
         # No Secret, no network of its own, and nothing of the mounts but their directory.
         self.assertEqual([v["name"] for v in keeper["spec"]["template"]["spec"]["volumes"]], ["mounts"])
+
+    def test_each_mount_labels_its_node_when_all_domains_are_mounted(self):
+        objects = ci("keeper")
+        spec = one(objects, "DaemonSet", "fletch-mounts")["spec"]["template"]["spec"]
+        account = next(v for v in spec["volumes"] if v["name"] == "account")["projected"]["sources"]
+        files = [account[0]["serviceAccountToken"]["path"], account[1]["configMap"]["items"][0]["path"]]
+        self.assertEqual(files, ["token", "ca.crt"])
+        ready = [c["args"][c["args"].index("--ready-file") + 1] for c in spec["containers"]]
+        self.assertEqual(len(set(ready)), 2)
+        for container in spec["containers"]:
+            args = container["args"]
+            self.assertEqual(args[args.index("--label-node") + 1], "$(NODE_NAME)")
+            self.assertEqual(args[args.index("--label-when") + 1].split(","), ready)
+            self.assertEqual(container["env"][0], {
+                "name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+            })
+            mounted = next(m for m in container["volumeMounts"] if m["name"] == "account")
+            self.assertEqual(mounted["mountPath"], "/var/run/secrets/kubernetes.io/serviceaccount")
+        self.assertNotIn("--label-node", json.dumps(ci("default")))
+
+    def test_no_job_takes_the_room_of_a_mount_and_no_taint_ends_it(self):
+        objects = ci("keeper")
+        own = one(objects, "PriorityClass")
+        self.assertEqual((own["metadata"]["name"], own["preemptionPolicy"]), ("fletch-fletch", "Never"))
+        self.assertGreater(own["value"], 0)
+        for name in ("fletch-mounts", "fletch-mount-keeper"):
+            spec = one(objects, "DaemonSet", name)["spec"]["template"]["spec"]
+            self.assertEqual(spec["priorityClassName"], "fletch-fletch")
+            self.assertIn({"operator": "Exists", "effect": "NoExecute"}, spec["tolerations"])
+        without, _ = render({"priorityClass": {"create": False}})
+        self.assertNotIn("priorityClassName", json.dumps(without))
 
     def test_volumes_and_claims_are_pairs(self):
         pairs = 0

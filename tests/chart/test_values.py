@@ -46,6 +46,8 @@ REFUSED = [
     ({"mounts": {"hostPath": "/var/lib/x"}}, "/mounts/hostPath"),
     ({"mounts": {"keep": "soon"}}, "/mounts/keep"),
     ({"mounts": {"updateStrategy": "Recreate"}}, "/mounts/updateStrategy"),
+    ({"mounts": {"nodeLabel": {"enabled": "yes"}}}, "/mounts/nodeLabel/enabled"),
+    ({"priorityClass": {"preemptionPolicy": "Always"}}, "/priorityClass/preemptionPolicy"),
     ({"monitoring": {"serviceMonitor": {"enabled": "yes"}}}, "/monitoring/serviceMonitor/enabled"),
     ({"cluster": {"etcd": {"endpoints": ["etcd:2379"]}}}, "/cluster/etcd/endpoints/0"),
     ({"cluster": {"forgetAfter": "soon"}}, "/cluster/forgetAfter"),

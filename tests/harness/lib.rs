@@ -19,6 +19,7 @@ pub mod fixture;
 pub mod kit;
 pub mod monitored;
 pub mod names;
+pub mod namespace;
 pub mod prometheus;
 pub mod prose;
 pub mod python;

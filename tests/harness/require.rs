@@ -34,6 +34,8 @@ pub enum Need {
     Resend,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
+    /// The permission to make a mount namespace and a device in it (root), and `fusermount3`.
+    Namespace,
 }
 
 impl Need {
@@ -52,6 +54,7 @@ impl Need {
             Need::Etcd => "etcd",
             Need::Resend => "resend",
             Need::Strace => "strace",
+            Need::Namespace => "namespace",
         }
     }
 
@@ -80,6 +83,9 @@ impl Need {
             Need::Resend if kernel() < (6, 9) => Some("Linux is older than 6.9".into()),
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),
+            Need::Namespace if !root => Some("not root".into()),
+            Need::Namespace if !on_path("fusermount3") => Some("no fusermount3".into()),
+            Need::Namespace => crate::namespace::check().err(),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),
             _ => None,
         }

@@ -3,8 +3,11 @@
 //! `make accept-datasets-mount` lists 200 datasets of 10,000 files; by default the test has 12 of 300.
 
 use fletch_core::Hash;
+use fletch_testkit::scripted::{ScriptedServer, answer, header};
+use fletch_testkit::tls;
 use fletch_tests::bins::{Running, command, run, stdout, with_keeper};
 use fletch_tests::fixture::{Site, files, index};
+use fletch_tests::prometheus::free_port;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::{peak_rss, until};
 use nix::errno::Errno;
@@ -395,6 +398,54 @@ fn a_domain_sees_its_own_datasets_only() {
 }
 
 /// Returns the numbers of datasets and of files in each: those of the accept target, or a few.
+#[test]
+fn a_node_has_its_label_while_all_datasets_are_mounted() {
+    if !have(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    let api = ScriptedServer::start_tls(|head| match header(head, "authorization") {
+        Some("Bearer of-the-pod") => answer("200 OK", &[], b"{}"),
+        _ => answer("401 Unauthorized", &[], b"{}"),
+    });
+    let site = Site::start(&[]);
+    let tree = site.place("tree");
+    write_files(&tree, 1, 3);
+    assert!(!site.publish("one", &tree).is_empty());
+    let (account, ready) = (site.place("account"), site.place("ready-files").join("default"));
+    fs::write(account.join("token"), "of-the-pod").expect("token");
+    fs::copy(tls::authority(), account.join("ca.crt")).expect("the CA");
+    let (dir, log) = (site.place("node").join("datasets"), site.place("logs").join("labels"));
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let mut c = command("fletch-mount");
+    c.arg("--datasets").arg(&dir).args(["--server", &site.url, "--metrics", &metrics]);
+    c.args(["--label-node", "node-7", "--label-account"]).arg(&account).arg("--ready-file").arg(&ready);
+    c.env("KUBERNETES_SERVICE_HOST", "127.0.0.1");
+    c.env("KUBERNETES_SERVICE_PORT", api.address().port().to_string());
+    c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).expect("log"));
+    let mut daemon = Running::spawn("fletch-mount", &mut c);
+    let last = || {
+        let all = api.requests();
+        let last = all.last()?.split_once("\r\n\r\n")?;
+        assert!(last.0.starts_with("PATCH /api/v1/nodes/node-7?"), "{}", last.0);
+        Some(last.1.to_owned())
+    };
+    let set = r#"{"metadata":{"labels":{"fletch/mounts":"ready"}}}"#;
+    until("the node has its label", SOON, || {
+        assert!(daemon.alive(), "{}", fs::read_to_string(&log).unwrap_or_default());
+        last().as_deref() == Some(set)
+    });
+    assert!(ready.exists() && dir.join("one").exists());
+    let page = format!("http://{metrics}/metrics");
+    until("the page says so", SOON, || {
+        let page = stdout(&run(std::process::Command::new("curl").args(["-sS", "--max-time", "5", &page])));
+        page.lines().any(|line| line == "fletch_mount_node_label 1")
+    });
+    daemon.signal(Signal::SIGTERM);
+    assert!(daemon.wait(Duration::from_secs(26)).success());
+    assert_eq!(last().as_deref(), Some(r#"{"metadata":{"labels":{"fletch/mounts":null}}}"#));
+    assert_eq!(mounts_below(&dir), Vec::<String>::new());
+}
+
 fn sizes() -> (usize, usize) {
     if std::env::var_os("FLETCH_DATASETS_MOUNT").is_some() { (200, 10_000) } else { (12, 300) }
 }

@@ -3,16 +3,17 @@
 
 use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
-use fletch_tests::bins::{Running, bin_dir, command, repo, run};
+use fletch_tests::bins::{Running, bin_dir, command, repo, run, with_keeper};
 use fletch_tests::commands::is_a_test;
 use fletch_tests::console;
-use fletch_tests::fixture::{Site, index};
+use fletch_tests::fixture::{Mounted, Site, index};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -466,6 +467,98 @@ fn semantics_are_executed_among_all_datasets() {
     let ended = daemon.wait(Duration::from_secs(11));
     assert!(faults.is_empty(), "{faults}");
     assert!(ended.success(), "{ended}: {}", fs::read_to_string(&log).unwrap_or_default());
+}
+
+#[test]
+fn semantics_of_survival_are_executed() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root, Need::Python]) {
+        return;
+    }
+    let blocks = semantics("sh semantics-survival");
+    assert_eq!(blocks.len(), 3, "S29, S30 and S31");
+    // A reader that waits for ever is a fault.
+    let timed = |(line, body)| (line, format!("timeout 60 bash -euo pipefail <<'BLOCK'\n{body}\nBLOCK\n"));
+    let blocks: Vec<_> = blocks.into_iter().map(timed).collect();
+    let tree = TempDir::with_prefix("fletch-semantics-").expect("tree");
+    semantics_tree(tree.path());
+    let site = Site::start(&[]);
+    assert!(!site.publish("known", tree.path()).is_empty());
+    let (dir, log) = (site.place("mnt"), site.place("logs").join("mount"));
+    let words = ["known", "--io-timeout", "3s"];
+    let mounted = Mounted::start_by(with_keeper(), &site.url, dir.clone(), &log, &words);
+    let (server, keeper) = (site.pid().to_string(), mounted.pid().to_string());
+    let variables = [
+        ("MNT", &*dir),
+        ("SRC", tree.path()),
+        ("KEEPER", Path::new(&keeper)),
+        ("SERVER", Path::new(&server)),
+        ("URL", Path::new(&site.url)),
+        ("FLETCH_STATE_DIR", &site.place("state-of-a-user")),
+        ("FLETCH_CACHE_DIR", &site.place("cache-of-a-user")),
+    ];
+    let faults = failed_statements(&blocks, &variables);
+    run(Command::new("umount").arg(&dir));
+    assert!(faults.is_empty(), "{faults}{}", fs::read_to_string(&log).unwrap_or_default());
+}
+
+#[test]
+fn readers_that_wait_go_on_as_the_runbook_says() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        return;
+    }
+    let tree = TempDir::with_prefix("fletch-runbook-").expect("tree");
+    fs::write(tree.path().join("f"), "content").expect("write");
+    let site = Site::start(&[]);
+    assert!(!site.publish("known", tree.path()).is_empty());
+    let (below, log) = (site.place("mounts"), site.place("logs").join("mount"));
+    let (dir, socket) = (site.place("mounts/known"), site.place("keeper").join("socket"));
+    let mut c = with_keeper();
+    c.arg("--hold").arg(&socket).arg("--hold-below").arg(&below).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut keeper = Running::spawn("fletch-mount", &mut c);
+    until("the keeper holds mounts", Duration::from_secs(10), || socket.exists());
+    let words = ["known", "--io-timeout", "60s", "--keeper", &socket.display().to_string()];
+    let mut mounted = Mounted::start_by(with_keeper(), &site.url, dir.clone(), &log, &words);
+    mounted.daemon().signal(Signal::SIGKILL);
+    mounted.daemon().wait(Duration::from_secs(10));
+    let mut reader = Running::spawn("cat", Command::new("cat").arg(dir.join("f")).stdout(Stdio::null()));
+    // The command of this machine.
+    let start = site.place("bin").join("start");
+    let script = format!(
+        "#!/bin/sh\nexec {} known {} --server {} --keeper {} --io-timeout 60s --daemon --log-file {}\n",
+        bin_dir().join("fletch-mount").display(),
+        dir.display(),
+        site.url,
+        socket.display(),
+        log.display()
+    );
+    fs::write(&start, script).expect("write");
+    fs::set_permissions(&start, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let variables = [
+        ("MOUNT_DIR", &*dir),
+        ("MOUNT_LOG", &*log),
+        ("FLETCH_SERVER", Path::new(&site.url)),
+        ("START_MOUNT", &*start),
+        ("FLETCH_STATE_DIR", &*site.place("state-of-a-user")),
+        ("FLETCH_CACHE_DIR", &*site.place("cache-of-a-user")),
+    ];
+    let page = fs::read_to_string(repo().join("docs/runbooks/readers-wait.md")).expect("the runbook");
+    let status = || {
+        let status = run(with_keeper().arg("--status").arg(&dir));
+        String::from_utf8_lossy(&status.stdout).into_owned()
+    };
+    assert!(status().contains("survives  waiting"), "{}", status());
+    let diagnose = console::blocks(&page, "sh diagnose");
+    let remedy = console::blocks(&page, "sh remedy");
+    assert_eq!((diagnose.len(), remedy.len()), (1, 1));
+    let faults = failed_statements(&diagnose, &variables);
+    assert!(faults.is_empty() && reader.alive(), "the reader waits: {faults}");
+    let faults = failed_statements(&remedy, &variables);
+    assert!(faults.is_empty(), "{faults}");
+    assert!(reader.wait(Duration::from_secs(10)).success());
+    assert!(status().contains("survives  yes"), "{}", status());
+    keeper.signal(Signal::SIGTERM);
+    run(Command::new("umount").arg(&dir));
+    assert!(keeper.wait(Duration::from_secs(10)).success());
 }
 
 fn leftovers(tmp: &Path) -> Vec<String> {

@@ -91,7 +91,6 @@ const BY_OTHERS: &[(&str, &str, &str)] = &[
         "documents::semantics_are_executed_among_all_datasets",
     ),
     (OPERATIONS, "fletch-mount --status DIR", STATUS),
-    ("docs/runbooks/FletchMountBroken.md", "fletch-mount --status DIR", STATUS),
     (OPERATIONS, "promtool check rules FILES", "alerts::the_rules_and_their_unit_tests_hold"),
     (OPERATIONS, "promtool test rules tests/alerts/*.yaml", "alerts::the_rules_and_their_unit_tests_hold"),
 ];
@@ -99,7 +98,8 @@ const BY_OTHERS: &[(&str, &str, &str)] = &[
 /// The test that asks for the processes of a mount.
 const STATUS: &str = "install::the_units_keep_a_mount_and_replace_what_serves_it";
 
-/// The test that runs every block `sh diagnose` of every runbook.
+/// The test that runs every block `sh diagnose` of every runbook of an alert. The remedy of [`READERS_WAIT`]
+/// runs the blocks of its own page.
 const DIAGNOSES: &str = "alerts::every_diagnostic_command_runs";
 
 /// The runbooks with a remedy, and the tests that run it in the state of the alert.
@@ -117,7 +117,11 @@ const REMEDIES: &[(&str, &str)] = &[
     ("FletchScrapeDown", "alerts::a_server_that_stopped_is_started_again"),
     ("FletchThrashing", "alerts::a_cache_that_thrashes_gets_another_policy"),
     ("FletchWrongBytes", "alerts::a_dataset_that_was_changed_is_indexed_anew"),
+    ("readers-wait", READERS_WAIT),
 ];
+
+/// The test that runs all blocks of the runbook without an alert.
+const READERS_WAIT: &str = "documents::readers_that_wait_go_on_as_the_runbook_says";
 
 /// The commands that no test executes, and the reason.
 const NOT_HERE: &[(&str, &str)] = &[

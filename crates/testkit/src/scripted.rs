@@ -13,12 +13,12 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 /// The longest head of a request, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-type Heads = Arc<Mutex<Vec<String>>>;
+type Requests = Arc<Mutex<Vec<String>>>;
 
 /// A running server. Dropping it closes the port.
 pub struct ScriptedServer {
     server: Server,
-    heads: Heads,
+    requests: Requests,
 }
 
 impl ScriptedServer {
@@ -28,16 +28,16 @@ impl ScriptedServer {
     /// If it gets no port or no threads.
     #[must_use]
     pub fn start(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        let heads = Heads::default();
-        let (answer, kept) = (Arc::new(answer), Arc::clone(&heads));
+        let requests = Requests::default();
+        let (answer, kept) = (Arc::new(answer), Arc::clone(&requests));
         let server = Server::start(move |stream| {
-            let (answer, heads) = (Arc::clone(&answer), Arc::clone(&kept));
+            let (answer, requests) = (Arc::clone(&answer), Arc::clone(&kept));
             async move {
                 // The client sees a broken connection as an error, which is what some tests want.
-                let _ = serve(stream, &*answer, &heads).await;
+                let _ = serve(stream, &*answer, &requests).await;
             }
         });
-        ScriptedServer { server, heads }
+        ScriptedServer { server, requests }
     }
 
     /// Starts a server as [`ScriptedServer::start`] does, which speaks TLS with the certificate of [`tls`].
@@ -46,18 +46,18 @@ impl ScriptedServer {
     /// If it gets no port or no threads.
     #[must_use]
     pub fn start_tls(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        let (heads, acceptor) = (Heads::default(), tls::acceptor());
-        let (answer, kept) = (Arc::new(answer), Arc::clone(&heads));
+        let (requests, acceptor) = (Requests::default(), tls::acceptor());
+        let (answer, kept) = (Arc::new(answer), Arc::clone(&requests));
         let server = Server::start(move |stream| {
-            let (answer, heads, acceptor) = (Arc::clone(&answer), Arc::clone(&kept), acceptor.clone());
+            let (answer, requests, acceptor) = (Arc::clone(&answer), Arc::clone(&kept), acceptor.clone());
             async move {
                 // A client that does not trust the certificate ends the handshake, which some tests want.
                 if let Ok(stream) = acceptor.accept(stream).await {
-                    let _ = serve(stream, &*answer, &heads).await;
+                    let _ = serve(stream, &*answer, &requests).await;
                 }
             }
         });
-        ScriptedServer { server, heads }
+        ScriptedServer { server, requests }
     }
 
     /// Returns the address on which the server listens.
@@ -75,14 +75,24 @@ impl ScriptedServer {
     /// Returns the heads of all requests so far.
     #[must_use]
     pub fn heads(&self) -> Vec<String> {
-        self.heads.lock().clone()
+        let head = |request: &String| match request.find("\r\n\r\n") {
+            Some(end) => request[..end + 4].to_owned(),
+            None => request.clone(),
+        };
+        self.requests.lock().iter().map(head).collect()
+    }
+
+    /// Returns all requests so far, each a head and a body.
+    #[must_use]
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().clone()
     }
 }
 
 async fn serve(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: &(dyn Fn(&str) -> Vec<u8> + Send + Sync),
-    heads: &Heads,
+    requests: &Requests,
 ) -> std::io::Result<()> {
     let mut bytes = Vec::new();
     let end = loop {
@@ -96,7 +106,7 @@ async fn serve(
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let length = header(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
     while bytes.len() < end + length && stream.read_buf(&mut bytes).await? > 0 {}
-    heads.lock().push(head.clone());
+    requests.lock().push(String::from_utf8_lossy(&bytes).into_owned());
     stream.write_all(&answer(&head)).await?;
     stream.shutdown().await
 }

@@ -1,6 +1,7 @@
 //! What the command line and the settings file ask for.
 
 use super::LogFormat;
+use crate::datasets::node_label::NodeLabelSettings;
 use crate::keeper::MountSetName;
 use crate::node::{directory::StoreDirectory, settings::CacheSettings};
 use anyhow::Result;
@@ -119,6 +120,8 @@ pub struct DatasetsSettings {
     pub interval: Duration,
     /// The path of the file that exists while the datasets are mounted, absolute.
     pub ready_file: Option<PathBuf>,
+    /// How to label the node in Kubernetes, if it is to be.
+    pub node_label: Option<NodeLabelSettings>,
     /// The other settings.
     pub process: ProcessSettings,
 }

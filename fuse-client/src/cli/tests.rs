@@ -28,6 +28,12 @@ fn all_datasets_have_settings_of_their_own() {
     assert!(s.tags.is_some_and(|t| t.is_match("v2") && !t.is_match("latest")));
     assert_eq!(s.keep, Duration::from_secs(3600));
     assert!(s.process.metrics.is_some_and(|a| !a.ip().is_loopback()));
+    let label = |args: &[&str]| all_datasets(args).expect("usable").node_label;
+    assert_eq!(label(&["--ready-file", "/r"]), None);
+    let set = label(&["--label-node", "n", "--ready-file", "/r"]).expect("a label");
+    assert_eq!((set.when, set.account), (vec!["/r".into()], ACCOUNT_DIR.into()));
+    let set = label(&["--label-node", "n", "--label-when", "/a,/b"]).expect("a label");
+    assert_eq!(set.when, [PathBuf::from("/a"), "/b".into()]);
     let cases: &[(&[&str], &str)] = &[
         (&["--origin-fallback"], "--origin-fallback applies to one mount"),
         (&["--report", "r"], "--report"),
@@ -35,6 +41,8 @@ fn all_datasets_have_settings_of_their_own() {
         (&["--interval", "1ms"], "1s to 1h"),
         (&["photos", "m"], "cannot be used with"),
         (&["--tags", "["], "--tags"),
+        (&["--label-node", "n"], "give --ready-file"),
+        (&["--label-when", "f"], "--label-node"),
     ];
     for (args, says) in cases {
         let e = all_datasets(args).expect_err("refused");

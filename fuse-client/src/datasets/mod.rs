@@ -8,6 +8,7 @@
 
 pub mod announcer;
 pub mod directory;
+pub mod node_label;
 pub mod plan;
 pub mod version_mount;
 pub mod watcher;
@@ -15,7 +16,7 @@ pub mod watcher;
 use crate::cli::DatasetsSettings;
 use crate::keeper::Keeper;
 use crate::leaving;
-use crate::metrics::{self, PageAddress};
+use crate::metrics::{self, PageAddress, Snapshot};
 use crate::mount::{EndSignals, exit_after, say_ready};
 use crate::open_version;
 use crate::push::{PushThreads, WATCH_EVERY};
@@ -26,6 +27,7 @@ use anyhow::{Context, Result, anyhow};
 use directory::DatasetsDir;
 use fletch_client::Client;
 use fletch_host::replace::replace_file;
+use node_label::NodeLabel;
 use std::{
     fs, io,
     path::Path,
@@ -69,6 +71,11 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     // Before anything is mounted, so that a signal leaves no mount behind.
     let mut signals = runtime.block_on(async { EndSignals::listen() })?;
     let client = open_version::client(process, &settings.server)?;
+    let label = settings.node_label.clone().map(|label| {
+        let variable = |name| std::env::var(format!("KUBERNETES_SERVICE_{name}")).ok();
+        NodeLabel::new(label, variable("HOST"), variable("PORT")).map(Arc::new)
+    });
+    let label = label.transpose()?;
     let metrics = match process.metrics {
         Some(addr) => {
             let takes_over = match &keeper {
@@ -100,7 +107,7 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     let watcher = Watcher::new(settings, dir, client.clone(), Arc::clone(&watch), tables, parts);
     watcher.take_over()?;
     let watcher = Arc::new(watcher);
-    start_tasks(&runtime, &shared, &watcher, &client, &watch, metrics);
+    start_tasks(&runtime, &shared, &watcher, &client, &watch, metrics, label.clone());
     let outcome = runtime.block_on(async {
         if let Some(node) = &shared.node {
             node.wait_for_role().await;
@@ -115,6 +122,9 @@ pub fn run(settings: &DatasetsSettings) -> Result<()> {
     });
     exit_after(END_WITHIN);
     let removed = settings.ready_file.as_deref().map_or(Ok(()), remove_ready_file);
+    if let Some(label) = &label {
+        runtime.block_on(label.end());
+    }
     let stays = outcome.is_ok() && watcher.is_kept_for_others();
     let closed = if stays {
         leaving::leave();
@@ -141,6 +151,7 @@ fn start_tasks(
     client: &Client,
     watch: &Arc<ServerWatch>,
     metrics: Option<PageAddress>,
+    label: Option<Arc<NodeLabel>>,
 ) {
     let spawn = |work: futures::future::BoxFuture<'static, ()>| {
         let stop = shared.stop.clone();
@@ -151,6 +162,9 @@ fn start_tasks(
     spawn(Box::pin(async move { watching.run().await }));
     let checked = Arc::clone(watcher);
     spawn(Box::pin(async move { checked.check_access().await }));
+    if let Some(label) = label.clone() {
+        spawn(Box::pin(async move { label.run().await }));
+    }
     let pushers = Arc::clone(watcher);
     spawn(Box::pin(async move {
         loop {
@@ -164,7 +178,10 @@ fn start_tasks(
         let (counted, shared) = (Arc::clone(watcher), Arc::clone(shared));
         let (client, watch) = (client.clone(), Arc::clone(watch));
         let stop = shared.stop.clone();
-        let snapshot = Arc::new(move || counted.snapshot(shared.counters(Some(&client), Some(&watch))));
+        let snapshot = Arc::new(move || Snapshot {
+            node_label: label.as_deref().map(NodeLabel::is_set),
+            ..counted.snapshot(shared.counters(Some(&client), Some(&watch)))
+        });
         spawn(Box::pin(async move {
             if let Err(error) = metrics::serve(address, snapshot, stop).await {
                 tracing::error!(%error, "metrics are no longer served: start again to restore them");

@@ -67,8 +67,21 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{- /* The files of the mount pods that exist while their domains are mounted, with commas. */ -}}
+{{- define "fletch.readyFiles" -}}
+{{- $files := list -}}
+{{- range .Values.mounts.domains }}{{ $files = append $files (printf "/run/fletch-ready/%s" .name) }}{{ end -}}
+{{ join "," $files }}
+{{- end -}}
+
+{{- /* Name of the chart's own PriorityClass, which other releases may not share. */ -}}
+{{- define "fletch.ownPriorityClass" -}}
+{{- $own := list (include "fletch.fullname" .) .Release.Namespace | compact | join "-" -}}
+{{- default $own .Values.priorityClass.name -}}
+{{- end -}}
+
 {{- define "fletch.priorityClassName" -}}
-{{- $own := default (include "fletch.fullname" .root) .root.Values.priorityClass.name -}}
+{{- $own := include "fletch.ownPriorityClass" .root -}}
 {{- default (ternary $own "" .root.Values.priorityClass.create) .of.priorityClassName -}}
 {{- end -}}
 

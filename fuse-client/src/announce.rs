@@ -7,6 +7,7 @@ use fletch_api::{
 };
 use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, MountId, Root};
+use nix::unistd::getuid;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -72,7 +73,9 @@ pub async fn run(
     dir: PathBuf,
     stop: CancellationToken,
 ) {
-    drop(spawn_blocking(move || kernel_mount::ask_first(&dir)).await);
+    if !getuid().is_root() {
+        drop(spawn_blocking(move || kernel_mount::ask_first(&dir)).await);
+    }
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let Ok(id) = MountId::new(&format!("{}-{}", mount.pid, began.as_nanos())) else { return };
     let client = client.within(WITHIN).fail_fast();

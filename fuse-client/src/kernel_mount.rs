@@ -46,11 +46,9 @@ pub fn open(dir: &Path, source: &str, allow_other: bool) -> io::Result<OwnedFd> 
 ///
 /// `fusermount3` gives the root no permissions until then. If a program asks while nothing serves the mount,
 /// and the next process first makes the kernel forget attributes, then the kernel takes the answer for an old
-/// one: the program would get EACCES.
+/// one: the program would get EACCES. Root mounts with [`ROOT_MODE`], and needs no such question.
 pub fn ask_first(dir: &Path) {
-    if !getuid().is_root()
-        && let Err(error) = fs::metadata(dir)
-    {
+    if let Err(error) = fs::metadata(dir) {
         tracing::debug!(%error, "the mount does not answer for its root");
     }
 }

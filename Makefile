@@ -137,7 +137,7 @@ clean: ## removes what was built
 # What an issue's table asks for is a target here: run it before the closing note. BASE is the revision
 # before the work.
 BASE ?= 93d5cb9
-CODE_LINES_MAX := 115800
+CODE_LINES_MAX := 116100
 TREE := $(CARGO) nextest run --release $(TESTED) --no-fail-fast
 
 # Those that take seconds.

@@ -58,8 +58,8 @@ pub(crate) fn mount(dir: &Path, source: &str, allow_other: bool) -> io::Result<O
 /// until somebody serves the mount.
 ///
 /// The program gives the root no permissions until then. If somebody asks while nothing serves the mount, and
-/// the next process first makes the kernel forget attributes, then the kernel takes the answer for an old one:
-/// whoever asked would get EACCES.
+/// the next process first makes the kernel forget attributes, then the kernel takes the answer for an old one,
+/// and whoever asked would get EACCES.
 pub(crate) fn ask_first(dir: &Path) {
     if let Err(error) = fs::metadata(dir) {
         tracing::debug!(%error, "the mount does not answer for its root");

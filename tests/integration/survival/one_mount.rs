@@ -4,21 +4,20 @@ use crate::common::{
     FILE_BYTES, FILES, IN_A_DIRECTORY, KEEPER_KIB_MAX, Kernel, SLOW, content, keeper_on, metrics_at, name,
     resident_kib, serve, until, worker,
 };
-use fletch_tests::bins::{Running, bin, run, stdout, with_keeper, without_variables};
+use fletch_tests::bins::{Running, bin, run, with_keeper, without_variables};
 use fletch_tests::fixture::{Mounted, is_mounted};
 use fletch_tests::prometheus::free_port;
 use fletch_tests::require::{Need, have};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::signal::{Signal, kill};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 const READERS: u64 = 64;
 /// Does one thing that a program does with files, and panics at an error or another byte.
@@ -162,55 +161,6 @@ fn the_program_is_replaced_under_a_mount() {
     fs::copy(bin("fletch-mount"), &program).expect("the new program");
     assert!(fs::read(mounted.dir.join(name(5))).expect("read") == content(5));
     assert!(fs::read_to_string(&log).expect("log").contains("cannot start a process for the mount"));
-    mounted.stop();
-}
-
-/// Returns the hash of all files below a directory, in the order of their names, read by other programs.
-fn sum(mut c: Command, dir: &Path) -> Command {
-    c.args(["-c", "find \"$1\" -type f | LC_ALL=C sort | xargs cat | sha256sum", "sum"]).arg(dir);
-    c
-}
-
-#[test]
-fn an_ordinary_users_mount_survives_too() {
-    // `nobody`: fusermount3 serves a user who has a name.
-    const USER: u32 = 65_534;
-    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
-        return;
-    }
-    let device = fs::metadata("/dev/fuse").expect("have says so").permissions().mode();
-    if device & 0o006 != 0o006 {
-        eprintln!("SKIPPED: only root may use /dev/fuse here, so no other user can mount");
-        return;
-    }
-    let site = serve();
-    let home = TempDir::with_prefix("fs-").expect("a directory");
-    fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("chmod");
-    chown(home.path(), Some(USER), Some(USER)).expect("chown");
-    let program = home.path().join("fletch-mount");
-    fs::copy(bin("fletch-mount"), &program).expect("a copy that the user may run");
-    let dir = home.path().join("set");
-    fs::create_dir(&dir).expect("mkdir");
-    chown(&dir, Some(USER), Some(USER)).expect("chown");
-    let as_user = |program: &Path| {
-        let id = USER.to_string();
-        let mut c = Command::new("setpriv");
-        c.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(program);
-        c.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home.path());
-        c
-    };
-    let log = site.place("user").join("log");
-    let words = ["set", "--survive", "--push", "off"];
-    let mounted = Mounted::start_by(as_user(&program), &site.url, dir.clone(), &log, &words);
-    let reader = sum(as_user(Path::new("/bin/sh")), &dir).stdout(Stdio::piped()).spawn().expect("a reader");
-    for _ in 0..5 {
-        thread::sleep(Duration::from_millis(40));
-        kill(until(SLOW, || worker(mounted.pid())), Signal::SIGKILL).expect("kill");
-    }
-    let read = reader.wait_with_output().expect("the reader");
-    let wanted = run(&mut sum(Command::new("sh"), &site.place("tree")));
-    assert!(read.status.success());
-    assert_eq!(stdout(&read), stdout(&wanted));
     mounted.stop();
 }
 

@@ -102,9 +102,7 @@ fn the_death_of_the_keeper_costs_nothing_and_that_of_both_shows_no_empty_directo
         assert!(fs::read(dir.join(name(i))).expect("the other process serves") == content(i));
     }
     kill(orphan, Signal::SIGKILL).expect("kill");
-    let dead = |what: std::io::Result<()>| {
-        matches!(what.map_err(|e| e.raw_os_error()), Err(Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED)))
-    };
+    let dead = |what: std::io::Result<()>| what.is_err_and(|error| is_dead(&error));
     until(SLOW, || dead(fs::read_dir(dir.join("d5")).map(drop)).then_some(()));
     assert!(dead(fs::read_dir(&dir).and_then(|mut names| names.next().expect("an entry").map(drop))));
     assert!(dead(fs::read(dir.join(name(400))).map(drop)));
@@ -192,6 +190,34 @@ fn a_frozen_process_of_a_keeper_for_many_is_replaced() {
     assert!(frozen.wait(SLOW).success());
     held.read(6);
     held.end();
+}
+
+#[test]
+fn mounts_that_no_process_served_for_long_fail_and_show_no_empty_directory() {
+    if !have(&[Need::Fuse, Need::Resend, Need::Root]) {
+        return;
+    }
+    let mut c = keeper_on(Kernel::Resends);
+    c.args(["--hold-for", "2s"]);
+    let mut held = Held::start(c);
+    held.process.signal(Signal::SIGKILL);
+    held.process.wait(SLOW);
+    let begun = Instant::now();
+    let waiting = fs::read(set_file(&held.site, 1, 0)).expect_err("nobody serves it");
+    assert!(is_dead(&waiting), "{waiting}");
+    assert!(begun.elapsed() > Duration::from_secs(1), "{:?}", begun.elapsed());
+    let listing = fs::read_dir(held.site.place("datasets").join("set-01/"))
+        .and_then(|mut names| names.next().expect("no listing is empty"));
+    assert!(is_dead(&listing.expect_err("nobody serves it")));
+    // The next process begins anew, at the same directory.
+    held.process = next_process(&held.site, "next");
+    held.read(0);
+    held.end();
+}
+
+/// Whether an error says that nobody will ever serve the mount.
+fn is_dead(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED))
 }
 
 /// Returns a connection to a keeper. Messages do not wait for it.

@@ -57,8 +57,8 @@ pub(crate) fn mount(dir: &Path, source: &str, allow_other: bool) -> io::Result<O
 /// Asks a new mount for the attributes of its root, before anything makes the kernel forget them. Blocks
 /// until somebody serves the mount.
 ///
-/// The program gives the root no permissions until then. If somebody asks while nothing serves the mount, and
-/// the next process first makes the kernel forget attributes, then the kernel takes the answer for an old one,
+/// The program gives the root no permissions until then. If somebody asks while nothing serves the mount,
+/// and the next process first makes the kernel forget attributes, the kernel takes the answer for an old one,
 /// and whoever asked would get EACCES.
 pub(crate) fn ask_first(dir: &Path) {
     if let Err(error) = fs::metadata(dir) {

@@ -137,7 +137,7 @@ fn long_chunks_of_a_shard_have_the_hashes_of_their_groups() {
     w.index(&["--to", "tables"]);
     let slices = w.json(&["show", "data", "s.tar", "--tables", "tables"])["slices"].clone();
     let lens: Vec<u64> =
-        slices.as_array().expect("slices").iter().map(|s| s["len"].as_u64().expect("a length")).collect();
+        slices.as_array().expect("slices").iter().map(|s| s["length"].as_u64().expect("a length")).collect();
     let long: Vec<u64> = lens.into_iter().filter(|len| *len >= 256 << 10).collect();
     assert!(long.len() >= 2, "{slices}");
     let place = w.path("tables");

@@ -8,7 +8,10 @@
 //! 2. A push delays the reply to a READ at offset 0 only. The kernel locks the first page of that READ, so a
 //!    file has at most one such READ. A push may wait for other READs, but none of those waits for a push.
 //! 3. Pushes ahead have a thread of their own. No READ waits for it.
-//! 4. If this reasoning fails on some kernel, the mount replies to the waiting READs after [`PUSH_WAIT_MAX`],
+//! 4. A file of which another READ is under way is not pushed. If the process is killed while a push waits for
+//!    a page lock, it cannot end before somebody answers that READ; and whoever starts the next process may
+//!    wait for the end of this one.
+//! 5. If this reasoning fails on some kernel, the mount replies to the waiting READs after [`PUSH_WAIT_MAX`],
 //!    logs a line, and stops pushing.
 
 use crate::fs::read::PagePush;
@@ -17,7 +20,7 @@ use std::{
     collections::HashMap,
     io,
     sync::Arc,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
     time::{Duration, Instant},
 };
@@ -30,6 +33,31 @@ const AHEAD_MAX: usize = 8;
 pub const PUSH_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often to call [`Pusher::answer_late`].
 pub const WATCH_EVERY: Duration = Duration::from_millis(250);
+
+/// The READs under way are counted by the inode's number modulo this.
+const READ_COUNTERS: usize = 4096;
+
+/// The number of READs under way, of the files with one remainder.
+struct ReadCounters(Box<[AtomicU32]>);
+
+impl ReadCounters {
+    fn of(&self, ino: u64) -> &AtomicU32 {
+        // The remainder is less than the length.
+        &self.0[usize::try_from(ino % self.0.len() as u64).unwrap_or(0)]
+    }
+}
+
+/// A READ under way.
+pub struct ReadUnderWay {
+    shared: Arc<Shared>,
+    ino: u64,
+}
+
+impl Drop for ReadUnderWay {
+    fn drop(&mut self) {
+        self.shared.reads.of(self.ino).fetch_sub(1, Relaxed);
+    }
+}
 
 /// The kernel's page cache, as far as this module writes to it.
 pub trait PageCache: Send + Sync + 'static {
@@ -48,6 +76,7 @@ struct Shared {
     /// The waiting READs, by number. The thread that removes a READ sends its reply.
     waiting: Mutex<HashMap<u64, (Instant, SendReply)>>,
     off: AtomicBool,
+    reads: ReadCounters,
     next: AtomicU64,
     pushed_bytes: AtomicU64,
     skipped: AtomicU64,
@@ -97,6 +126,7 @@ impl PushThreads {
             cache: Box::new(cache),
             waiting: Mutex::default(),
             off: AtomicBool::new(false),
+            reads: ReadCounters((0..READ_COUNTERS).map(|_| AtomicU32::new(0)).collect()),
             next: AtomicU64::new(0),
             pushed_bytes: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
@@ -114,7 +144,14 @@ pub struct Pusher {
 }
 
 impl Pusher {
-    /// Pushes, then calls `done`. Calls `done` at once if pushing is off or the queue is full.
+    /// Notes that a READ of a file is under way.
+    #[must_use]
+    pub fn note_read(&self, ino: u64) -> ReadUnderWay {
+        self.shared.reads.of(ino).fetch_add(1, Relaxed);
+        ReadUnderWay { shared: Arc::clone(&self.shared), ino }
+    }
+
+    /// Pushes for a READ that is under way, then calls `done`. Calls `done` at once if pushing is off or the queue is full.
     pub fn push_then(&self, ino: u64, push: PagePush, done: SendReply) {
         if self.shared.off.load(Relaxed) {
             return done();
@@ -138,7 +175,7 @@ impl Pusher {
     /// Stores a whole file. Returns whether the kernel took it. Call it in [`Pusher::run_ahead`].
     #[must_use]
     pub fn store_file(&self, ino: u64, bytes: &[u8]) -> bool {
-        !self.shared.off.load(Relaxed) && self.shared.store(ino, 0, bytes)
+        !self.shared.off.load(Relaxed) && self.shared.store(ino, 0, bytes, 0)
     }
 
     /// Replies to the READs that waited longer than [`PUSH_WAIT_MAX`]. Call it every [`WATCH_EVERY`].
@@ -180,8 +217,12 @@ impl Shared {
         self.waiting.lock()
     }
 
-    /// Stores pages, and returns whether the kernel took them.
-    fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> bool {
+    /// Stores pages, unless more than `reads` READs are under way. Returns whether the kernel took them.
+    fn store(&self, ino: u64, offset: u64, bytes: &[u8], reads: u32) -> bool {
+        if self.reads.of(ino).load(Relaxed) > reads {
+            self.skipped.fetch_add(1, Relaxed);
+            return false;
+        }
         match self.cache.store(ino, offset, bytes) {
             Ok(()) => {
                 self.pushed_bytes.fetch_add(bytes.len() as u64, Relaxed);
@@ -210,7 +251,7 @@ fn work(todo: &Mutex<Receiver<QueuedPush>>) {
         let next = todo.lock().recv();
         let Ok(QueuedPush { shared, number, ino, push }) = next else { return };
         if !shared.off.load(Relaxed) {
-            shared.store(ino, push.offset, &push.bytes);
+            shared.store(ino, push.offset, &push.bytes, 1);
         }
         drop(push);
         shared.answer(number);
@@ -255,6 +296,29 @@ mod tests {
         done.recv_timeout(Duration::from_secs(5)).expect("answered");
         assert_eq!(seen.try_recv(), Ok((9, 4096, 100)));
         assert_eq!(pusher.counts(), (100, 0));
+    }
+
+    #[test]
+    fn a_file_that_another_program_reads_is_not_pushed() {
+        let ((stored, seen), (open, gate)) = (channel(), channel());
+        let pusher = pusher(Fake { stored, gate: Mutex::new(gate) });
+        open.send(()).expect("gate");
+        let (own, other) = (pusher.note_read(9), pusher.note_read(9));
+        let (tell, done) = channel();
+        let answer = |read: ReadUnderWay| {
+            let tell = tell.clone();
+            Box::new(move || {
+                drop(read);
+                tell.send(()).expect("test listens");
+            })
+        };
+        pusher.push_then(9, push(), answer(own));
+        done.recv_timeout(Duration::from_secs(5)).expect("answered");
+        assert!(seen.try_recv().is_err() && !pusher.store_file(9, &[1; 100]));
+        assert_eq!(pusher.counts(), (0, 2));
+        pusher.push_then(9, push(), answer(other));
+        done.recv_timeout(Duration::from_secs(5)).expect("answered");
+        assert_eq!(seen.try_recv(), Ok((9, 4096, 100)), "its own READ does not count");
     }
 
     #[test]

@@ -269,6 +269,7 @@ impl RequestContext {
             }
         }
         let timed = self.read_clock.enter();
+        let under_way = self.pusher.get().filter(|_| !direct).map(|pusher| pusher.note_read(ino));
         let outcome = loop {
             let reading = async {
                 match direct {
@@ -303,7 +304,7 @@ impl RequestContext {
                     let (in_flight, context) = (self.access.enter(), Arc::clone(&self));
                     let send_reply = move || {
                         reply(context.check_access().map(|()| &bytes));
-                        drop((in_flight, timed));
+                        drop((in_flight, timed, under_way));
                     };
                     pusher.push_then(ino, push, Box::new(send_reply));
                 }

@@ -6,11 +6,18 @@
 //!
 //! A group is a subtree of the tree because its length is a power of two of BLAKE3's own 1 KiB chunks, and
 //! because it begins at a multiple of its length. ("Verified streaming" in section 6.4 of the BLAKE3 paper.)
+//!
+//! A [`Hasher`] for each group takes 6 % longer than one for the chunk, because the upper nodes of a group do
+//! not fill the lanes of the processor. So groups that lie side by side are hashed at once, by the function
+//! that a `Hasher` itself is made of ([`Platform::hash_many`]). The crate does not promise that one: its
+//! version is pinned, and the tests here compare every hash with that of a `Hasher`
+//! (`docs/adr/0098-groups-are-hashed-side-by-side.md`).
 
 use crate::{Hash, hash::context};
 use blake3::{
-    Hasher,
+    Hasher, IncrementCounter,
     hazmat::{ChainingValue, HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root},
+    platform::Platform,
 };
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -33,6 +40,15 @@ pub fn group_hash_bytes(len: u32) -> u32 {
     // A group is longer than its hash.
     u32::try_from(groups_of(len) * GROUP_HASH_BYTES).unwrap_or(len)
 }
+
+/// The length of BLAKE3's own chunks in bytes.
+const LEAF_BYTES: usize = blake3::CHUNK_LEN;
+/// The initial chaining value, and the domain flags, of section 2.2 of the BLAKE3 paper.
+const IV: [u32; 8] =
+    [0x6A09_E667, 0xBB67_AE85, 0x3C6E_F372, 0xA54F_F53A, 0x510E_527F, 0x9B05_688C, 0x1F83_D9AB, 0x5BE0_CD19];
+const CHUNK_START: u8 = 1;
+const CHUNK_END: u8 = 2;
+const PARENT: u8 = 4;
 
 /// Hashes that do not make the name of their chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -150,9 +166,8 @@ impl GroupRun {
     pub(crate) fn has(&self, at: usize, bytes: &[u8]) -> bool {
         let first = self.groups.start + at / GROUP_BYTES;
         let Some(hashes) = self.of.hashes.get(first..self.groups.end) else { return false };
-        let groups = bytes.chunks(GROUP_BYTES);
-        groups.len() <= hashes.len()
-            && (first..).zip(groups).zip(hashes).all(|((n, group), hash)| hash_of_group(n, group) == *hash)
+        let groups = bytes.len().div_ceil(GROUP_BYTES);
+        groups <= hashes.len() && hashes_of_groups(first, bytes) == hashes[..groups]
     }
 }
 
@@ -174,14 +189,15 @@ impl GroupHasher {
             if self.filled == GROUP_BYTES {
                 self.close();
             }
-            let (group, rest) = bytes.split_at(bytes.len().min(GROUP_BYTES - self.filled));
-            bytes = rest;
             let number = self.hashes.len();
-            // A hasher has two kilobytes. For a group that lies here as a whole it need not be kept.
-            if number > 0 && group.len() == GROUP_BYTES {
-                self.hashes.push(hash_of_group(number, group));
+            if number > 0 && self.filled == 0 && bytes.len() >= GROUP_BYTES {
+                let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % GROUP_BYTES);
+                self.hashes.extend(hashes_of_groups(number, whole));
+                bytes = rest;
                 continue;
             }
+            let (group, rest) = bytes.split_at(bytes.len().min(GROUP_BYTES - self.filled));
+            bytes = rest;
             if self.filled == 0 {
                 self.open.set_input_offset((number * GROUP_BYTES) as u64);
             }
@@ -200,57 +216,85 @@ impl GroupHasher {
     /// Returns the value of the bytes so far as a subtree, at the beginning of a longer tree.
     #[must_use]
     pub fn first_subtree(&self) -> ChainingValue {
-        let open = (self.filled > 0 || self.hashes.is_empty()).then(|| self.open.finalize_non_root());
-        let hashes: Vec<ChainingValue> = self.hashes.iter().copied().chain(open).collect();
-        subtree(&hashes)
+        let open = self.open.finalize_non_root();
+        let last = (self.filled > 0).then_some(open);
+        match halves(self.hashes.iter().copied().chain(last).collect()).as_slice() {
+            [left, right] => merge_subtrees_non_root(left, right, Mode::Hash),
+            _ => open,
+        }
     }
 
     /// Returns the hash of all bytes, and the hashes of the groups. A chunk of one group has none.
     #[must_use]
     pub fn finish(mut self) -> (Hash, Option<GroupHashes>) {
-        if self.hashes.is_empty() {
-            return (self.open.finalize().into(), None);
-        }
         let len = u32::try_from(self.hashes.len() * GROUP_BYTES + self.filled);
-        if self.filled > 0 {
+        if !self.hashes.is_empty() && self.filled > 0 {
             self.close();
         }
-        let (left, right) = halves(&self.hashes);
-        let chunk = merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash).into();
+        // The first group is open as long as it is the only one.
+        let Some(chunk) = root_of(&self.hashes) else { return (self.open.finalize().into(), None) };
         let groups = len.ok().map(|len| GroupHashes { chunk, len, hashes: self.hashes.into() });
         (chunk, groups)
     }
 }
 
-fn hash_of_group(number: usize, bytes: &[u8]) -> ChainingValue {
-    let mut hasher = Hasher::new();
-    hasher.set_input_offset((number * GROUP_BYTES) as u64);
-    hasher.update(bytes);
-    hasher.finalize_non_root()
+/// Returns the hashes of the groups from `first` on that have these bytes. The last group may be shorter.
+fn hashes_of_groups(first: usize, bytes: &[u8]) -> Vec<ChainingValue> {
+    let (whole, last) = bytes.split_at(bytes.len() - bytes.len() % GROUP_BYTES);
+    let mut hashes = hashes_of_whole_groups(first, whole);
+    if !last.is_empty() {
+        let mut hasher = Hasher::new();
+        hasher.set_input_offset((first * GROUP_BYTES + whole.len()) as u64);
+        hasher.update(last);
+        hashes.push(hasher.finalize_non_root());
+    }
+    hashes
+}
+
+fn hashes_of_whole_groups(first: usize, bytes: &[u8]) -> Vec<ChainingValue> {
+    let leaves: Vec<&[u8; LEAF_BYTES]> = bytes.as_chunks().0.iter().collect();
+    let mut values = vec![[0; GROUP_HASH_BYTES]; leaves.len()];
+    Platform::detect().hash_many(
+        &leaves,
+        &IV,
+        (first * GROUP_BYTES / LEAF_BYTES) as u64,
+        IncrementCounter::Yes,
+        0,
+        CHUNK_START,
+        CHUNK_END,
+        values.as_flattened_mut(),
+    );
+    for _ in 0..(GROUP_BYTES / LEAF_BYTES).ilog2() {
+        values = parents(&values);
+    }
+    values
+}
+
+/// Returns the values of the nodes above these neighbours. An odd one is a neighbour of those.
+fn parents(values: &[ChainingValue]) -> Vec<ChainingValue> {
+    let (pairs, odd) = values.as_flattened().as_chunks::<{ 2 * GROUP_HASH_BYTES }>();
+    let pairs: Vec<_> = pairs.iter().collect();
+    let mut above = vec![[0; GROUP_HASH_BYTES]; pairs.len()];
+    let out = above.as_flattened_mut();
+    Platform::detect().hash_many(&pairs, &IV, 0, IncrementCounter::No, PARENT, 0, 0, out);
+    above.extend(odd.as_chunks().0);
+    above
 }
 
 /// Returns the name that the hashes of at least two groups make.
 fn root_of(hashes: &[ChainingValue]) -> Option<Hash> {
-    if hashes.len() < 2 {
-        return None;
+    match halves(hashes.to_vec()).as_slice() {
+        [left, right] => Some(merge_subtrees_root(left, right, Mode::Hash).into()),
+        _ => None,
     }
-    let (left, right) = halves(hashes);
-    Some(merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash).into())
 }
 
-/// Returns the hash of a subtree of at least one group. It recurs as deep as the tree, at most 10 levels.
-fn subtree(hashes: &[ChainingValue]) -> ChainingValue {
-    if let [one] = hashes {
-        return *one;
+/// Returns the values of the two halves of a tree with these groups, or of less if it has less.
+fn halves(mut values: Vec<ChainingValue>) -> Vec<ChainingValue> {
+    while values.len() > 2 {
+        values = parents(&values);
     }
-    let (left, right) = halves(hashes);
-    merge_subtrees_non_root(&subtree(left), &subtree(right), Mode::Hash)
-}
-
-/// Divides as BLAKE3 does: the left half is the largest power of two of groups that leaves some for the
-/// right.
-fn halves(hashes: &[ChainingValue]) -> (&[ChainingValue], &[ChainingValue]) {
-    hashes.split_at(hashes.len().next_power_of_two() / 2)
+    values
 }
 
 #[cfg(test)]
@@ -293,6 +337,22 @@ mod tests {
         }
         for len in [0, 1, GROUP_BYTES] {
             assert_eq!(hashes(&content(len)), None, "one group proves nothing that its name does not");
+        }
+    }
+
+    #[test]
+    fn groups_side_by_side_have_the_hashes_that_each_has_alone() {
+        for (first, len) in [(0, 1), (0, GROUP_BYTES), (1, 5 * GROUP_BYTES + 77), (1000, 300 * GROUP_BYTES)] {
+            let bytes = content(len);
+            let alone = (first..).zip(bytes.chunks(GROUP_BYTES)).map(|(number, group)| {
+                let mut hasher = Hasher::new();
+                hasher.set_input_offset((number * GROUP_BYTES) as u64);
+                hasher.update(group).finalize_non_root()
+            });
+            assert!(
+                hashes_of_groups(first, &bytes).into_iter().eq(alone),
+                "{len} bytes from group {first} on"
+            );
         }
     }
 

@@ -216,11 +216,10 @@ impl GroupHasher {
     /// Returns the value of the bytes so far as a subtree, at the beginning of a longer tree.
     #[must_use]
     pub fn first_subtree(&self) -> ChainingValue {
-        let open = self.open.finalize_non_root();
-        let last = (self.filled > 0).then_some(open);
+        let last = (self.filled > 0).then(|| self.open.finalize_non_root());
         match halves(self.hashes.iter().copied().chain(last).collect()).as_slice() {
             [left, right] => merge_subtrees_non_root(left, right, Mode::Hash),
-            _ => open,
+            _ => self.open.finalize_non_root(),
         }
     }
 

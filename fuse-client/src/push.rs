@@ -8,9 +8,9 @@
 //! 2. A push delays the reply to a READ at offset 0 only. The kernel locks the first page of that READ, so a
 //!    file has at most one such READ. A push may wait for other READs, but none of those waits for a push.
 //! 3. Pushes ahead have a thread of their own. No READ waits for it.
-//! 4. A file of which another READ is under way is not pushed. If the process is killed while a push waits for
-//!    a page lock, it cannot end before somebody answers that READ; and whoever starts the next process may
-//!    wait for the end of this one.
+//! 4. A file of which another READ is under way is not pushed. If the process is killed while a push waits
+//!    for a page lock, it cannot end before somebody answers that READ; and whoever starts the next process
+//!    may wait for the end of this one.
 //! 5. If this reasoning fails on some kernel, the mount replies to the waiting READs after [`PUSH_WAIT_MAX`],
 //!    logs a line, and stops pushing.
 
@@ -151,7 +151,7 @@ impl Pusher {
         ReadUnderWay { shared: Arc::clone(&self.shared), ino }
     }
 
-    /// Pushes for a READ that is under way, then calls `done`. Calls `done` at once if pushing is off or the queue is full.
+    /// Pushes for a READ that is under way, then calls `done`: at once if pushing is off or the queue is full.
     pub fn push_then(&self, ino: u64, push: PagePush, done: SendReply) {
         if self.shared.off.load(Relaxed) {
             return done();

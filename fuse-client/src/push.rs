@@ -151,7 +151,7 @@ impl Pusher {
         ReadUnderWay { shared: Arc::clone(&self.shared), ino }
     }
 
-    /// Pushes for a READ that is under way, then calls `done`: at once if pushing is off or the queue is full.
+    /// Pushes for a READ under way, then calls `done`: at once if pushing is off or the queue is full.
     pub fn push_then(&self, ino: u64, push: PagePush, done: SendReply) {
         if self.shared.off.load(Relaxed) {
             return done();

@@ -356,7 +356,8 @@ fn a_users_mount_for_others_and_a_keeper_of_their_own_survive() {
     let log = File::create(stage.site.place("logs").join("keeper")).expect("log");
     let mut keeper = Running::spawn("fletch-mount", c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
     watch::until("the keeper holds mounts", SLOW, || Path::new(&socket).exists());
-    let mut first = stage.mount(&["--keeper", &socket]);
+    // The test waits for the end of each process, which a push may delay (S29).
+    let mut first = stage.mount(&["--keeper", &socket, "--push", "off"]);
     let readers = stage.read();
     for _ in 0..5 {
         first.daemon().signal(Signal::SIGKILL);
@@ -365,7 +366,7 @@ fn a_users_mount_for_others_and_a_keeper_of_their_own_survive() {
         let log = stage.site.place("logs").join("next");
         let mut c = stage.by(ANN, "fletch-mount");
         c.arg("set").arg(stage.dir()).args(["--server", &stage.site.url, "--keeper", &socket]);
-        c.args(["--io-timeout", "60s"]).stdin(Stdio::null()).stdout(Stdio::null());
+        c.args(["--io-timeout", "60s", "--push", "off"]).stdin(Stdio::null()).stdout(Stdio::null());
         c.stderr(File::create(&log).expect("log"));
         *first.daemon() = Running::spawn("fletch-mount", &mut c);
         watch::until("the next process serves", SLOW, || {

@@ -568,6 +568,19 @@ fn servers_whose_readers_wait_for_each_other_all_go_on() {
     assert!(after - before <= data.bytes() as f64, "{} of {}", after - before, data.bytes());
 }
 
+/// Starts the server `b`. What other servers get of it is changed on its way.
+fn liar(origin: &Origin, etcd: &EtcdCluster) -> (ClusterServer, TamperProxy) {
+    let config = format!("--config={}", origin.config);
+    let mut b = ClusterServer::new("b", etcd, &[&config, "--cache-free-floor=0"]);
+    let address = b.url.trim_start_matches("http://").parse().expect("an address");
+    let liar = TamperProxy::start(Upstream::Tcp(address));
+    liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
+    b.add(format!("--cluster-peer-url={}", liar.endpoint()));
+    b.start();
+    b.register("set", &origin.emulator.uri(), &origin.tables, None);
+    (b, liar)
+}
+
 #[test]
 fn an_owner_that_lies_delivers_no_wrong_byte() {
     if !have(&[Need::Etcd]) {
@@ -576,15 +589,7 @@ fn an_owner_that_lies_delivers_no_wrong_byte() {
     let etcd = EtcdCluster::start(1);
     let origin = Origin::start(9, 48, None);
     let a = origin.server("a", &etcd, &[]);
-    // What other servers get of b is changed on its way.
-    let config = format!("--config={}", origin.config);
-    let mut b = ClusterServer::new("b", &etcd, &[&config, "--cache-free-floor=0"]);
-    let address = b.url.trim_start_matches("http://").parse().expect("an address");
-    let liar = TamperProxy::start(Upstream::Tcp(address));
-    liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
-    b.add(format!("--cluster-peer-url={}", liar.endpoint()));
-    b.start();
-    b.register("set", &origin.emulator.uri(), &origin.tables, None);
+    let (b, liar) = liar(&origin, &etcd);
     agreed(&[&a, &b], "a:up b:up", NEWS);
     let readers = Readers::new();
     let got = readers.read_through(&[&a.url], &origin.root, &origin.shuffled(1, 1), 8);
@@ -647,14 +652,7 @@ fn an_owner_that_lies_about_groups_delivers_no_wrong_byte() {
     let etcd = EtcdCluster::start(1);
     let origin = Origin::start(22, 96, None);
     let a = origin.server("a", &etcd, &[]);
-    let config = format!("--config={}", origin.config);
-    let mut b = ClusterServer::new("b", &etcd, &[&config, "--cache-free-floor=0"]);
-    let address = b.url.trim_start_matches("http://").parse().expect("an address");
-    let liar = TamperProxy::start(Upstream::Tcp(address));
-    liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
-    b.add(format!("--cluster-peer-url={}", liar.endpoint()));
-    b.start();
-    b.register("set", &origin.emulator.uri(), &origin.tables, None);
+    let (b, liar) = liar(&origin, &etcd);
     agreed(&[&a, &b], "a:up b:up", NEWS);
     read_windows(&a, &origin);
     let blamed = a.metric("fletch_peer_wrong_bytes_total{peer=\"b\"} ").unwrap_or(0.0);

@@ -38,7 +38,7 @@ pub use etcd::{EtcdError, Event, KeyValue, Op, Page};
 pub use follower::Follower;
 pub use member::{DrainError, SharedKeys};
 pub use orders::PeerOrder;
-pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerPart, PeerRequest, Peers, PinOrder, is_safe};
+pub use peers::{PeerAddress, PeerAnswer, PeerCall, PeerRequest, Peers, PinOrder, is_safe};
 pub use records::{Keyed, Keys, PEER_PROTOCOL, from_text, to_text};
 pub use recovery::{RecoverError, RecoveryMark};
 pub use settings::{ClusterConfig, EtcdConfig, PeerConfig};

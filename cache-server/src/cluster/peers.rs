@@ -83,15 +83,6 @@ pub enum PeerCall {
     Offer(Bytes),
 }
 
-/// A part of a chunk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerPart {
-    /// The bytes.
-    pub range: Range<usize>,
-    /// The length of the chunk in bytes.
-    pub of: u32,
-}
-
 /// What is asked of a member.
 #[derive(Debug, Clone)]
 pub struct PeerRequest {
@@ -106,7 +97,7 @@ pub struct PeerRequest {
     /// The number of bytes.
     pub len: u32,
     /// The bytes of the chunk, if not all of them are wanted.
-    pub part: Option<PeerPart>,
+    pub part: Option<Range<usize>>,
     /// What the member is to do.
     pub call: PeerCall,
     /// Whether the member is to answer only with what it has.
@@ -440,7 +431,7 @@ impl Peers {
             }
             PeerCall::Keep(None) | PeerCall::Get => {}
         }
-        if let Some(PeerPart { range, .. }) = &request.part {
+        if let Some(range) = &request.part {
             call = call.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
         }
         if request.only_if_cached {
@@ -513,19 +504,13 @@ impl Peers {
         let status = response.status();
         let retry_after = text(header::RETRY_AFTER.as_str()).and_then(|s| s.parse().ok());
         match status {
+            // An earlier build sends the whole chunk, for which the asker holds no memory.
+            StatusCode::OK if request.part.is_some() => Ok(PeerAnswer::Absent),
             StatusCode::OK | StatusCode::PARTIAL_CONTENT
                 if request.part.is_some() || status == StatusCode::OK =>
             {
                 let at = text(headers::RESULT).and_then(AtPeer::from_word).ok_or(CallError::NoResult)?;
-                let bytes = match &request.part {
-                    // A server of an earlier release sends the whole chunk.
-                    Some(PeerPart { range, of }) if status == StatusCode::OK => {
-                        let all = body(response, *of).await?;
-                        if all.len() == *of as usize { all.slice(range.clone()) } else { all }
-                    }
-                    _ => body(response, request.len).await?,
-                };
-                Ok(PeerAnswer::Bytes(bytes, at))
+                Ok(PeerAnswer::Bytes(body(response, request.len).await?, at))
             }
             StatusCode::NOT_FOUND => Ok(PeerAnswer::Absent),
             StatusCode::TOO_MANY_REQUESTS => {

@@ -22,7 +22,7 @@ mod peer_fetch;
 
 use crate::{
     app::telemetry::ReadWatch,
-    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerPart, PeerRequest, Peers, PinOrder},
+    cluster::{ClusterState, ClusterView, PeerAddress, PeerCall, PeerRequest, Peers, PinOrder},
     data::versions::{ATTEMPTS, ChunkFetch, LocatedChunk, Sources, Versions},
     tenancy::{
         accounting::JobCosts,
@@ -122,7 +122,7 @@ impl ChunkRead<'_> {
             dataset: self.sources.dataset().to_string(),
             job: Arc::clone(&self.costs.label),
             len: self.located.len,
-            part: self.run.map(|run| PeerPart { range: run.range(), of: run.of().chunk_len() }),
+            part: self.run.map(GroupRun::range),
             call,
             only_if_cached: false,
         }

@@ -1,16 +1,21 @@
-//! `bare-mount DIR FILES BYTES`
+//! `bare-mount DIR FILES BYTES [BACKING]`
 //!
 //! The smallest possible daemon of the `samples` mode, with which Fletch's mount is compared. It serves
 //! without open and opendir, with readdirplus, day-long TTLs and kept pages. The tree is computed, and every
 //! file is a window of one buffer in memory.
+//!
+//! With BACKING, a file of BYTES, the kernel reads that file instead of asking the daemon (passthrough, Linux
+//! 6.9). Then each open is a request.
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry,
-    ReplyOpen, Request, SessionACL,
+    BackingId, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEntry, ReplyOpen, Request, SessionACL,
 };
 use rand::{RngCore, SeedableRng};
 use std::ffi::OsStr;
+use std::fs::File;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 const TTL: Duration = Duration::from_secs(86_400);
@@ -21,6 +26,9 @@ struct Bare {
     files: u64,
     bytes: u64,
     window: Vec<u8>,
+    backing: Option<File>,
+    /// The backing file, as the kernel knows it since the first open.
+    registered: Mutex<Option<BackingId>>,
 }
 
 impl Bare {
@@ -61,7 +69,13 @@ impl Bare {
 
 impl Filesystem for Bare {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let want = InitFlags::FUSE_NO_OPEN_SUPPORT
+        let open = if self.backing.is_some() {
+            config.set_max_stack_depth(1).map_err(|_| std::io::Error::other("no stacked file systems"))?;
+            InitFlags::FUSE_PASSTHROUGH
+        } else {
+            InitFlags::FUSE_NO_OPEN_SUPPORT
+        };
+        let want = open
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
@@ -84,7 +98,17 @@ impl Filesystem for Bare {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
+        let Some(file) = &self.backing else { return reply.error(Errno::ENOSYS) };
+        let mut registered = self.registered.lock().expect("no thread panics");
+        if registered.is_none() {
+            match reply.open_backing(file) {
+                Ok(id) => *registered = Some(id),
+                Err(error) => return reply.error(error.into()),
+            }
+        }
+        if let Some(id) = registered.as_ref() {
+            reply.opened_passthrough(FileHandle(0), FopenFlags::empty(), id);
+        }
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -143,7 +167,9 @@ fn main() -> std::io::Result<()> {
     let args: Vec<String> = std::env::args().collect();
     let number = |i: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(0);
     let (files, bytes) = (number(2), number(3));
-    assert!(args.len() == 4 && files > 0 && bytes > 0, "usage: bare-mount DIR FILES BYTES");
+    let is_usage = matches!(args.len(), 4 | 5) && files > 0 && bytes > 0;
+    assert!(is_usage, "usage: bare-mount DIR FILES BYTES [BACKING]");
+    let backing = args.get(4).map(File::open).transpose()?;
     let mut window = vec![0; 16 << 20];
     rand_chacha::ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut window);
     let mut config = Config::default();
@@ -151,5 +177,5 @@ fn main() -> std::io::Result<()> {
     config.acl = SessionACL::Owner;
     config.n_threads = Some(2);
     config.clone_fd = true;
-    fuser::mount(Bare { files, bytes, window }, &args[1], &config)
+    fuser::mount(Bare { files, bytes, window, backing, registered: Mutex::default() }, &args[1], &config)
 }

@@ -128,3 +128,28 @@ async fn an_idle_job_is_closed_and_goes_on_when_somebody_comes() {
     }
     node.running.shutdown().await;
 }
+
+/// The processes of a job may hear from a read that its dataset is gone, and never ask again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_dataset_is_gone_is_closed_whatever_it_leased() {
+    let tree = tree(40);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    for order in [OrderKind::Strict, OrderKind::Substitute] {
+        let ask = ask(order.as_str(), order, world(1, 6, Tail::Keep));
+        let job = client.declare(&ask).await.expect("declared");
+        batch(&job, 0, 0, 6).await.expect("a batch");
+    }
+    let open = || async { node.metric("fletch_jobs_open").await };
+    assert_eq!(open().await, 2, "they have leases");
+    let gone = node.ask(reqwest::Method::DELETE, "/v1/datasets/d").send().await.expect("answer");
+    assert!(gone.status().is_success());
+    until("both are closed", || async { open().await == 0 }).await;
+    assert_eq!(node.metric("fletch_jobs_declared").await, 2);
+    assert_eq!(node.metric("fletch_sweeps").await, 0, "its seat is free");
+    node.register("d", &tree.uri(), None).await;
+    let other = client.declare(&ask("other", OrderKind::Strict, world(1, 6, Tail::Keep))).await;
+    assert_eq!(consume(&other.expect("declared"), &tree, 0, 0, 6).await.0.len(), 42);
+    node.running.shutdown().await;
+}

@@ -102,6 +102,14 @@ fn check_line(site: &Site) {
     assert_eq!(part("share"), of("share_bytes"));
 }
 
+/// Checks that `more` bytes came from the origin, `new` of them for the first time.
+///
+/// On a machine whose disk is busy, the append queue is full at times. What it did not take comes once more.
+fn check_fetched(site: &Site, more: u64, new: u64, who: &str) {
+    let again = series(site, "fletch_disk_append_dropped_bytes_total");
+    assert!(more >= new && more <= new + again, "{who}: {more} bytes, {new} new; {again} were not queued");
+}
+
 fn once(orders: &[&[Reads]], seed: u64) {
     for order in orders {
         let site = Site::start(&FLAGS);
@@ -112,7 +120,8 @@ fn once(orders: &[&[Reads]], seed: u64) {
             reads.read(&site, &root, &data, nth);
             let more = fetched(&site) - before;
             println!("{order:?}: {reads:?} read {more} bytes of {} from the origin", data.bytes());
-            assert_eq!(more, if nth == 0 { data.bytes() } else { 0 }, "{order:?}: {reads:?}");
+            let new = if nth == 0 { data.bytes() } else { 0 };
+            check_fetched(&site, more, new, &format!("{order:?}: {reads:?}"));
             check_line(&site);
         }
         assert_eq!(series(&site, "fletch_disk_evicted_chunks_total"), 0);
@@ -156,7 +165,7 @@ fn what_a_sweep_took_over_is_there_after_kill_9() {
     let root = site.publish("one", &data.dir);
     Reads::Plain.read(&site, &root, &data, 0);
     Reads::Substitute.read(&site, &root, &data, 1);
-    assert_eq!(fetched(&site), data.bytes());
+    check_fetched(&site, fetched(&site), data.bytes(), "a sweep after plain readers");
     for (nth, reads) in [(2, Reads::Plain), (3, Reads::Substitute)] {
         site.kill();
         site.restart();
@@ -164,7 +173,7 @@ fn what_a_sweep_took_over_is_there_after_kill_9() {
             series(&site, "fletch_disk_state{state=\"on\"}") == 1
         });
         reads.read(&site, &root, &data, nth);
-        assert_eq!(fetched(&site), 0, "{reads:?}");
+        check_fetched(&site, fetched(&site), 0, &format!("{reads:?}"));
         check_line(&site);
     }
 }
@@ -190,7 +199,7 @@ fn a_dataset_is_evicted_and_removed_while_its_sweep_runs() {
         more(2);
         let before = fetched(&site);
         more(1);
-        assert_eq!(fetched(&site), before, "the job has all of the dataset again");
+        check_fetched(&site, fetched(&site) - before, 0, "the job has all of the dataset again");
         check_line(&site);
         fletch(&["unregister", "one"]);
         until("the job has no dataset", Duration::from_secs(60), || job.is_finished());

@@ -103,9 +103,14 @@ impl RegisteredJob {
         }
     }
 
-    /// Returns whether the job is open and had no request and no live lease for longer than `ttl_ns`.
+    /// Returns whether the job is open, and its dataset is gone, or it had no request and no live lease for
+    /// longer than `ttl_ns`.
     fn is_idle(&self, now_ns: u64, ttl_ns: u64) -> bool {
         let Some(opened) = self.opened.get() else { return false };
+        // Its processes may have heard so from a read, and never ask again.
+        if !opened.sources.is_registered() {
+            return true;
+        }
         if self.asked.swap(false, SeqCst) || opened.has_leases() {
             self.seen_ns.store(now_ns, Relaxed);
         }
@@ -736,7 +741,7 @@ impl Registry {
         self.jobs.lock().values().filter_map(|s| s.opened.get().cloned()).collect()
     }
 
-    /// Closes jobs that had no request, as of `now_ns`.
+    /// Closes jobs that had no request, as of `now_ns`, or have no dataset.
     fn close_idle(&self, now_ns: u64) {
         let ttl_ns = u64::try_from(self.context.job_ttl.as_nanos()).unwrap_or(u64::MAX);
         let idle: Vec<_> = self
@@ -747,7 +752,8 @@ impl Registry {
             .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
             .collect();
         for (id, opened) in idle {
-            tracing::info!(job = %opened.setup.job, "an idle job is closed; its next request opens it");
+            let has_dataset = opened.sources.is_registered();
+            tracing::info!(job = %opened.setup.job, has_dataset, "an idle job is closed; a request opens it");
             let jobs = Arc::clone(&self.jobs);
             self.context.tasks.spawn(async move { close(&jobs, &id, &opened).await });
         }

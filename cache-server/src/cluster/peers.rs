@@ -8,6 +8,9 @@
 //!     no sign of life (`alive.rs`).
 
 mod alive;
+mod token;
+
+pub use token::is_safe;
 
 use super::{
     ClusterError,
@@ -26,18 +29,18 @@ use reqwest::{Client, ClientBuilder, Method, RequestBuilder, Response, StatusCod
 use std::{
     collections::BTreeMap,
     ops::Range,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
+use token::Token;
 use tokio::{
     sync::watch,
     time::{Instant as Deadline, timeout_at},
 };
-use url::{Host, Url};
+use url::Url;
 
 /// The longest time until a connection to a member is open.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,8 +54,6 @@ const PROBLEM_BYTES_MAX: usize = 16 << 10;
 const REST: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// How long the asker waits after a 429, unless the answer says more.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// How soon the file with the token is read again after a member refused the token.
-const TOKEN_READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// A member, and the URL by which other servers reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,19 +206,11 @@ pub struct PeerStats {
     pub wrong_bytes: u64,
 }
 
-/// The token, and when it was read.
-#[derive(Debug)]
-struct Token {
-    value: header::HeaderValue,
-    read: Instant,
-}
-
 /// The other members, as this server asks them.
 #[derive(Debug)]
 pub struct Peers {
     client: Arc<HttpClient>,
-    token_file: Option<PathBuf>,
-    token: Mutex<Option<Token>>,
+    token: Token,
     allows_insecure: bool,
     views: watch::Receiver<Arc<ClusterView>>,
     members: Mutex<BTreeMap<MemberId, Arc<PeerState>>>,
@@ -242,41 +235,18 @@ fn settings() -> ClientBuilder {
         .tcp_nodelay(true)
 }
 
-/// Whether a token may go to a URL: over TLS, or to this machine.
-#[must_use]
-pub fn is_safe(url: &str) -> bool {
-    let Ok(url) = Url::parse(url) else { return false };
-    let is_own_machine = match url.host() {
-        Some(Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(Host::Ipv6(ip)) => ip.is_loopback(),
-        Some(Host::Domain(name)) => name == "localhost",
-        None => false,
-    };
-    url.scheme() == "https" || is_own_machine
-}
-
-fn read_token(path: &std::path::Path) -> Result<Token, ClusterError> {
-    let file = |error| ClusterError::File { path: path.to_owned(), error };
-    let text = std::fs::read_to_string(path).map_err(file)?;
-    let mut value = header::HeaderValue::from_str(&format!("Bearer {}", text.trim()))
-        .map_err(|e| file(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
-    value.set_sensitive(true);
-    Ok(Token { value, read: Instant::now() })
-}
-
 impl Peers {
     /// Makes the client side. Reads the token and the certificates. Blocking.
     ///
     /// # Errors
     /// [`ClusterError::File`] and [`ClusterError::Peers`].
     pub fn new(config: &PeerConfig, views: watch::Receiver<Arc<ClusterView>>) -> Result<Self, ClusterError> {
-        let token = config.token_file.as_deref().map(read_token).transpose()?;
+        let token = Token::new(config.token_file.clone())?;
         let client = HttpClient::new(config.tls.clone(), Box::new(settings));
         let client = client.map_err(|e| ClusterError::Peers(e.to_string()))?;
         Ok(Peers {
             client,
-            token_file: config.token_file.clone(),
-            token: Mutex::new(token),
+            token,
             allows_insecure: config.allows_insecure,
             views,
             members: Mutex::default(),
@@ -461,8 +431,7 @@ impl Peers {
             Some(id) => call.header(headers::REQUEST_ID, id.to_string()),
             None => call,
         };
-        let token = self.token.lock().as_ref().map(|token| token.value.clone());
-        let Some(token) = token else { return Ok(call) };
+        let Some(token) = self.token.header() else { return Ok(call) };
         if !self.allows_insecure && !is_safe(&to.url) {
             return Err(CallError::Insecure(to.url.clone()));
         }
@@ -477,25 +446,9 @@ impl Peers {
         })
     }
 
-    /// Reads the file with the token again, if that was not done a moment ago. Returns whether it changed.
+    /// Reads the token again. Returns whether it changed.
     pub(super) async fn read_token_again(&self) -> bool {
-        let Some(path) = self.token_file.clone() else { return false };
-        if self.token.lock().as_ref().is_some_and(|token| token.read.elapsed() < TOKEN_READ_AGAIN) {
-            return false;
-        }
-        match tokio::task::spawn_blocking(move || read_token(&path)).await {
-            Ok(Ok(new)) => {
-                let mut token = self.token.lock();
-                let changed = token.as_ref().is_none_or(|old| old.value != new.value);
-                *token = Some(new);
-                changed
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the token for peers stays as it is");
-                false
-            }
-            Err(_) => false,
-        }
+        self.token.read_again().await
     }
 
     async fn read(&self, response: Response, request: &PeerRequest) -> Result<PeerAnswer, CallError> {

@@ -41,7 +41,7 @@ const OF_JOBS: [&str; 9] = [
 /// The metric of credentials with an end, which only a user's own server takes. `credentials` asks for it.
 const OF_OWN_SERVERS: [&str; 1] = ["fletch_credentials_expire_timestamp_seconds"];
 
-/// What the metrics of servers of a cluster begin with. `tests/integration/cluster_reads.rs` asks for them.
+/// What the metrics of servers of a cluster begin with. `tests/integration/cluster_reads/` asks for them.
 const OF_CLUSTERS: [&str; 5] = [
     "fletch_peer_",
     "fletch_cluster_registrations_",

@@ -3,24 +3,25 @@
 //!
 //! Every dataset is registered at each server.
 
+mod access;
+mod common;
+mod lies;
+
+use common::{FILE, NEWS, Origin, get};
 use fletch_api::{Ack, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::epochs::Next;
 use fletch_client::{Client, ClientConfig};
 use fletch_core::cluster::{Member, Placement};
 use fletch_core::plan::Tail;
 use fletch_core::{Domain, Hash, StoreKey};
-use fletch_testkit::tls::Authority;
-use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator, Tamper, TamperProxy, Upstream};
 use fletch_tests::bins::{command, run, stdout};
-use fletch_tests::cluster::{ClientTls, ClusterServer, EtcdCluster, agreed};
+use fletch_tests::cluster::{ClusterServer, EtcdCluster, agreed};
 use fletch_tests::readers::{Data, Readers};
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
-use rand::{SeedableRng, seq::SliceRandom};
-use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -30,86 +31,7 @@ fn is_full() -> bool {
     std::env::var("FLETCH_CLUSTER").is_ok()
 }
 
-/// How soon all servers have seen a change that etcd knows.
-const NEWS: Duration = Duration::from_secs(2);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-/// Bytes of a file, which is a chunk.
-const FILE: u64 = 256 << 10;
-
-/// An origin with a dataset of small files, each a chunk of its own, and its tables.
-struct Origin {
-    data: Data,
-    emulator: OriginEmulator,
-    config: String,
-    tables: String,
-    root: String,
-    scratch: TempDir,
-}
-
-impl Origin {
-    fn start(seed: u64, files: u64, first_byte: Option<Duration>) -> Self {
-        let data = Data::new(seed, files, FILE);
-        let latency = |median| Latency { median, p99: median * 2 };
-        let config = EmulatorConfig { first_byte: first_byte.map(latency), ..EmulatorConfig::default() };
-        let emulator = OriginEmulator::start(config, Backing::Directory(data.dir.clone()));
-        let scratch = TempDir::with_prefix("fletch-reads-").expect("scratch");
-        let at = |name: &str| scratch.path().join(name).display().to_string();
-        let settings = format!(
-            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
-             credentials = \"anonymous\"\ndomains = [\"*\"]\n",
-            emulator.uri(),
-            emulator.endpoint()
-        );
-        fs::write(at("fletch.toml"), settings).expect("settings");
-        let (config, tables) = (at("fletch.toml"), at("tables"));
-        fs::create_dir(&tables).expect("tables");
-        let mut index = command("fletch");
-        index.args(["index", &emulator.uri(), "--config", &config, "--to", &tables]);
-        let root = stdout(&run(index.args(["--state-dir", &at("state")])));
-        let origin = Origin { data, emulator, config, tables, root, scratch };
-        origin.emulator.reset_counts();
-        origin
-    }
-
-    fn server(&self, id: &str, etcd: &EtcdCluster, more: &[&str]) -> ClusterServer {
-        self.server_as(id, etcd, more, None)
-    }
-
-    /// Starts a server, which has the dataset. `token`: the file of a token, if the server needs one.
-    fn server_as(&self, id: &str, etcd: &EtcdCluster, more: &[&str], token: Option<&Path>) -> ClusterServer {
-        let config = format!("--config={}", self.config);
-        let words: Vec<&str> =
-            [&config, "--cache-free-floor=0"].into_iter().chain(more.iter().copied()).collect();
-        let mut server = ClusterServer::new(id, etcd, &words);
-        server.start();
-        server.register("set", &self.emulator.uri(), &self.tables, token);
-        server
-    }
-
-    /// Returns the reads of objects since the last call: how many, and of how many different objects.
-    fn reads(&self) -> (u64, u64) {
-        let counts = self.emulator.counts();
-        self.emulator.reset_counts();
-        (counts.get, counts.gets.len() as u64)
-    }
-
-    /// Returns the files, `times` times, in a random order.
-    fn shuffled(&self, seed: u64, times: usize) -> Vec<(String, Hash)> {
-        let mut files: Vec<_> = (0..times).flat_map(|_| self.data.files.iter().cloned()).collect();
-        files.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
-        files
-    }
-
-    /// Returns the placement of the chunks by the view of a server.
-    fn placement(&self, server: &ClusterServer) -> Placement {
-        let view = server.view();
-        let members = view["members"].as_array().expect("members").iter();
-        Placement::new(members.map(|m| Member {
-            id: m["id"].as_str().expect("id").to_owned(),
-            weight: m["weight"].as_f64().expect("weight"),
-        }))
-    }
-}
 
 fn key(hash: Hash) -> StoreKey {
     StoreKey { domain: Domain::default_domain(), hash }
@@ -568,154 +490,6 @@ fn servers_whose_readers_wait_for_each_other_all_go_on() {
     assert!(after - before <= data.bytes() as f64, "{} of {}", after - before, data.bytes());
 }
 
-/// Starts the server `b`. What other servers get of it is changed on its way.
-fn liar(origin: &Origin, etcd: &EtcdCluster) -> (ClusterServer, TamperProxy) {
-    let config = format!("--config={}", origin.config);
-    let mut b = ClusterServer::new("b", etcd, &[&config, "--cache-free-floor=0"]);
-    let address = b.url.trim_start_matches("http://").parse().expect("an address");
-    let liar = TamperProxy::start(Upstream::Tcp(address));
-    liar.set("/v1/peers/", Tamper::FlipBit { byte: 777, bit: 3 }, None);
-    b.add(format!("--cluster-peer-url={}", liar.endpoint()));
-    b.start();
-    b.register("set", &origin.emulator.uri(), &origin.tables, None);
-    (b, liar)
-}
-
-#[test]
-fn an_owner_that_lies_delivers_no_wrong_byte() {
-    if !have(&[Need::Etcd]) {
-        return;
-    }
-    let etcd = EtcdCluster::start(1);
-    let origin = Origin::start(9, 48, None);
-    let a = origin.server("a", &etcd, &[]);
-    let (b, liar) = liar(&origin, &etcd);
-    agreed(&[&a, &b], "a:up b:up", NEWS);
-    let readers = Readers::new();
-    let got = readers.read_through(&[&a.url], &origin.root, &origin.shuffled(1, 1), 8);
-    assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
-    let blamed = a.metric("fletch_peer_wrong_bytes_total{peer=\"b\"} ").unwrap_or(0.0);
-    assert!(liar.tampered() > 0 && blamed == liar.tampered() as f64, "{blamed} of {}", liar.tampered());
-    assert!(a.log().contains("a peer returned wrong bytes"));
-    // What b keeps is right.
-    let got = readers.read_through(&[&b.url], &origin.root, &origin.shuffled(2, 1), 8);
-    assert_eq!((got.failed, got.bytes), (0, origin.data.bytes()));
-}
-
-/// Bytes of a group, the least that is read of a chunk.
-const GROUP: u64 = 16 << 10;
-
-/// Reads 2 KiB, which lie in one group, of each file at a server. Panics when a byte is wrong.
-fn read_windows(server: &ClusterServer, origin: &Origin) {
-    let at = 100_000..102_048;
-    let range = format!("range: bytes={}-{}", at.start, at.end - 1);
-    for (path, _) in &origin.data.files {
-        let got = server.get_with(&format!("/v1/versions/{}/files/{path}", origin.root), &range);
-        let file = fs::read(origin.data.dir.join(path)).expect("a file");
-        assert!(got == file[at.clone()], "{path}: {} bytes", got.len());
-    }
-}
-
-/// Returns the bytes of content that a server has read at the origin.
-fn content_bytes(server: &ClusterServer) -> u64 {
-    let text = server.text("/metrics");
-    let of_content =
-        |line: &&str| line.starts_with("fletch_origin_read_bytes_total{") && line.contains("of=\"content\"");
-    let value = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok());
-    text.lines().filter(of_content).filter_map(value).sum::<f64>() as u64
-}
-
-#[test]
-fn a_range_of_a_chunk_of_another_server_comes_alone() {
-    if !have(&[Need::Etcd]) {
-        return;
-    }
-    let etcd = EtcdCluster::start(1);
-    let origin = Origin::start(21, 96, None);
-    let (a, b) = (origin.server("a", &etcd, &[]), origin.server("b", &etcd, &[]));
-    agreed(&[&a, &b], "a:up b:up", NEWS);
-    read_windows(&a, &origin);
-    let received = a.sum("fletch_peer_received_bytes_total");
-    // The owner keeps the chunk, and sends the group that has the window.
-    let of_b = content_bytes(&b) / FILE;
-    assert_eq!(received, (of_b * GROUP) as f64);
-    assert!((20..76).contains(&of_b) && content_bytes(&a) == (96 - of_b) * FILE, "{of_b} chunks are b's");
-    read_windows(&a, &origin);
-    assert_eq!(a.sum("fletch_peer_received_bytes_total"), received, "the groups are in memory");
-}
-
-#[test]
-fn an_owner_that_lies_about_groups_delivers_no_wrong_byte() {
-    if !have(&[Need::Etcd]) {
-        return;
-    }
-    let etcd = EtcdCluster::start(1);
-    let origin = Origin::start(22, 96, None);
-    let a = origin.server("a", &etcd, &[]);
-    let (b, liar) = liar(&origin, &etcd);
-    agreed(&[&a, &b], "a:up b:up", NEWS);
-    read_windows(&a, &origin);
-    let blamed = a.metric("fletch_peer_wrong_bytes_total{peer=\"b\"} ").unwrap_or(0.0);
-    assert!(liar.tampered() > 0 && blamed == liar.tampered() as f64, "{blamed} of {}", liar.tampered());
-    // Groups about which another server lied come from the origin, and no more of their chunks.
-    assert_eq!(content_bytes(&a), liar.tampered() * GROUP + (96 - liar.tampered()) * FILE);
-}
-
-#[test]
-fn servers_with_tls_show_each_other_their_certificates() {
-    if !have(&[Need::Etcd]) {
-        return;
-    }
-    let etcd = EtcdCluster::start(1);
-    let origin = Origin::start(17, 36, None);
-    let dir = TempDir::with_prefix("fletch-tls-").expect("dir");
-    let (authority, foreign) = (Authority::new("servers"), Authority::new("others"));
-    let (cert, key) = authority.server(&["127.0.0.1"], 4000).write(dir.path(), "server");
-    let ca = dir.path().join("ca.pem");
-    fs::write(&ca, authority.pem()).expect("a file");
-    let client = |signer: &Authority, name: &str| {
-        let (cert, key) = signer.client(name).write(dir.path(), name);
-        ClientTls { ca: ca.clone(), cert, key }
-    };
-    let (peer, stranger) = (client(&authority, "peer"), client(&foreign, "stranger"));
-    let server = |id: &str, shows: &ClientTls| {
-        let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
-        let words = [
-            flag("config", Path::new(&origin.config)),
-            flag("tls-cert-file", &cert),
-            flag("tls-key-file", &key),
-            flag("tls-client-ca-file", &ca),
-            flag("cluster-peer-ca-file", &shows.ca),
-            flag("cluster-peer-cert-file", &shows.cert),
-            flag("cluster-peer-key-file", &shows.key),
-            "--cache-free-floor=0".to_owned(),
-        ];
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let mut server = ClusterServer::new(id, &etcd, &words).with_tls(&peer);
-        server.start();
-        server.register("set", &origin.emulator.uri(), &origin.tables, None);
-        server
-    };
-    let (a, b) = (server("a", &peer), server("b", &peer));
-    agreed(&[&a, &b], "a:up b:up", NEWS);
-    let all_are_right = |server: &ClusterServer| {
-        origin.data.files.iter().all(|(path, hash)| {
-            server.file(&origin.root, path).is_some_and(|bytes| Hash::of(&bytes) == *hash)
-        })
-    };
-    assert!(all_are_right(&a) && all_are_right(&b));
-    let n = origin.data.files.len() as u64;
-    assert_eq!(origin.reads(), (n, n), "one fetch a chunk");
-    let received = a.sum("fletch_peer_received_bytes_total") + b.sum("fletch_peer_received_bytes_total");
-    assert_eq!(received, origin.data.bytes() as f64, "each chunk went to the server that does not own it");
-    // A server with a certificate of another CA reads, too, but not from the others. They name the reason.
-    let c = server("c", &stranger);
-    agreed(&[&a, &b, &c], "a:up b:up c:up", NEWS);
-    assert!(all_are_right(&c));
-    assert_eq!(c.sum("fletch_peer_received_bytes_total"), 0.0);
-    assert!(c.log().contains("rejects the certificate of this client"), "{}", c.log());
-}
-
 #[test]
 fn a_server_with_an_old_view_costs_no_second_fetch() {
     if !have(&[Need::Etcd]) {
@@ -760,108 +534,4 @@ fn a_server_with_an_old_view_costs_no_second_fetch() {
     assert!(told(&d, "result=\"hit\"") > 0.0, "d got chunks from their former owners");
     a.cut_all(false);
     agreed(&[&a, &b, &c, &d], "a:up b:up c:up d:up", Duration::from_secs(stale + 20));
-}
-
-fn made(dir: PathBuf) -> PathBuf {
-    fs::create_dir_all(&dir).expect("mkdir");
-    dir
-}
-
-fn token(home: &Path, file: &Path, name: &str, more: &[&str]) -> PathBuf {
-    let mut c = command("fletch-server");
-    c.args(["token", "new", "--append"]).arg(file).args(more);
-    let at = home.join(format!("{name}.token"));
-    fs::write(&at, stdout(&run(&mut c))).expect("token");
-    at
-}
-
-/// Returns the status and the body of a GET.
-fn get(url: &str, token: &Path, headers: &[&str]) -> (String, Vec<u8>) {
-    let mut c = Command::new("curl");
-    c.args(["-sS", "--max-time", "10", "-w", "%{stderr}%{http_code}"]);
-    let bearer = format!("Authorization: Bearer {}", fs::read_to_string(token).expect("token").trim());
-    c.args(["-H", &bearer]);
-    for header in headers {
-        c.args(["-H", header]);
-    }
-    let out = c.arg(url).output().expect("curl runs");
-    (String::from_utf8_lossy(&out.stderr).into_owned(), out.stdout)
-}
-
-#[test]
-fn a_peer_reads_for_the_domain_that_it_names_and_nothing_else() {
-    if !have(&[Need::Etcd]) {
-        return;
-    }
-    let etcd = EtcdCluster::start(1);
-    let home = TempDir::with_prefix("fletch-peers-").expect("home");
-    let tokens = home.path().join("tokens.toml");
-    let of_a = token(home.path(), &tokens, "a", &["--tenant", "a"]);
-    let of_b = token(home.path(), &tokens, "b", &["--tenant", "b"]);
-    let peer = token(home.path(), &tokens, "peer", &["--role", "peer"]);
-    let data = Data::within(&made(home.path().join("data")), 13, 24, FILE);
-    let tables = made(home.path().join("tables"));
-    let root = fletch_tests::fixture::index(&data.dir, &tables, &[]);
-    let dirs = format!("--local-dirs={}=*:{}=*", data.dir.display(), tables.display());
-    let tokens = format!("--auth-tokens={}", tokens.display());
-    let own = format!("--cluster-peer-token-file={}", peer.display());
-    let servers = ["x", "y"].map(|id| {
-        let mut server = ClusterServer::new(id, &etcd, &[&dirs, &tokens, &own]);
-        server.start();
-        server.register("d", &data.dir.display().to_string(), &tables.display().to_string(), Some(&of_a));
-        server
-    });
-    let both = || servers.iter();
-    until("both are members", Duration::from_secs(5), || {
-        both().all(|s| {
-            let (_, view) = get(&format!("{}/v1/cluster", s.url), &of_a, &[]);
-            String::from_utf8_lossy(&view).matches("\"state\":\"up\"").count() == 2
-        })
-    });
-    // Clients of the domain read through both servers, which ask each other.
-    for (path, hash) in &data.files {
-        for server in both() {
-            let url = format!("{}/v1/versions/{root}/files/{path}", server.url);
-            let (status, body) = get(&url, &of_a, &[]);
-            assert!(status == "200" && Hash::of(&body) == *hash, "{status}");
-            // Foreign and absent are one answer, whatever is cached.
-            let (foreign, told) = get(&url, &of_b, &[]);
-            let absent = url.replace(&root, &"0".repeat(64));
-            assert_eq!((foreign, told), get(&absent, &of_b, &[]));
-        }
-    }
-    let chunk = |root: &str| format!("/v1/peers/versions/{root}/chunks/{}", data.files[0].1);
-    for server in both() {
-        let at = |path: &str| format!("{}{path}", server.url);
-        let ask = |token: &Path, path: &str, domain: &str| {
-            get(&at(path), token, &[&format!("Fletch-Domain: {domain}"), "Fletch-View: 99999999"])
-        };
-        // A peer reads for the domain that it names.
-        let (status, body) = ask(&peer, &chunk(&root), "a");
-        assert!(status == "200" && Hash::of(&body) == data.files[0].1, "{status}");
-        let foreign = ask(&peer, &chunk(&root), "b");
-        let absent = ask(&peer, &chunk(&"0".repeat(64)), "b");
-        assert_eq!((&*foreign.0, &foreign.1), ("404", &absent.1));
-        assert_eq!(ask(&peer, &chunk(&root), "nobody"), foreign);
-        assert_eq!(get(&at(&chunk(&root)), &peer, &[]).0, "400", "without a domain");
-        // Clients are no peers, and peers are no clients.
-        for client in [&of_a, &of_b] {
-            let (status, told) = ask(client, &chunk(&root), "a");
-            assert!(status == "403" && String::from_utf8_lossy(&told).contains("role"), "{status}");
-        }
-        let file = format!("/v1/versions/{root}/files/{}", data.files[0].0);
-        for path in [&*file, "/v1/datasets", "/v1/cluster", "/v1/accounts", "/metrics", "/v1/jobs"] {
-            assert_eq!(get(&at(path), &peer, &[]).0, "403", "{path}");
-        }
-    }
-    // Unregistered: the same answer as absent, at once.
-    let mut c = command("fletch");
-    run(c.args(["unregister", "d", "--server", &servers[0].url, "--token-file"]).arg(&of_a));
-    for server in both() {
-        let ask = |root: &str| {
-            let headers = ["Fletch-Domain: a", "Fletch-View: 99999999"];
-            get(&format!("{}{}", server.url, chunk(root)), &peer, &headers)
-        };
-        assert_eq!((&*ask(&root).0, ask(&root)), ("404", ask(&"0".repeat(64))));
-    }
 }

@@ -1,12 +1,12 @@
 """Measures random reads of one large file through a mount, and what they cost at the origin.
 
-    sudo FLETCH_BIN=target/release python3 benches/python/ranges.py [--json FILE] [--check]
+    sudo FLETCH_BIN=target/release python3 benches/python/ranges.py [--json FILE] [--check] [--cold]
 
 Needs root, FUSE and fio. The server is on this machine and has the whole file. In each round a fresh mount
 and a fresh `bare-mount` (a daemon that serves one buffer from memory, hashes nothing and asks nobody) read
 the same number of blocks. So does the file itself, which is in the page cache, and a `bare-mount` that has
-the kernel read it (passthrough, Linux 6.9). The first table has the medians, and the processor time of server
-and mount for a gigabyte.
+the kernel read it (passthrough, Linux 6.9). With `--cold` nothing is in the page cache, and the disk counts.
+The first table has the medians, and the processor time of server and mount for a gigabyte.
 
 The second table is of a server that keeps nothing: windows at random places of the file, and the bytes that
 the server read at the origin for each byte that was asked for. `places` has five windows that overlap in each
@@ -129,8 +129,15 @@ def fio(file: Path, block: int, jobs: int, blocks: int, how: tuple[str, str]) ->
     return json.loads(done[done.index("{") :])["jobs"][0]["read"]["bw_bytes"] / 1e6
 
 
-def rates(bench: Bench, rounds: int) -> list[dict]:
+def rates(bench: Bench, rounds: int, is_cold: bool) -> list[dict]:
     rows = []
+
+    def read(file: Path, *how) -> float:
+        if is_cold:
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+        return fio(file, *how)
+
     with bench.server("--memory", "512MiB", "--cache-size", "4GiB", "--cache-free-floor", "0") as server:
         with bench.of_fletch() as (mount, _):
             fio(mount / "big.bin", MIB, 1, bench.bytes // MIB, ("read", "psync"))
@@ -140,14 +147,14 @@ def rates(bench: Bench, rounds: int) -> list[dict]:
             for _ in range(rounds):
                 with bench.of_fletch() as (mount, pid):
                     before = cpu_s(server) + cpu_s(pid)
-                    own.append(fio(mount / "big.bin", block, jobs, blocks, how))
+                    own.append(read(mount / "big.bin", block, jobs, blocks, how))
                     spent = cpu_s(server) + cpu_s(pid) - before
                     cost.append(spent / (block * blocks * jobs / 1e9))
                 with bench.of_bare() as (mount, _):
-                    bare.append(fio(mount / "d00" / "f00000.jpg", block, jobs, blocks, how))
+                    bare.append(read(mount / "d00" / "f00000.jpg", block, jobs, blocks, how))
                 with bench.of_bare(bench.tree / "big.bin") as (mount, _):
-                    passed.append(fio(mount / "d00" / "f00000.jpg", block, jobs, blocks, how))
-                native.append(fio(bench.tree / "big.bin", block, jobs, blocks, how))
+                    passed.append(read(mount / "d00" / "f00000.jpg", block, jobs, blocks, how))
+                native.append(read(bench.tree / "big.bin", block, jobs, blocks, how))
             ratios = sorted(a / b for a, b in zip(own, bare, strict=True))
             row = {
                 "read": name,
@@ -193,11 +200,12 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cold", action="store_true", help="drop the page cache before each read")
     parser.add_argument("--check", action="store_true", help="fail if a row is missed")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fletch-ranges-") as scratch:
         bench, rng = Bench(Path(scratch), given.mib), random.Random(48)
-        figures = {"rates": rates(bench, given.rounds), "windows": []}
+        figures = {"rates": rates(bench, given.rounds, given.cold), "windows": []}
         for size, count, most in WINDOWS:
             at = [rng.randrange(bench.bytes - size) for _ in range(count)]
             figures["windows"].append(windows(bench, most, size, at))

@@ -74,8 +74,7 @@ impl ChunkSource for ServerChunks {
     }
 
     fn short_circuit(&self) -> Option<ShortCircuit<'_>> {
-        let (lent, client, root) = (&self.lent, &self.client, self.root);
-        self.has_hits().then_some(ShortCircuit { lent, client, root })
+        self.has_hits().then(|| ShortCircuit::new(&self.lent, &self.client, self.root))
     }
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {
@@ -160,7 +159,7 @@ impl ChunkSource for FallbackChunks {
 
     fn short_circuit(&self) -> Option<ShortCircuit<'_>> {
         let client = self.fallback.server().filter(|client| hit_connections::may_ask(client))?;
-        Some(ShortCircuit { lent: &self.lent, client, root: self.root })
+        Some(ShortCircuit::new(&self.lent, client, self.root))
     }
 
     fn hit(&self, wanted: &FetchRequest, buffer: &mut [u8]) -> bool {

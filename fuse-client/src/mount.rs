@@ -83,7 +83,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // A disk that hangs blocks every thread that reads it, and hashing needs threads too.
-        .max_blocking_threads(if settings.process.cache.is_some() { 64 } else { 16 })
+        .max_blocking_threads(if settings.process.cache.is_some() { 64 } else { 32 })
         .thread_name("fletch-io")
         .enable_all()
         .build()

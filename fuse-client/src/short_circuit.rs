@@ -1,5 +1,5 @@
-//! Short-circuit reads: parts of long chunks, read in the slab files of a server of this machine without
-//! asking it for each.
+//! Short-circuit reads: bytes of chunks, read in the slab files of a server of this machine without asking it
+//! for each.
 //!
 //! ```text
 //! a chunk's first read ─▶ the server names its slab (a descriptor) ─▶ later reads: pread, check, reply
@@ -7,7 +7,9 @@
 //! ```
 //! 1. (I1) The caller checks what it reads here, and takes the usual way where it is wrong: the chunk may
 //!    have been evicted, or its file cut.
-//! 2. Only what the system has in its page cache is read here, so no FUSE thread waits for a disk.
+//! 2. A FUSE thread reads what the system has in its page cache. A thread that may wait for a disk reads the
+//!    rest: [`DISK_READS_MAX`] of them at most, and a reader waits for one for at most [`DISK_WITHIN`]. Then
+//!    it asks the server, which knows other places, too.
 //! 3. (I6) The process has at most [`SLABS_MAX`] slabs open, for at most [`IDLE`] after their last read. A
 //!    slab that the server removes gives its space back all the same.
 //! 4. (I7, I8) Bytes are told to the server within [`TELL_EVERY`], which counts them for job and dataset.
@@ -20,6 +22,7 @@ use fletch_store::disk::RecordReader;
 use moka::sync::Cache;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use std::{
+    borrow::Cow,
     fs::File,
     io,
     os::unix::fs::MetadataExt as _,
@@ -29,7 +32,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{
+    sync::Semaphore,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The most slabs that are open.
@@ -43,6 +50,10 @@ const ABSENT_FOR: Duration = Duration::from_secs(1);
 /// After so many refusals in a row the server is asked for one chunk of so many only.
 const REFUSED_MAX: u32 = 16;
 const ASK_EVERY: u32 = 64;
+/// The most threads of the process that read a disk.
+const DISK_READS_MAX: usize = 24;
+/// The longest time that a read waits for the disk.
+const DISK_WITHIN: Duration = Duration::from_secs(1);
 /// How often the server is told how much was read.
 const TELL_EVERY: Duration = Duration::from_millis(500);
 
@@ -50,6 +61,8 @@ const TELL_EVERY: Duration = Duration::from_millis(500);
 /// versions share slabs.
 static SLABS: LazyLock<Cache<(u64, u64), Arc<File>>> =
     LazyLock::new(|| Cache::builder().max_capacity(SLABS_MAX).time_to_idle(IDLE).build());
+
+static DISK_READS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(DISK_READS_MAX)));
 
 /// Closes idle slabs, until `stop`.
 pub async fn close_idle_slabs(stop: CancellationToken) {
@@ -65,6 +78,7 @@ struct InSlab {
     slab: Weak<File>,
     key: (u64, u64),
     offset: u64,
+    len: u32,
     asked: Instant,
 }
 
@@ -87,7 +101,7 @@ impl Default for Lent {
 }
 
 /// A chunk that was in an open slab when the server was asked.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LentChunk {
     slab: Arc<File>,
     offset: u64,
@@ -99,10 +113,29 @@ impl LentChunk {
     /// are not verified.
     ///
     /// # Errors
-    /// `WouldBlock` where the disk would have to be read: by the server, whose threads may wait. Others where
-    /// the chunk is not there.
+    /// `WouldBlock` where the disk would have to be read. Others where the chunk is not there.
+    pub fn read_cached_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        self.record().read_cached_at(offset, out)
+    }
+
+    /// As [`LentChunk::read_cached_at`], and waits for the disk.
+    ///
+    /// # Errors
+    /// Those of the disk, and where the chunk is not there.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
-        RecordReader::new(&self.slab, self.offset, self.len).read_cached_at(offset, out)
+        self.record().read_at(offset, out)
+    }
+
+    /// Returns all of the chunk, not verified. Waits for the disk.
+    ///
+    /// # Errors
+    /// As [`LentChunk::read_at`].
+    pub fn read(&self) -> io::Result<Vec<u8>> {
+        self.record().whole()
+    }
+
+    fn record(&self) -> RecordReader<'_> {
+        RecordReader::new(&self.slab, self.offset, self.len)
     }
 
     /// Has the system read the chunk ahead. Does not wait.
@@ -116,29 +149,41 @@ impl LentChunk {
     }
 }
 
-/// The short-circuit reads of one version, on a thread that may ask the server now.
+/// The short-circuit reads of one version.
+#[derive(Clone)]
 pub struct ShortCircuit<'a> {
-    /// What was lent.
-    pub lent: &'a Arc<Lent>,
-    /// The client of the server.
-    pub client: &'a Client,
-    /// The version.
-    pub root: Root,
+    lent: Cow<'a, Arc<Lent>>,
+    client: Cow<'a, Client>,
+    root: Root,
 }
 
-impl ShortCircuit<'_> {
-    /// Returns a chunk of `len` bytes in its slab. Asks the server if it is not known where that is. `None`:
-    /// it is to be read another way.
+impl<'a> ShortCircuit<'a> {
+    /// Returns the short-circuit reads of a version, on a thread that may ask the server now.
     #[must_use]
-    pub fn chunk(&self, chunk: Hash, len: u32) -> Option<LentChunk> {
+    pub fn new(lent: &'a Arc<Lent>, client: &'a Client, root: Root) -> Self {
+        ShortCircuit { lent: Cow::Borrowed(lent), client: Cow::Borrowed(client), root }
+    }
+
+    /// Returns the same for a thread that may not ask the server. There it reads what was lent already.
+    #[must_use]
+    pub fn into_owned(self) -> ShortCircuit<'static> {
+        let (lent, client) = (Cow::Owned(self.lent.into_owned()), Cow::Owned(self.client.into_owned()));
+        ShortCircuit { lent, client, root: self.root }
+    }
+
+    /// Returns a chunk in its slab. Asks the server if it is not known where that is. `len`: its length in
+    /// bytes, if the caller knows it. `None`: it is to be read another way.
+    #[must_use]
+    pub fn chunk(&self, chunk: Hash, len: Option<u32>) -> Option<LentChunk> {
         let now = Instant::now();
-        if let Some(place) = self.lent.places.get(&chunk) {
-            if let Some(slab) = place.slab.upgrade() {
+        let is_it = |there: u32| len.is_none_or(|len| len == there);
+        if let Some(InSlab { slab, key, offset, len, asked }) = self.lent.places.get(&chunk) {
+            if let Some(slab) = slab.upgrade() {
                 // Keeps it open.
-                drop(SLABS.get(&place.key));
-                return Some(LentChunk { slab, offset: place.offset, len });
+                drop(SLABS.get(&key));
+                return is_it(len).then_some(LentChunk { slab, offset, len });
             }
-            if now.saturating_duration_since(place.asked) < ABSENT_FOR {
+            if now.saturating_duration_since(asked) < ABSENT_FOR {
                 return None;
             }
         }
@@ -146,21 +191,20 @@ impl ShortCircuit<'_> {
         if refused >= REFUSED_MAX && !self.lent.refused.fetch_add(1, Relaxed).is_multiple_of(ASK_EVERY) {
             return None;
         }
-        let absent = InSlab { slab: Weak::new(), key: (0, 0), offset: 0, asked: now };
-        let found = hit_connections::ask_for_slab(self.client, self.root, chunk, len);
-        let Some(found) = found.filter(|found| found.len == len) else {
+        let found = hit_connections::ask_for_slab(&self.client, self.root, chunk, len.unwrap_or(0));
+        let Some(found) = found.filter(|found| is_it(found.len)) else {
             self.lent.refused.store(refused.saturating_add(1), Relaxed);
+            let absent = InSlab { slab: Weak::new(), key: (0, 0), offset: 0, len: 0, asked: now };
             self.lent.places.insert(chunk, absent);
             return None;
         };
         self.lent.refused.store(0, Relaxed);
-        let about = found.file.metadata().ok()?;
+        let (offset, len, about) = (found.offset, found.len, found.file.metadata().ok()?);
         let key = (about.dev(), about.ino());
         // The same slab, if it is open already: its inode is not used again meanwhile.
         let slab = SLABS.get_with(key, || Arc::new(found.file));
-        let place = InSlab { slab: Arc::downgrade(&slab), key, offset: found.offset, asked: now };
-        self.lent.places.insert(chunk, place);
-        Some(LentChunk { slab, offset: found.offset, len })
+        self.lent.places.insert(chunk, InSlab { slab: Arc::downgrade(&slab), key, offset, len, asked: now });
+        Some(LentChunk { slab, offset, len })
     }
 
     /// Forgets where a chunk lies: it is there no more.
@@ -177,7 +221,7 @@ impl ShortCircuit<'_> {
         if self.lent.will_tell.swap(true, Relaxed) {
             return;
         }
-        let (lent, client, root) = (Arc::clone(self.lent), self.client.clone(), self.root);
+        let (lent, client, root) = (Arc::clone(&self.lent), self.client.clone().into_owned(), self.root);
         tasks.spawn(async move {
             sleep(TELL_EVERY).await;
             // Set before the bytes are taken: a read that comes now begins another task.
@@ -187,6 +231,23 @@ impl ShortCircuit<'_> {
                 tracing::warn!(%error, "what was read in slabs could not be told to the server");
             }
         });
+    }
+}
+
+/// Runs `read` on a thread that may wait for the disk. `None`: too many do, or this one takes too long.
+pub async fn on_disk_thread<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let permit = Arc::clone(&DISK_READS).try_acquire_owned().ok()?;
+    let read = spawn_blocking(move || {
+        let _permit = permit;
+        read()
+    });
+    match timeout(DISK_WITHIN, read).await {
+        Ok(Ok(done)) => Some(done),
+        Ok(Err(error)) => {
+            tracing::error!(%error, "a read of a slab ended early: please report this line");
+            None
+        }
+        Err(_) => None,
     }
 }
 

@@ -175,8 +175,8 @@ impl Caller {
 /// The answer to a request.
 enum Answer {
     Bytes(Found),
-    /// The file that has the chunk, and where the chunk begins there.
-    Slab(File, u64),
+    /// The length of the chunk, the file that has it, and where the chunk begins there.
+    Slab(u32, File, u64),
     /// The bytes that the client read itself are counted.
     Counted,
 }
@@ -249,7 +249,7 @@ impl HitSession {
             let status = if found.is_some() { StatusCode::OK } else { StatusCode::NO_CONTENT };
             let answered = match (found, request.place) {
                 (Some(Answer::Counted), _) => answers.put(HitAnswer::Here(0)),
-                (Some(Answer::Slab(file, offset)), _) => answers.send_slab(request.size, &file, offset),
+                (Some(Answer::Slab(len, file, offset)), _) => answers.send_slab(len, &file, offset),
                 (Some(Answer::Bytes(found)), None) => answers.send(HitAnswer::Here(request.size), &found),
                 (Some(Answer::Bytes(found)), Some(place)) => {
                     if !window.opened.as_mut().is_some_and(|w| w.put(place, &found.bytes)) {
@@ -295,7 +295,7 @@ impl HitSession {
         match request.wanted {
             Wanted::Slab if self.lends_slabs() => {
                 let lent = self.server.reads.slab_at_hand(&caller.sources, request.hash, request.size);
-                lent.map(|(file, offset)| Answer::Slab(file, offset))
+                lent.map(|(len, file, offset)| Answer::Slab(len, file, offset))
             }
             Wanted::Slab => None,
             Wanted::Read(bytes)

@@ -36,12 +36,14 @@
 //!
 //! # Slabs
 //!
-//! A client may ask where a chunk lies on the server's disk. The answer is [`IN_SLAB`], the length of the
-//! chunk, a descriptor of the slab file that can only be read, and the chunk's offset there; or [`NOT_HERE`].
-//! Whoever reads there checks each byte: the file may lose the chunk, and be cut, at any time. The client
-//! then tells how many bytes it read ([`Wanted::Read`], of size 0), so that they are counted for the job and
-//! the dataset. The answer is [`HERE`] without bytes. After [`NOT_HERE`] the client forgets where chunks lie:
-//! its access has ended.
+//! A client may ask where a chunk lies on the server's disk. It names the length of the chunk, or 0 if it
+//! does not know that. The answer is [`IN_SLAB`], the length of the chunk, a descriptor of the slab file that
+//! can only be read, and the chunk's offset there; or [`NOT_HERE`]. Whoever reads there checks each byte: the
+//! file may lose the chunk, and be cut, at any time.
+//!
+//! The client then tells how many bytes it read ([`Wanted::Read`], of size 0), so that they are counted for
+//! the job and the dataset. The answer is [`HERE`] without bytes. After [`NOT_HERE`] the client forgets where
+//! chunks lie: its access has ended.
 
 use bytes::{Buf, BufMut};
 use fletch_core::{DatasetName, Hash, JobName, Root};

@@ -43,7 +43,7 @@ const WORKERS: usize = 2;
 /// The threads that push pages of all mounts.
 const PUSH_THREADS: usize = 2;
 /// The threads for calls that block: with a cache on disk, and without.
-const BLOCKING_THREADS: (usize, usize) = (40, 16);
+const BLOCKING_THREADS: (usize, usize) = (48, 32);
 /// How long a stop waits for programs that use a mount.
 const GRACE: Duration = Duration::from_secs(3);
 const RETRY_EVERY: Duration = Duration::from_millis(100);

@@ -5,6 +5,7 @@ pub mod error;
 pub mod file_runs;
 pub mod inode;
 pub mod kernel_state;
+mod lent;
 mod parts;
 pub mod read;
 pub mod sequential;

@@ -12,45 +12,14 @@ use fletch_core::{
 };
 use fletch_store::{Brought, Fetch, PartHit, ReadError};
 use fletch_tables::version::Found;
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
 /// A range of more than this part of its chunk, one of so many, is read with the whole chunk.
 const PART_MAX: usize = 4;
 
 impl Reader {
-    /// Returns the groups of a long chunk that have a range of it, and its bytes until `until` in the file,
-    /// from memory or from the files of a server of this machine. Blocks for a very short time only.
-    pub(super) fn lent_part(&self, of: &ChunkRange, until: u64) -> Option<PartHit> {
-        let (chunk, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
-        if len < GROUPED_BYTES_MIN {
-            return None;
-        }
-        let source = self.source.short_circuit()?;
-        let lent = source.chunk(chunk, len)?;
-        let (store, key) = (&self.reads.store, self.key(chunk));
-        let groups = store.groups(chunk).or_else(|| self.groups_at_hand(chunk, len));
-        let groups = groups.filter(|groups| groups.chunk_len() == len)?;
-        let pushed = usize::try_from(until.saturating_sub(of.begin)).ok()?.min(len as usize);
-        let run = groups.run(&(of.range.start..of.range.end.max(pushed)))?;
-        if let Some(hit) = store.run_in_memory(&key, &run) {
-            return Some(hit);
-        }
-        let begin = run.range().start;
-        match store.fill_run(&run, |at, piece| lent.read_at(begin + at, piece)) {
-            Ok(Some(part)) => {
-                source.note(run.len().into(), &self.tasks);
-                Some(part)
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Ok(None) | Err(_) => {
-                source.forget(chunk);
-                None
-            }
-        }
-    }
-
     /// Returns the hashes of the groups of a chunk, if the source has them at hand.
-    fn groups_at_hand(&self, chunk: Hash, len: u32) -> Option<Arc<GroupHashes>> {
+    pub(super) fn groups_at_hand(&self, chunk: Hash, len: u32) -> Option<Arc<GroupHashes>> {
         let wanted = FetchRequest::Groups { chunk, len: group_hash_bytes(len) };
         let Brought::Bytes(bytes) = self.source.bring(&wanted) else { return None };
         self.checked_groups(chunk, len, &bytes)

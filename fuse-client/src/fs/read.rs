@@ -8,6 +8,7 @@
 //! 3. Prefetch never makes a reader wait: a slice that gets no permit at once is not prefetched.
 
 use super::error::FsError;
+use super::lent::{Lent, LentPlace};
 use super::sequential::{ReadPattern, SequentialReads};
 use super::tree::Tree;
 use crate::short_circuit::ShortCircuit;
@@ -393,9 +394,12 @@ impl Reader {
         shared: Option<Arc<str>>,
         how: Asked,
     ) -> Result<PartHit, ReadError> {
-        if shared.is_none()
-            && let Some(part) = self.lent_part(of, how.until)
-        {
+        let lent = match self.lent(found, of, shared.is_some(), how.until) {
+            Some(Lent::OnDisk(bytes)) => self.read_lent(bytes).await,
+            Some(Lent::Here(part)) => Some(part),
+            None => None,
+        };
+        if let Some(part) = lent {
             return Ok(part);
         }
         if how.is_scattered
@@ -411,8 +415,27 @@ impl Reader {
         // Nobody reads bytes again of which the kernel keeps all pages.
         let is_whole = of.range.start == 0 && u32::try_from(of.range.end).is_ok_and(|end| end == len);
         let keep = !(is_whole && how.kernel_keeps);
-        let mut bring = || self.source.bring(&wanted);
-        let mut fill = |buffer: &mut [u8]| self.source.hit(&wanted, buffer);
+        let place = LentPlace::default();
+        let find_place = || {
+            if let FetchRequest::Chunk { hash, len } = &wanted {
+                self.find_place(*hash, *len, &place);
+            }
+        };
+        let mut bring = || {
+            let brought = self.source.bring(&wanted);
+            if matches!(brought, Brought::Nothing) {
+                find_place();
+            }
+            brought
+        };
+        let mut fill = |buffer: &mut [u8]| {
+            let is_filled = self.source.hit(&wanted, buffer);
+            if !is_filled {
+                find_place();
+            }
+            is_filled
+        };
+        let fetch = self.fetch_at(&place, key.hash, fetch);
         let at_once = AtOnce { bring: Some(&mut bring), fill: &mut fill, keep };
         let hit = self.reads.store.read_with(key, len, self.reads.dataset, fetch, Some(at_once)).await?;
         Ok(PartHit { hit, begins: 0 })
@@ -476,7 +499,7 @@ impl Reader {
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
             let StoreRequest { key, len, fetch, .. } = self.store_request(found, &next, None);
-            let lent = || self.source.short_circuit()?.chunk(next.slice.chunk, len)?.read_ahead().ok();
+            let lent = || self.source.short_circuit()?.chunk(next.slice.chunk, Some(len))?.read_ahead().ok();
             if self.reads.store.cached(&self.reads.key(&key)).is_some() || lent().is_some() {
                 continue;
             }

@@ -130,7 +130,7 @@ async fn i2_no_token_goes_to_an_unsafe_url_and_a_new_one_is_read() {
     let peers = peers(&PeerConfig { token_file: Some(file.clone()), ..PeerConfig::default() });
     let unsafe_url = to("http://192.0.2.1:7380");
     assert!(matches!(peers.ask(&unsafe_url, &request(5), soon()).await, PeerAnswer::Failed));
-    peers.token.lock().as_mut().expect("a token").read = Instant::now() - 2 * TOKEN_READ_AGAIN;
+    peers.token.grow_old();
     std::fs::write(&file, "new\n").expect("write");
     let server = ScriptedServer::start(|head| match scripted::header(head, "authorization") {
         Some("Bearer new") => scripted::answer("404 Not Found", &[], b""),

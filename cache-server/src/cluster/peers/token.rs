@@ -43,6 +43,12 @@ impl Token {
         self.last.lock().as_ref().map(|read| read.value.clone())
     }
 
+    /// Has the token been read long ago.
+    #[cfg(test)]
+    pub fn grow_old(&self) {
+        self.last.lock().as_mut().expect("a token").at -= 2 * READ_AGAIN_AFTER;
+    }
+
     /// Reads the file again, if that was not done a moment ago. Returns whether the token changed.
     pub async fn read_again(&self) -> bool {
         let Some(path) = self.file.clone() else { return false };

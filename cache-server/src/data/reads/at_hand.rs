@@ -27,15 +27,16 @@ impl Reads {
         Some(SpanBytes { bytes: hit.chunk.bytes().clone(), tier: hit.tier })
     }
 
-    /// Opens the file on disk that has a chunk of `len` bytes, for a client that reads there itself. Returns
-    /// where the chunk begins.
+    /// Opens the file on disk that has a chunk, for a client that reads there itself. Returns the length of
+    /// the chunk, and where it begins. `len`: the length that the client knows; 0 for none.
     #[must_use]
-    pub fn slab_at_hand(&self, sources: &Arc<Sources>, hash: Hash, len: u32) -> Option<(File, u64)> {
+    pub fn slab_at_hand(&self, sources: &Arc<Sources>, hash: Hash, len: u32) -> Option<(u32, File, u64)> {
         let located = self.versions.locate(sources, hash).now_or_never()?.ok()?;
-        if located.len != len || !sources.is_registered() {
+        if ![0, located.len].contains(&len) || !sources.is_registered() {
             return None;
         }
-        self.store.lend(&self.key(sources, hash), len)
+        let (file, offset) = self.store.lend(&self.key(sources, hash), located.len)?;
+        Some((located.len, file, offset))
     }
 
     /// Returns a file of `size` bytes that hash to `hash`, if it lies in one chunk, in memory or on disk.

@@ -161,23 +161,24 @@ impl Store {
         }
     }
 
-    /// Returns a run that `fill` reads into a buffer that is free now, as [`Verified::fill`] does. Keeps
-    /// nothing. `None`: the bytes are wrong.
+    /// Returns `len` bytes that `fill` reads into a buffer that is free now, as [`Verified::fill`] does: a
+    /// run of groups, or a whole file. Keeps nothing. `None`: the bytes are wrong.
     ///
     /// # Errors
     /// Those of `fill`; `WouldBlock` if no buffer is free.
-    pub fn fill_run(
+    pub fn fill_now(
         &self,
-        run: &GroupRun,
+        expected: impl Into<Expected>,
+        len: u32,
         fill: impl FnMut(usize, &mut [u8]) -> io::Result<()>,
-    ) -> io::Result<Option<PartHit>> {
-        let buffer = self.memory.try_buffer(run.len()).ok_or(io::ErrorKind::WouldBlock)?;
-        let filled = Verified::fill(run.clone(), buffer, fill)?;
+    ) -> io::Result<Option<Hit>> {
+        let buffer = self.memory.try_buffer(len).ok_or(io::ErrorKind::WouldBlock)?;
+        let filled = Verified::fill(expected, buffer, fill)?;
         Counters::add(&self.counters.fetches, 1);
         match filled {
             Ok(chunk) => {
                 Counters::add(&self.counters.fetched_bytes, chunk.bytes().len() as u64);
-                Ok(Some(PartHit { hit: Hit { chunk, tier: Tier::Origin }, begins: run.range().start }))
+                Ok(Some(Hit { chunk, tier: Tier::Origin }))
             }
             Err(_) => Ok(None),
         }

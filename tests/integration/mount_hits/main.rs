@@ -1,6 +1,8 @@
 //! A mount over the unix socket of its server: its threads ask for hits by themselves, and nothing that hangs
 //! holds them.
 
+mod slabs;
+
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use fletch_tests::{
     bins::{command, run},
@@ -14,8 +16,6 @@ use nix::sys::{signal::Signal, statvfs::statvfs};
 use serde_json::Value;
 use std::{
     fs,
-    ops::Range,
-    os::unix::fs::FileExt as _,
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
@@ -279,89 +279,4 @@ fn short_files_that_are_read_in_their_order_are_pushed_ahead() {
     assert_eq!((of(&backwards, "pushed_bytes"), of(&backwards, "read_bytes")), (0, total as u64));
     let off = read_in_order(&site, count, 0..count, &["--push", "off"]);
     assert_eq!((of(&off, "pushed_bytes"), of(&off, "read_bytes")), (0, total as u64));
-}
-
-const LONG_BYTES: usize = 24 << 20;
-
-fn long() -> Vec<u8> {
-    let mut bytes = vec![0; LONG_BYTES];
-    blake3::Hasher::new().update(b"long").finalize_xof().fill(&mut bytes);
-    bytes
-}
-
-/// Reads the long file in the order of `windows`, and returns what the mount reports at its end.
-fn read_long(site: &Site, job: &str, bytes: &[u8], windows: &[Range<usize>]) -> Value {
-    let report = site.place("report").join(format!("{job}.json"));
-    let socket = format!("unix:{}", site.socket().display());
-    let words = ["--report", report.to_str().expect("a path")];
-    let mounted = site.mount_from(&socket, "long", job, &words);
-    let file = fs::File::open(mounted.dir.join("big")).expect("opened");
-    for at in windows {
-        let mut got = vec![0; at.len()];
-        file.read_exact_at(&mut got, at.start as u64).expect("read");
-        assert!(got == bytes[at.clone()], "{job}: other bytes at {at:?}");
-    }
-    drop(file);
-    mounted.stop();
-    serde_json::from_slice(&fs::read(report).expect("a report")).expect("JSON")
-}
-
-/// The slabs of the site's server.
-fn slabs(site: &Site) -> Vec<PathBuf> {
-    let all = fs::read_dir(site.cache_dir().join("slabs")).expect("slabs");
-    all.map(|entry| entry.expect("an entry").path()).collect()
-}
-
-#[test]
-fn large_files_are_read_in_the_slabs_of_the_server() {
-    if !have(&[Need::Fuse]) {
-        return;
-    }
-    let mut site = Site::start(&["--memory=64MiB", "--cache-size=256MiB", "--cache-free-floor=0"]);
-    let tree = tempfile::tempdir().expect("a directory");
-    let bytes = long();
-    fs::write(tree.path().join("big"), &bytes).expect("write");
-    assert_eq!(site.publish("long", tree.path()).len(), 64, "a root");
-    let of = |report: &Value, key: &str| report[key].as_u64().expect("a number");
-    let in_order: Vec<Range<usize>> =
-        (0..LONG_BYTES).step_by(1 << 20).map(|at| at..(at + (1 << 20)).min(LONG_BYTES)).collect();
-    let here_and_there: Vec<Range<usize>> =
-        (0..600).map(|i| i * 7_654_321 % (LONG_BYTES - 5000)).map(|at| at..at + 4321).collect();
-    read_long(&site, "first", &bytes, &in_order);
-    let appended = || site.metric("fletch_disk_append_queue_bytes") == 0.0;
-    until("the disk has it", Duration::from_secs(20), appended);
-    for (job, windows) in [("in-order", &in_order), ("here-and-there", &here_and_there)] {
-        let report = read_long(&site, job, &bytes, windows);
-        let (slab, replied) = (of(&report, "slab_bytes"), of(&report, "read_bytes"));
-        assert!(slab * 10 >= replied * 9, "{job}: {slab} of {replied} bytes were read in slabs");
-        let accounts = site.json("/v1/accounts");
-        let jobs = accounts["jobs"].as_array().expect("a list");
-        let counted = jobs.iter().find(|j| j["job"] == job).expect("the job")["hit_bytes"].as_u64();
-        assert!(counted.is_some_and(|n| n >= slab), "I8, {job}: {counted:?} of {slab} bytes: {accounts}");
-    }
-    assert_eq!(site.metric("fletch_chunk_fetched_bytes_total"), LONG_BYTES as f64, "once, from the origin");
-    // Damage under the mount's eyes: a bit here and there, then files that are cut.
-    for path in slabs(&site) {
-        let slab = fs::File::options().read(true).write(true).open(&path).expect("opened");
-        let len = slab.metadata().expect("metadata").len();
-        for at in (100_000..len).step_by(1_500_000) {
-            let mut one = [0];
-            slab.read_exact_at(&mut one, at).expect("read");
-            slab.write_all_at(&[one[0] ^ 4], at).expect("flipped");
-        }
-    }
-    read_long(&site, "flipped", &bytes, &in_order);
-    read_long(&site, "flipped-too", &bytes, &here_and_there);
-    until("the disk has it", Duration::from_secs(20), || {
-        site.metric("fletch_disk_append_queue_bytes") == 0.0
-    });
-    for path in slabs(&site) {
-        let slab = fs::File::options().write(true).open(&path).expect("opened");
-        slab.set_len(1_000_000).expect("cut");
-    }
-    read_long(&site, "cut", &bytes, &here_and_there);
-    // Without the server nothing is read in its slabs.
-    site.kill();
-    site.restart();
-    read_long(&site, "after", &bytes, &in_order);
 }

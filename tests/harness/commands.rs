@@ -275,9 +275,14 @@ pub fn agrees(expected: &[String], printed: &str) -> bool {
 /// Whether there is a test of this name, `file::function`, below `tests/integration`.
 #[must_use]
 pub fn is_a_test(name: &str) -> bool {
-    let Some((file, function)) = name.split_once("::") else { return false };
-    let at = repo().join(format!("tests/integration/{file}.rs"));
-    let Ok(text) = fs::read_to_string(at) else { return false };
+    let parts: Vec<&str> = name.split("::").collect();
+    let (files, function) = match parts[..] {
+        [binary, function] => (vec![format!("{binary}.rs"), format!("{binary}/main.rs")], function),
+        [binary, module, function] => (vec![format!("{binary}/{module}.rs")], function),
+        _ => return false,
+    };
+    let read = |file| fs::read_to_string(repo().join("tests/integration").join(file)).ok();
+    let Some(text) = files.into_iter().find_map(read) else { return false };
     let Some((before, _)) = text.split_once(&format!("fn {function}(")) else { return false };
     let attribute = before.rfind("\n\n").map_or("", |at| &before[at..]);
     attribute.contains("#[test]") || attribute.contains("#[tokio::test")

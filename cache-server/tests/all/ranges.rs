@@ -120,6 +120,7 @@ async fn i4_a_chunk_on_disk_needs_no_origin_for_a_range() {
     }
     node.running.shutdown().await;
     let node = Node::start(&args).await;
+    node.disk_is("on").await;
     window(&node, root, 5_000).await;
     let lists = tree.path("fletch/versions").join(root.to_string()).join("layouts");
     std::fs::rename(&lists, tree.path("away")).expect("moved");

@@ -53,14 +53,6 @@ impl Drop for Disk {
     }
 }
 
-async fn disk_is(node: &Node, state: &str) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while node.metric(&format!("fletch_disk_state{{state=\"{state}\"}}")).await != 1 {
-        assert!(Instant::now() < until, "the disk is never {state}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 async fn read_all(node: &Node, tree: &Tree, root: Root) {
     for (path, bytes) in &tree.files {
         let r = node.get(&routes::file(root, path)).send().await.expect("answer");
@@ -84,7 +76,7 @@ async fn i5_a_cache_that_is_unmounted_is_absent_until_it_is_back_and_nothing_is_
     let cache = format!("--cache-dir={}", disk.path("mnt/cache"));
     let args = [&*cache, "--cache-size=64MiB", "--cache-free-floor=0"];
     let node = Node::serving(&tree, &args).await;
-    disk_is(&node, "on").await;
+    node.disk_is("on").await;
     read_all(&node, &tree, root).await;
     // A reply does not wait for the append of its chunk.
     let until = Instant::now() + Duration::from_secs(60);
@@ -94,11 +86,11 @@ async fn i5_a_cache_that_is_unmounted_is_absent_until_it_is_back_and_nothing_is_
     }
     let is_empty = || fs::read_dir(disk.path("mnt")).expect("the directory").next().is_none();
     disk.unmount();
-    disk_is(&node, "absent").await;
+    node.disk_is("absent").await;
     read_all(&node, &tree, root).await;
     assert!(is_empty(), "nothing on the file system below");
     disk.mount();
-    disk_is(&node, "on").await;
+    node.disk_is("on").await;
     let chunks = node.metric("fletch_disk_chunks").await;
     assert!(chunks > 0, "the chunks are back");
     // The same over a restart.
@@ -106,11 +98,11 @@ async fn i5_a_cache_that_is_unmounted_is_absent_until_it_is_back_and_nothing_is_
     running.shutdown().await;
     disk.unmount();
     let node = Node::start_in(state, &args).await;
-    disk_is(&node, "absent").await;
+    node.disk_is("absent").await;
     read_all(&node, &tree, root).await;
     assert!(is_empty() && !Path::new(&disk.path("mnt/cache")).exists());
     disk.mount();
-    disk_is(&node, "on").await;
+    node.disk_is("on").await;
     assert!(node.metric("fletch_disk_chunks").await >= chunks, "and stay");
     node.running.shutdown().await;
 }

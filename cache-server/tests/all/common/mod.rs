@@ -22,6 +22,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
@@ -370,6 +371,15 @@ impl Node {
         let line =
             text.lines().find(|l| l.starts_with(begins)).unwrap_or_else(|| panic!("{begins} in {text}"));
         line.rsplit(' ').next().expect("value").parse().expect("a number")
+    }
+
+    /// Waits until the disk tier is in this state.
+    pub async fn disk_is(&self, state: &str) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while self.metric(&format!("fletch_disk_state{{state=\"{state}\"}}")).await != 1 {
+            assert!(Instant::now() < until, "the disk is never {state}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// The sum of all series of one metric.

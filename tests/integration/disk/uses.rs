@@ -17,6 +17,9 @@ use std::thread;
 use std::time::Duration;
 
 const LEN: u64 = 110_000;
+/// The most chunks that a busy machine loses: a twentieth of a dataset.
+const LOST_CHUNKS_MAX: u64 = 52;
+const EVICTED: &str = "fletch_disk_evicted_chunks_total";
 const FLAGS: [&str; 6] = ["--memory", "64MiB", "--cache-size", "128MiB", "--cache-free-floor", "0"];
 
 /// Who reads a dataset.
@@ -104,10 +107,14 @@ fn check_line(site: &Site) {
 
 /// Checks that `more` bytes came from the origin, `new` of them for the first time.
 ///
-/// On a machine whose disk is busy, the append queue is full at times. What it did not take comes once more.
+/// On a machine that is busy, the append queue is full at times, and a sweep displaces a few units that came
+/// late. What was not kept then comes once more.
 fn check_fetched(site: &Site, more: u64, new: u64, who: &str) {
-    let again = series(site, "fletch_disk_append_dropped_bytes_total");
-    assert!(more >= new && more <= new + again, "{who}: {more} bytes, {new} new; {again} were not queued");
+    let dropped = series(site, "fletch_disk_append_dropped_bytes_total");
+    let lost = site.metric("fletch_disk_refused_total") as u64 + series(site, EVICTED);
+    let again = dropped + lost.min(LOST_CHUNKS_MAX) * LEN;
+    let what = format!("{who}: {more} bytes, {new} new; {dropped} were not queued, {lost} chunks lost");
+    assert!(more >= new && more <= new + again, "{what}");
 }
 
 fn once(orders: &[&[Reads]], seed: u64) {
@@ -124,7 +131,8 @@ fn once(orders: &[&[Reads]], seed: u64) {
             check_fetched(&site, more, new, &format!("{order:?}: {reads:?}"));
             check_line(&site);
         }
-        assert_eq!(series(&site, "fletch_disk_evicted_chunks_total"), 0);
+        let evicted = series(&site, EVICTED);
+        assert!(evicted <= LOST_CHUNKS_MAX, "{evicted} chunks were evicted");
     }
 }
 

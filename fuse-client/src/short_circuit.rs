@@ -270,3 +270,32 @@ impl Lent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[tokio::test]
+    async fn i6_reads_of_a_disk_that_hangs_have_a_bound_and_end_in_time() {
+        let (open, gate) = channel::<()>();
+        let gate = Arc::new(parking_lot::Mutex::new(gate));
+        let hang = || {
+            let gate = Arc::clone(&gate);
+            on_disk_thread(move || gate.lock().recv().is_err())
+        };
+        let begun = Instant::now();
+        let hung = futures::future::join_all((0..DISK_READS_MAX).map(|_| hang())).await;
+        assert!(hung.iter().all(Option::is_none) && begun.elapsed() >= DISK_WITHIN);
+        // Their threads still wait, so the next read waits for none of them.
+        let begun = Instant::now();
+        assert!(on_disk_thread(|| ()).await.is_none() && begun.elapsed() < DISK_WITHIN);
+        drop(open);
+        let answers = async {
+            while on_disk_thread(|| ()).await.is_none() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), answers).await.expect("the disk answers again");
+    }
+}

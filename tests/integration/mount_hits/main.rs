@@ -245,7 +245,7 @@ fn read_in_order(site: &Site, count: usize, order: impl Iterator<Item = usize>, 
     for i in order {
         assert!(fs::read(path(i)).expect("read") == short(i), "{i}: other bytes");
         // A reader that does something with each file, so that pushes come before it on a busy machine too.
-        thread::sleep(Duration::from_micros(200));
+        thread::sleep(Duration::from_micros(500));
     }
     mounted.stop();
     serde_json::from_slice(&fs::read(report).expect("a report")).expect("JSON")
@@ -272,9 +272,9 @@ fn short_files_that_are_read_in_their_order_are_pushed_ahead() {
     let total: usize = (0..count).map(|i| short(i).len()).sum();
     let ordered = read_in_order(&site, count, 0..count, &[]);
     let (pushed, replied) = (of(&ordered, "pushed_bytes"), of(&ordered, "read_bytes"));
-    // On a busy machine the reader is sometimes there before the push, and that file is not pushed.
-    assert!(pushed > total as u64 / 4, "{pushed} of {total} bytes were pushed");
-    assert!(replied < total as u64 * 3 / 4, "{replied} of {total} bytes were replies");
+    println!("{pushed} of {total} bytes were pushed");
+    assert!(pushed > total as u64 / 2, "{pushed} of {total} bytes were pushed");
+    assert!(replied < total as u64 / 2, "{replied} of {total} bytes were replies");
     let backwards = read_in_order(&site, count, (0..count).rev(), &[]);
     assert_eq!((of(&backwards, "pushed_bytes"), of(&backwards, "read_bytes")), (0, total as u64));
     let off = read_in_order(&site, count, 0..count, &["--push", "off"]);

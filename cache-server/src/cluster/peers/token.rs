@@ -43,7 +43,7 @@ impl Token {
         self.last.lock().as_ref().map(|read| read.value.clone())
     }
 
-    /// Has the token been read long ago.
+    /// Makes the token look as if it was read long ago.
     #[cfg(test)]
     pub fn grow_old(&self) {
         self.last.lock().as_mut().expect("a token").at -= 2 * READ_AGAIN_AFTER;

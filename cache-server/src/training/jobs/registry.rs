@@ -103,9 +103,9 @@ impl RegisteredJob {
         }
     }
 
-    /// Returns whether the job is open, and its dataset is gone, or it had no request and no live lease for
-    /// longer than `ttl_ns`.
-    fn is_idle(&self, now_ns: u64, ttl_ns: u64) -> bool {
+    /// Returns whether the job is open and nobody uses it: its dataset is gone, or it had no request and no
+    /// live lease for longer than `ttl_ns`.
+    fn is_unused(&self, now_ns: u64, ttl_ns: u64) -> bool {
         let Some(opened) = self.opened.get() else { return false };
         // Its processes may have heard so from a read, and never ask again.
         if !opened.sources.is_registered() {
@@ -741,30 +741,30 @@ impl Registry {
         self.jobs.lock().values().filter_map(|s| s.opened.get().cloned()).collect()
     }
 
-    /// Closes jobs that had no request, as of `now_ns`, or have no dataset.
-    fn close_idle(&self, now_ns: u64) {
+    /// Closes jobs that nobody uses, as of `now_ns`.
+    fn close_unused(&self, now_ns: u64) {
         let ttl_ns = u64::try_from(self.context.job_ttl.as_nanos()).unwrap_or(u64::MAX);
-        let idle: Vec<_> = self
+        let unused: Vec<_> = self
             .jobs
             .lock()
             .iter()
-            .filter(|(_, s)| s.is_idle(now_ns, ttl_ns) && !s.closing.swap(true, SeqCst))
+            .filter(|(_, s)| s.is_unused(now_ns, ttl_ns) && !s.closing.swap(true, SeqCst))
             .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
             .collect();
-        for (id, opened) in idle {
+        for (id, opened) in unused {
             let has_dataset = opened.sources.is_registered();
-            tracing::info!(job = %opened.setup.job, has_dataset, "an idle job is closed; a request opens it");
+            tracing::info!(job = %opened.setup.job, has_dataset, "an unused job is closed until it asks");
             let jobs = Arc::clone(&self.jobs);
             self.context.tasks.spawn(async move { close(&jobs, &id, &opened).await });
         }
     }
 
-    /// Maintenance, as of `now_ns` (nanoseconds since the start): expired leases, changed shares, idle jobs,
-    /// versions without a job.
+    /// Maintenance, as of `now_ns` (nanoseconds since the start): expired leases, changed shares, jobs that
+    /// nobody uses, versions without a job.
     pub fn tick(&self, now_ns: u64) {
         // A reading at each tick, also without jobs: the clock takes longer gaps for pauses.
         let _unused = self.context.lease_clock.now_ms();
-        self.close_idle(now_ns);
+        self.close_unused(now_ns);
         self.all_opened().iter().for_each(|o| o.tick());
         self.sweeps().iter().for_each(|w| w.tick(now_ns));
         let unused = |p: &Shared| p.samples.try_lock().is_ok_and(|s| s.strong_count() == 0);

@@ -257,7 +257,7 @@ impl Version {
     }
 
     fn try_index_leaf(&self, shard: usize, directory: &Directory, leaf: usize) -> Option<Arc<IndexLeaf>> {
-        self.try_leaf_of(LocalTable::ChunkIndex, shard, directory, leaf, IndexLeaf::parse)
+        self.try_leaf_of(LocalTable::ChunkIndex, shard, directory, leaf, 0, IndexLeaf::parse)
     }
 
     /// Writes the files of the index. Returns whether they are there. It holds the rows of one file at once.

@@ -4,6 +4,9 @@ use crate::leaf::Leaf;
 use crate::version::{MissingPart, Parts};
 use std::sync::Arc;
 
+/// The leaves that are read ahead of a walk that goes from one leaf to the next.
+const AHEAD: usize = 7;
+
 /// The leaf of the last step of a walk. Most steps stay in it, and need no search.
 #[derive(Default)]
 pub(crate) struct Cursor {
@@ -14,13 +17,16 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Returns the leaf and the row of the entry at `at`; `None` past the end.
     pub fn locate(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<(Arc<Leaf>, usize)>, MissingPart> {
+        let mut ahead = 0;
         if let Some((first, leaf)) = &self.leaf
             && let Some(row) = at.checked_sub(*first).and_then(|row| usize::try_from(row).ok())
-            && row < leaf.len()
         {
-            return Ok(Some((Arc::clone(leaf), row)));
+            if row < leaf.len() {
+                return Ok(Some((Arc::clone(leaf), row)));
+            }
+            ahead = if row == leaf.len() { AHEAD } else { 0 };
         }
-        let Some(found) = parts.entry(at)? else { return Ok(None) };
+        let Some(found) = parts.entry_ahead(at, ahead)? else { return Ok(None) };
         self.leaf = Some((at - found.row as u64, Arc::clone(&found.leaf)));
         Ok(Some((found.leaf, found.row)))
     }

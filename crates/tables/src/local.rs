@@ -19,10 +19,12 @@ mod leaf_file;
 
 pub(crate) use leaf_file::{Directory, Identity, NewLeaf};
 
+use crate::leaf::Buffer;
 use fletch_core::{Hash, LayoutId, Root};
 use parking_lot::Mutex;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -178,15 +180,21 @@ impl LocalTables {
         self.believed(of, |file| leaf_file::read_directory(file, of))
     }
 
-    /// Returns the bytes of a leaf; `None` as [`Self::directory`].
-    pub(crate) fn leaf<T>(
+    /// Returns what `parse` makes of the bytes of some leaves, in order; `None` as [`Self::directory`].
+    pub(crate) fn leaves<T>(
         &self,
         of: &Identity,
         directory: &Directory,
-        leaf: usize,
-        parse: impl FnOnce(crate::leaf::Buffer) -> Option<T>,
-    ) -> Option<T> {
-        self.believed(of, |file| leaf_file::read_leaf(file, directory, leaf, parse))
+        mut leaves: Range<usize>,
+        parse: impl Fn(Buffer) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let read = |file: &_| {
+            leaves.try_fold(Vec::new(), |mut read, leaf| {
+                read.push(leaf_file::read_leaf(file, directory, leaf, &parse)?);
+                Ok(read)
+            })
+        };
+        self.believed(of, read)
     }
 
     /// Reads a part's file. A file that cannot be believed is removed, and the caller writes it again.

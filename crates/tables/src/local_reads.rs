@@ -46,36 +46,49 @@ impl Version {
         (self.0.index.parts()[part].entries as usize).div_ceil(LEAF_ROWS)
     }
 
-    /// Returns a leaf of a part's local file of entries.
-    pub(crate) fn try_leaf(&self, part: usize, directory: &Directory, leaf: usize) -> Option<Arc<Leaf>> {
-        self.try_leaf_of(LocalTable::Entries, part, directory, leaf, Leaf::parse)
+    /// Returns a leaf of a part's local file of entries. A leaf that is not in memory is read with the
+    /// `ahead` leaves that follow.
+    pub(crate) fn try_leaf(
+        &self,
+        part: usize,
+        directory: &Directory,
+        leaf: usize,
+        ahead: usize,
+    ) -> Option<Arc<Leaf>> {
+        self.try_leaf_of(LocalTable::Entries, part, directory, leaf, ahead, Leaf::parse)
     }
 
     fn try_chunk_leaf(&self, part: usize, directory: &Directory, leaf: usize) -> Option<Arc<ChunkLeaf>> {
-        self.try_leaf_of(LocalTable::Chunks, part, directory, leaf, ChunkLeaf::parse)
+        self.try_leaf_of(LocalTable::Chunks, part, directory, leaf, 0, ChunkLeaf::parse)
     }
 
-    /// Returns a leaf of a local file: from memory, else as `parse` reads its bytes.
+    /// Returns a leaf of a local file: from memory, else as `parse` reads its bytes. Then the `ahead` leaves
+    /// that follow are read, too: to open the file costs as much as to read a leaf.
     pub(crate) fn try_leaf_of<T: CachedLeaf>(
         &self,
         table: LocalTable,
         part: usize,
         directory: &Directory,
         leaf: usize,
-        parse: impl FnOnce(Buffer) -> Option<T>,
+        ahead: usize,
+        parse: impl Fn(Buffer) -> Option<T>,
     ) -> Option<Arc<T>> {
         let key = self.key(CachedKind::Leaf(table, leaf), part);
         if let Some(cached) = self.0.cache.get(&key) {
             return T::of_cached(cached);
         }
         let of = self.identity(table, part);
-        let Some(read) = self.local()?.leaf(&of, directory, leaf, parse) else {
+        let leaves = leaf..directory.len().min(leaf + 1 + ahead);
+        let Some(read) = self.local()?.leaves(&of, directory, leaves, parse) else {
             self.0.cache.remove(&self.key(CachedKind::Directory(table), part));
             return None;
         };
-        let read = Arc::new(read);
-        self.0.cache.insert(key, T::cached(Arc::clone(&read)));
-        Some(read)
+        let read: Vec<Arc<T>> = read.into_iter().map(Arc::new).collect();
+        for (number, read) in (leaf..).zip(&read) {
+            let key = self.key(CachedKind::Leaf(table, number), part);
+            self.0.cache.insert(key, T::cached(Arc::clone(read)));
+        }
+        read.into_iter().next()
     }
 
     /// Returns one row of a part's `chunks.parquet`, if the row is at hand. The outer `None` says that it is
@@ -114,9 +127,8 @@ impl Version {
         let first = self.0.index.first_ordinal(part);
         blocking(move || {
             let Some(directory) = local.directory(&of).filter(|d| d.len() == leaves) else { return Ok(None) };
-            let leaf = |i| local.leaf(&of, &directory, i, Leaf::parse).map(Arc::new);
-            let leaves: Option<Vec<_>> = (0..leaves).map(leaf).collect();
-            Ok(leaves.and_then(|leaves| LoadedPart::of_leaves(first, leaves)))
+            let read = local.leaves(&of, &directory, 0..leaves, |bytes| Leaf::parse(bytes).map(Arc::new));
+            Ok(read.and_then(|leaves| LoadedPart::of_leaves(first, leaves)))
         })
         .await
     }
@@ -127,12 +139,10 @@ impl Version {
         let of = self.identity(LocalTable::Chunks, part);
         blocking(move || {
             let Some(directory) = local.directory(&of) else { return Ok(None) };
-            let mut rows = Vec::new();
-            for i in 0..directory.len() {
-                let Some(leaf) = local.leaf(&of, &directory, i, ChunkLeaf::parse) else { return Ok(None) };
-                rows.extend((0..LEAF_ROWS).map_while(|row| leaf.get(row)));
-            }
-            Ok(Some(rows))
+            let rows_of = |leaf: ChunkLeaf| (0..LEAF_ROWS).map_while(|row| leaf.get(row)).collect::<Vec<_>>();
+            let rows = |bytes| ChunkLeaf::parse(bytes).map(rows_of);
+            let read = local.leaves(&of, &directory, 0..directory.len(), rows);
+            Ok(read.map(|leaves| leaves.into_iter().flatten().collect()))
         })
         .await
     }
@@ -159,9 +169,8 @@ impl Version {
         let (local, of) = (self.local()?.clone(), self.identity(LocalTable::Samples, 0));
         let read = move || {
             let Some(directory) = local.directory(&of) else { return Ok(None) };
-            let piece = |i| local.leaf(&of, &directory, i, |bytes| Some(bytes.bytes().to_vec()));
-            let pieces: Option<Vec<_>> = (0..directory.len()).map(piece).collect();
-            Ok(pieces.and_then(parse))
+            let piece = |bytes: Buffer| Some(bytes.bytes().to_vec());
+            Ok(local.leaves(&of, &directory, 0..directory.len(), piece).and_then(parse))
         };
         blocking(read).await.unwrap_or(None)
     }

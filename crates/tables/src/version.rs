@@ -479,17 +479,29 @@ impl Parts<'_> {
         self.version.at_hand(part).ok_or(MissingPart(part))
     }
 
-    fn leaf(&self, part: usize, at_hand: &PartAtHand, leaf: usize) -> Result<Arc<Leaf>, MissingPart> {
+    fn leaf(
+        &self,
+        part: usize,
+        at_hand: &PartAtHand,
+        leaf: usize,
+        ahead: usize,
+    ) -> Result<Arc<Leaf>, MissingPart> {
         let found = match at_hand {
             PartAtHand::Whole(whole) => whole.leaves().get(leaf).map(Arc::clone),
-            PartAtHand::Filed(directory) => self.version.try_leaf(part, directory, leaf),
+            PartAtHand::Filed(directory) => self.version.try_leaf(part, directory, leaf, ahead),
         };
         found.ok_or(MissingPart(part))
     }
 
     pub fn entry(&self, ordinal: u64) -> Result<Option<Found>, MissingPart> {
+        self.entry_ahead(ordinal, 0)
+    }
+
+    /// Returns the entry at an ordinal; `None` past the end. If it has to be read from a file, the `ahead`
+    /// leaves that follow are read, too.
+    pub fn entry_ahead(&self, ordinal: u64, ahead: usize) -> Result<Option<Found>, MissingPart> {
         let Some((part, row)) = self.index().find(ordinal) else { return Ok(None) };
-        let leaf = self.leaf(part, &self.get(part)?, row / LEAF_ROWS)?;
+        let leaf = self.leaf(part, &self.get(part)?, row / LEAF_ROWS, ahead)?;
         Ok(Some(Found { ordinal, leaf, row: row % LEAF_ROWS }))
     }
 
@@ -504,7 +516,7 @@ impl Parts<'_> {
             }
             PartAtHand::Filed(directory) => leaf_of_path(directory.len(), |i| directory.first(i), path),
         };
-        let found = self.leaf(part, &at_hand, leaf)?;
+        let found = self.leaf(part, &at_hand, leaf, 0)?;
         let row = found.lower_bound(path);
         if leaf * LEAF_ROWS + row == self.index().parts()[part].entries as usize
             && part + 1 < self.index().parts().len()

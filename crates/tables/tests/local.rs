@@ -87,6 +87,30 @@ fn a_second_process_loads_nothing_and_memory_has_little() {
 }
 
 #[test]
+fn a_listing_reads_some_leaves_ahead() {
+    let stage = Stage::new(2000);
+    runtime().block_on(async {
+        let cache = PartCache::new(1 << 20).with_local(Some(stage.local()));
+        let (version, _) = stage.open(&cache).await;
+        assert!(version.find("00000000").await.expect("good").is_some(), "writes the file");
+        // Leaves have 32 rows: this page ends in the second one, and eight were read with it.
+        assert_eq!(version.try_list("", 0, 40).expect("at hand").len(), 40);
+        remove(&stage.filed());
+        let left = version.try_list("", 40, 2000).expect("in memory");
+        assert_eq!(left.len(), 9 * 32 - 40);
+        let names = left.iter().map(|child| child.name.as_str());
+        assert!(names.eq(stage.entries[40..9 * 32].iter().map(|e| e.path.as_str())));
+        // The next name needs the file, and has it written again. A lookup reads its own leaf alone.
+        assert!(version.try_list("", 9 * 32, 1).is_none());
+        assert!(version.find("00001000").await.expect("good").is_some());
+        assert!(version.try_entry(1001).expect("from the file").is_some());
+        remove(&stage.filed());
+        assert!(version.try_entry(1002).expect("in that leaf").is_some());
+        assert!(version.try_entry(1030).is_none(), "in the next leaf");
+    });
+}
+
+#[test]
 fn rows_of_chunks_are_read_one_by_one() {
     let stage = Stage::new(10_000);
     runtime().block_on(async {

@@ -21,8 +21,8 @@ fn write(local: &LocalTables, of: &Identity, len: usize) -> bool {
 
 fn read(local: &LocalTables, of: &Identity) -> Option<Vec<Vec<u8>>> {
     let directory = local.directory(of)?;
-    let leaf = |i| local.leaf(of, &directory, i, |b: Buffer| Some(b.bytes().to_vec()));
-    (0..directory.len()).map(leaf).collect()
+    let leaf = |b: Buffer| Some(b.bytes().to_vec());
+    local.leaves(of, &directory, 0..directory.len(), leaf)
 }
 
 #[test]

@@ -14,13 +14,17 @@
 mod describing;
 mod moving;
 mod preparing;
+mod registered_job;
+mod removing;
 
 pub use moving::MovedJob;
+use registered_job::{RegisteredJob, RegisteredJobs, charges_of, close};
+use removing::remove_all;
 
 use super::{
     ledger_term,
-    open_job::{JobProgress, OpenJob, epoch_of_file},
-    record::{RECORD_FILE, Record, RecordSummary, is_long},
+    open_job::{JobProgress, OpenJob},
+    record::{Record, RecordSummary, is_long},
     settings::{self, StoredSettings},
 };
 use crate::{
@@ -36,19 +40,12 @@ use crate::{
 };
 use fletch_api::{JobLine, JobSettings, OrderKind, StartJob};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
-use fletch_host::replace::sync_parent;
 use fletch_store::{DatasetId, ReaderKind};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Weak,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Relaxed, SeqCst},
-        },
-    },
+    sync::{Arc, Weak, atomic::Ordering::SeqCst},
 };
 use tokio::{
     sync::{OnceCell, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
@@ -57,68 +54,6 @@ use tokio::{
 
 /// Most jobs with a long part that are declared or opened at once.
 const LONG_JOBS_AT_ONCE: usize = 2;
-/// The directory of jobs that another server of the cluster has now, beside the one of this server's jobs.
-const ASIDE_DIR: &str = "jobs-aside";
-
-/// A declared job, open or not.
-struct RegisteredJob {
-    known: RecordSummary,
-    charges: Arc<JobCharges>,
-    settings: Arc<StoredSettings>,
-    opened: OnceCell<Arc<OpenJob>>,
-    /// Time of the last request as far as maintenance has seen it, in nanoseconds since the start.
-    seen_ns: AtomicU64,
-    /// A request came since the last maintenance.
-    asked: AtomicBool,
-    /// The job is being closed.
-    closing: AtomicBool,
-}
-
-impl RegisteredJob {
-    fn new(
-        known: RecordSummary,
-        charges: Arc<JobCharges>,
-        settings: Arc<StoredSettings>,
-        opened: OnceCell<Arc<OpenJob>>,
-    ) -> Arc<Self> {
-        Arc::new(RegisteredJob {
-            known,
-            charges,
-            settings,
-            opened,
-            seen_ns: AtomicU64::new(0),
-            asked: AtomicBool::new(true),
-            closing: AtomicBool::new(false),
-        })
-    }
-
-    fn line(&self) -> JobLine {
-        JobLine {
-            id: self.known.id(),
-            name: self.known.ask.name.clone(),
-            dataset: self.known.dataset.clone(),
-            root: self.known.root,
-            epoch: self.opened.get().and_then(|job| job.last_epoch()),
-            sweep: self.opened.get().and_then(|job| job.sweep_size()),
-        }
-    }
-
-    /// Returns whether the job is open and nobody uses it: its dataset is gone, or it had no request and no
-    /// live lease for longer than `ttl_ns`.
-    fn is_unused(&self, now_ns: u64, ttl_ns: u64) -> bool {
-        let Some(opened) = self.opened.get() else { return false };
-        // Its processes may have heard so from a read, and never ask again.
-        if !opened.sources.is_registered() {
-            return true;
-        }
-        if self.asked.swap(false, SeqCst) || opened.has_leases() {
-            self.seen_ns.store(now_ns, Relaxed);
-        }
-        now_ns.saturating_sub(self.seen_ns.load(Relaxed)) > ttl_ns
-    }
-}
-
-type RegisteredJobs = Mutex<BTreeMap<String, Arc<RegisteredJob>>>;
 
 type VersionKey = (Domain, Root, LayoutId);
 
@@ -159,55 +94,6 @@ pub struct RegistryStats {
     pub epochs_open: u64,
     /// The numbers of each sweep.
     pub sweeps: Vec<SweepProgress>,
-}
-
-/// Removes a directory, if it exists. Blocking.
-fn remove_all(dir: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        done => done,
-    }
-}
-
-/// Returns the charges of a job that was declared before the server started, by the lengths of its files.
-/// Blocking.
-fn charges_of(context: &JobContext, tenant: &Tenant, dir: &Path) -> Arc<JobCharges> {
-    let tenants = &context.tenants;
-    let charges = tenants.state_bytes.job(tenant, tenants.declared_jobs.force(tenant, 1));
-    let charge = || -> std::io::Result<()> {
-        for file in std::fs::read_dir(dir)? {
-            let file = file?;
-            let name = file.file_name();
-            let Some(name) = name.to_str() else { continue };
-            let bytes = file.metadata()?.len();
-            match epoch_of_file(name) {
-                Some(epoch) => charges.ledger(epoch).set(bytes),
-                None if name == RECORD_FILE => charges.record().set(bytes),
-                None => {}
-            }
-        }
-        Ok(())
-    };
-    // One file that cannot be read keeps no job from starting.
-    if let Err(error) = charge() {
-        tracing::error!(
-            dir = %dir.display(), %error,
-            "the length of a job's file cannot be read; the tenant is charged for less than it has"
-        );
-    }
-    charges
-}
-
-/// Closes an open job; the next request opens it anew.
-async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
-    // The files come first: nothing opens them anew while this job writes.
-    stale.close().await;
-    let mut jobs = jobs.lock();
-    let there = jobs.get(id).and_then(|s| s.opened.get());
-    if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-        let (charges, settings) = (Arc::clone(&stale.setup.charges), Arc::clone(&stale.settings));
-        jobs.insert(id.to_owned(), RegisteredJob::new(stale.known(), charges, settings, OnceCell::new()));
-    }
 }
 
 /// The version that a declared job reads.
@@ -520,37 +406,6 @@ impl Registry {
             .collect()
     }
 
-    /// Takes a job out of service and moves its files to the directory `jobs-aside`, which nothing reads.
-    ///
-    /// # Errors
-    /// [`JobError::Io`]; the job is still there.
-    pub async fn set_aside(&self, id: &str) -> Result<(), JobError> {
-        let _permit = self.permit_to_change(id).await;
-        let Some(registered) = self.jobs.lock().remove(id) else { return Ok(()) };
-        let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
-        if let Ok(opened) = registered.opened.get_or_try_init(none).await {
-            opened.close().await;
-        }
-        let (from, to) = (self.dir.join(id), self.dir.with_file_name(ASIDE_DIR));
-        let moved = spawn_blocking(move || {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let place = to.join(format!("{name}-{}", now.as_millis()));
-            let failed = |error| JobError::Io { path: from.clone(), error };
-            std::fs::create_dir_all(&to).and_then(|()| std::fs::rename(&from, &place)).map_err(failed)?;
-            sync_parent(&from).and_then(|()| sync_parent(&place)).map_err(failed)?;
-            tracing::info!(dir = %place.display(), "the ledgers of a job lie here now");
-            Ok(())
-        });
-        let moved = moved.await.map_err(|_| JobError::TaskLost)?;
-        if moved.is_err() && self.dir.join(id).exists() {
-            let (charges, settings) = (Arc::clone(&registered.charges), Arc::clone(&registered.settings));
-            let again = RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new());
-            self.jobs.lock().insert(id.to_owned(), again);
-        }
-        moved
-    }
-
     /// Returns the term of the cluster in which a job's ledgers came here. 1: they were always here.
     pub async fn ledger_term(&self, id: &str) -> u64 {
         let dir = self.dir.join(id);
@@ -677,59 +532,6 @@ impl Registry {
             return Err(full.into());
         }
         Ok(charges)
-    }
-
-    /// Deletes a job and its ledgers.
-    ///
-    /// # Errors
-    /// [`JobError::NotFound`], [`JobError::Io`].
-    pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
-        let permit = self.permit_to_change(id).await;
-        let registered = self.registered(domain, tenant, id)?;
-        let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
-        let (jobs, id) = (Arc::clone(&self.jobs), id.to_owned());
-        // The deletion goes on if the caller goes away: a job that is closed and still there would reject
-        // everything.
-        let task = self.context.tasks.spawn(async move {
-            let _permit = permit;
-            // No new request finds the job; an opening under way ends first.
-            jobs.lock().remove(&id);
-            let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
-            if let Ok(opened) = registered.opened.get_or_try_init(none).await {
-                opened.close().await;
-            }
-            let there = from.clone();
-            let gone = spawn_blocking(move || {
-                let failed = |error| JobError::Io { path: from.clone(), error };
-                // An earlier deletion could not remove this.
-                remove_all(&to).and_then(|()| std::fs::rename(&from, &to)).map_err(failed)?;
-                let synced = from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all());
-                if let Err(error) = synced {
-                    // A crash could undo the rename. Move the job back, so that the directory agrees with
-                    // the error that the caller gets.
-                    return std::fs::rename(&to, &from).and(Err(error)).map_err(failed);
-                }
-                if let Err(error) = remove_all(&to) {
-                    tracing::warn!(
-                        dir = %to.display(), %error,
-                        "a deleted job leaves files; the next start removes them"
-                    );
-                }
-                Ok(())
-            });
-            let gone = gone.await.map_err(|_| JobError::TaskLost)?;
-            if gone.is_err() && there.exists() {
-                // The job is still there, and requests see that: nothing declares it anew over its old
-                // ledgers.
-                jobs.lock().insert(id, {
-                    let charges = Arc::clone(&registered.charges);
-                    let settings = Arc::clone(&registered.settings);
-                    RegisteredJob::new(registered.known.clone(), charges, settings, OnceCell::new())
-                });
-            }
-            gone
-        });
-        task.await.map_err(|_| JobError::TaskLost)?
     }
 
     fn sweeps(&self) -> Vec<Arc<Sweep>> {

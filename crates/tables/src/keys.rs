@@ -70,7 +70,7 @@ impl Version {
         let mut walk = KeyWalk { range, cursor: Cursor::default(), at: None, items: Vec::new() };
         while walk.items.len() < max {
             // A link is followed between two searches: its file may lie in any part.
-            match self.search(|parts| walk.advance(parts, max)).await? {
+            match self.walk(|parts| walk.advance(parts, max)).await? {
                 Pause::Done => break,
                 Pause::Link { path, target } => {
                     let file = self.follow(&path, &target).await?;

@@ -51,7 +51,7 @@ impl Version {
     pub async fn list(&self, dir: &str, cookie: u64, max: usize) -> Result<Vec<Child>, TableError> {
         let mut walk = Walk::new(dir, cookie);
         // The walk keeps its children and its position while a part is loaded.
-        self.search(|parts| walk.advance(parts, max)).await?;
+        self.walk(|parts| walk.advance(parts, max)).await?;
         Ok(walk.found)
     }
 

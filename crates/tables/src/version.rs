@@ -111,6 +111,10 @@ pub(crate) struct Parts<'a> {
 /// No step needs more at once, so a search ends even if the cache keeps nothing.
 const HELD_MAX: usize = 4;
 
+/// The parts that a walk loads with the one that it needs next. Two at once keep two cores busy; more would
+/// take more memory.
+const PARTS_AHEAD: usize = 1;
+
 impl Version {
     /// Opens a version: reads its documents and the footers of two tables, in four reads and two round trips.
     ///
@@ -257,6 +261,16 @@ impl Version {
         }
     }
 
+    /// Loads a part. If the part before it is at hand, loads the `ahead` parts after it at the same time.
+    async fn load_ahead(&self, part: usize, ahead: usize) -> Result<Arc<LoadedPart>, TableError> {
+        let follows = part.checked_sub(1).is_some_and(|before| self.at_hand(before).is_some());
+        let after = if follows { part + 1..self.0.manifest.parts.len().min(part + 1 + ahead) } else { 0..0 };
+        let after = after.filter(|after| self.at_hand(*after).is_none()).map(|after| self.load(after));
+        // Whoever needs one that failed loads it again, and gets the error.
+        let (loaded, _after) = futures::join!(self.load(part), futures::future::join_all(after));
+        loaded
+    }
+
     /// Returns a part as a search sees it, if it is at hand.
     fn at_hand(&self, part: usize) -> Option<PartAtHand> {
         if let Some(directory) = self.try_directory(part) {
@@ -277,10 +291,25 @@ impl Version {
     }
 
     /// Runs a search, and loads each part that it misses. `search` is called again after each load.
-    ///
-    /// A search that keeps its position in its own state continues there.
     pub(crate) async fn search<T>(
         &self,
+        search: impl FnMut(&Parts<'_>) -> Result<T, MissingPart>,
+    ) -> Result<T, TableError> {
+        self.search_ahead(0, search).await
+    }
+
+    /// [`Version::search`] for a walk, which keeps its position in its own state and continues there. It will
+    /// need the next part, too.
+    pub(crate) async fn walk<T>(
+        &self,
+        walk: impl FnMut(&Parts<'_>) -> Result<T, MissingPart>,
+    ) -> Result<T, TableError> {
+        self.search_ahead(PARTS_AHEAD, walk).await
+    }
+
+    async fn search_ahead<T>(
+        &self,
+        ahead: usize,
         mut search: impl FnMut(&Parts<'_>) -> Result<T, MissingPart>,
     ) -> Result<T, TableError> {
         let mut held: Vec<(usize, Arc<LoadedPart>)> = Vec::new();
@@ -289,7 +318,7 @@ impl Version {
                 Ok(answer) => return Ok(answer),
                 Err(missing) => missing,
             };
-            let loaded = self.load(part).await?;
+            let loaded = self.load_ahead(part, ahead).await?;
             if held.len() == HELD_MAX {
                 held.remove(0);
             }

@@ -111,6 +111,32 @@ fn a_listing_reads_some_leaves_ahead() {
 }
 
 #[test]
+fn a_walk_loads_the_next_part_too_and_a_lookup_does_not() {
+    let stage = Stage::new(40_000);
+    runtime().block_on(async {
+        let (version, files) = stage.open(&PartCache::new(64 << 20)).await;
+        let opened = reads(&files);
+        let index = version.index();
+        assert!(index.parts().len() >= 6, "{} parts", index.parts().len());
+        let is_at_hand = |part| version.try_entry(index.first_ordinal(part)).is_some();
+        let first = |part| &stage.entries[usize::try_from(index.first_ordinal(part)).expect("few")].path;
+        // Nobody knows whether a walk that begins goes on.
+        version.list("", 0, 10).await.expect("good");
+        assert!(is_at_hand(0) && !is_at_hand(1));
+        version.find(first(1)).await.expect("good").expect("there");
+        assert!(is_at_hand(1) && !is_at_hand(2));
+        version.list("", index.first_ordinal(2), 10).await.expect("good");
+        assert!(is_at_hand(3) && !is_at_hand(4));
+        // It comes from nowhere: the part before is not at hand.
+        version.list("", index.first_ordinal(5), 10).await.expect("good");
+        assert!(is_at_hand(5) && !is_at_hand(4));
+        assert_eq!(reads(&files) - opened, 5, "each part once");
+        assert_eq!(version.list("", 0, 50_000).await.expect("good").len(), 40_000);
+        assert_eq!(reads(&files) - opened, index.parts().len() as u64);
+    });
+}
+
+#[test]
 fn rows_of_chunks_are_read_one_by_one() {
     let stage = Stage::new(10_000);
     runtime().block_on(async {

@@ -2,8 +2,9 @@
 //!
 //! Times Fletch's mount, a bare in-memory daemon of the same mode, and the native file system, in turn, round
 //! by round: cold walk, first and second epoch, one and two threads. Cold means a fresh mount and a fresh
-//! server: the originals are in the page cache, and the server's memory is empty. With `--before`, the server
-//! and the mount of an earlier build in that directory take their turn, too.
+//! server with caches of their own: the originals are in the page cache, and all else is empty. With
+//! `--before`, the server and the mount of an earlier build in that directory take their turn, too: before the
+//! others in every second round.
 
 use fletch_benches::{Daemon, Table, arg, bin, epoch, is_mounted, keep, until, usage, walk, write_tree};
 use rand::SeedableRng;
@@ -64,7 +65,11 @@ fn main() {
             run(Command::new("umount").arg(&dir));
             drop(d);
 
-            for (build, programs) in &builds {
+            let mut turns: Vec<_> = builds.iter().collect();
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for (build, programs) in turns {
                 let work = at(&format!("{build}-{round}-{threads}"));
                 let dir = work.join("mnt");
                 std::fs::create_dir_all(&dir).expect("mkdir");
@@ -79,7 +84,8 @@ fn main() {
                         .arg("--state-dir")
                         .arg(work.join("d"))
                         .arg("--ready-file")
-                        .arg(&ready),
+                        .arg(&ready)
+                        .env("FLETCH_CACHE_DIR", work.join("cache")),
                     Some(&work.join("server.log")),
                 );
                 until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
@@ -95,7 +101,8 @@ fn main() {
                     Command::new(programs.join("fletch-mount"))
                         .arg("d")
                         .arg(&dir)
-                        .args(["--server", &socket, "--job", "bench"]),
+                        .args(["--server", &socket, "--job", "bench"])
+                        .env("FLETCH_CACHE_DIR", work.join("cache")),
                     Some(&work.join("mount.log")),
                 );
                 until("fletch mount", || is_mounted(&dir));

@@ -3,8 +3,8 @@
 //! Times Fletch's mount, a bare in-memory daemon of the same mode, and the native file system, in turn, round
 //! by round: cold walk, first and second epoch, one and two threads. Cold means a fresh mount and a fresh
 //! server with caches of their own: the originals are in the page cache, and all else is empty. With
-//! `--before`, the server and the mount of an earlier build in that directory take their turn, too: before the
-//! others in every second round.
+//! `--before`, the server and the mount of an earlier build in that directory take their turn, too, and begin
+//! every second round.
 
 use fletch_benches::{Daemon, Table, arg, bin, epoch, is_mounted, keep, until, usage, walk, write_tree};
 use rand::SeedableRng;

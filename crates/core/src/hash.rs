@@ -66,6 +66,44 @@ impl Hash {
     }
 }
 
+/// Hashes a structure that is encoded piece by piece.
+///
+/// BLAKE3 hashes 16 KiB at once several times as fast as the same bytes in short pieces. So pieces are
+/// collected first.
+#[derive(Debug)]
+pub(crate) struct StructureHasher {
+    hasher: blake3::Hasher,
+    pieces: Vec<u8>,
+}
+
+impl StructureHasher {
+    /// The bytes that are hashed at once: at most these and one piece are in memory.
+    const COLLECTED: usize = 32 << 10;
+
+    /// `context` is one of [`context`].
+    pub fn new(context: &str) -> Self {
+        StructureHasher { hasher: blake3::Hasher::new_derive_key(context), pieces: Vec::new() }
+    }
+
+    /// Adds the piece that `encode` appends.
+    pub fn add(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        encode(&mut self.pieces);
+        if self.pieces.len() >= Self::COLLECTED {
+            self.hasher.update(&self.pieces);
+            self.pieces.clear();
+        }
+    }
+
+    /// Returns the hash of what was added, and starts again with nothing.
+    pub fn finish(&mut self) -> Hash {
+        self.hasher.update(&self.pieces);
+        self.pieces.clear();
+        let hash = self.hasher.finalize().into();
+        self.hasher.reset();
+        hash
+    }
+}
+
 impl From<blake3::Hash> for Hash {
     fn from(h: blake3::Hash) -> Self {
         Hash(*h.as_bytes())
@@ -151,6 +189,24 @@ identity! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_hash_as_the_whole() {
+        let mut hasher = StructureHasher::new(context::PART);
+        let collected = StructureHasher::COLLECTED;
+        for pieces in
+            [&[][..], &[0, 7], &[collected], &[collected - 1, 1, 1], &[100; 2000], &[3 * collected, 5]]
+        {
+            let whole: Vec<u8> = (0u32..).map(|i| i as u8).take(pieces.iter().sum()).collect();
+            let mut rest = &whole[..];
+            for len in pieces {
+                let (piece, after) = rest.split_at(*len);
+                hasher.add(|bytes| bytes.extend_from_slice(piece));
+                rest = after;
+            }
+            assert_eq!(hasher.finish(), Hash(blake3::derive_key(context::PART, &whole)), "{pieces:?}");
+        }
+    }
 
     #[test]
     fn hex_round_trips_and_everything_else_is_rejected() {

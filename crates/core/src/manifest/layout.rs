@@ -2,7 +2,7 @@
 //! origin, so the same tree has the same layout wherever its objects are.
 
 use super::{CHUNK_BYTES_MAX, EntryKind, PackParams, Part, SLICE_BYTES_DEFAULT};
-use crate::hash::context;
+use crate::hash::{StructureHasher, context};
 use crate::{Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -169,24 +169,23 @@ impl Placed {
     /// length u32.
     #[must_use]
     pub fn hash(&self) -> Hash {
-        let mut h = blake3::Hasher::new_derive_key(context::PLACEMENT);
-        let mut buf = Vec::new();
+        let mut hasher = StructureHasher::new(context::PLACEMENT);
         for row in 0..self.len() {
             let slices = self.slices(row);
             if slices.is_empty() {
                 continue;
             }
-            buf.clear();
-            buf.extend_from_slice(&u32::try_from(row).unwrap_or(u32::MAX).to_le_bytes());
-            buf.extend_from_slice(&u32::try_from(slices.len()).unwrap_or(u32::MAX).to_le_bytes());
-            for s in slices {
-                buf.extend_from_slice(s.chunk.as_bytes());
-                buf.extend_from_slice(&s.chunk_offset.to_le_bytes());
-                buf.extend_from_slice(&s.len.to_le_bytes());
-            }
-            h.update(&buf);
+            hasher.add(|bytes| {
+                bytes.extend_from_slice(&u32::try_from(row).unwrap_or(u32::MAX).to_le_bytes());
+                bytes.extend_from_slice(&u32::try_from(slices.len()).unwrap_or(u32::MAX).to_le_bytes());
+                for s in slices {
+                    bytes.extend_from_slice(s.chunk.as_bytes());
+                    bytes.extend_from_slice(&s.chunk_offset.to_le_bytes());
+                    bytes.extend_from_slice(&s.len.to_le_bytes());
+                }
+            });
         }
-        h.finalize().into()
+        hasher.finish()
     }
 
     /// Checks the placement against the hash that the layout names, and against the part that it places.

@@ -2,7 +2,7 @@
 
 use super::entries::{BadEntry, EntryKind, EntryRef};
 use super::{PART_CUT_BITS, PART_ENTRIES_MAX, SampleRule};
-use crate::hash::context;
+use crate::hash::{StructureHasher, context};
 use crate::{Hash, Root};
 use serde::{Deserialize, Serialize};
 
@@ -43,17 +43,17 @@ pub fn ends_part(path: &str) -> bool {
 
 /// Takes entries one by one and returns the parts that they end.
 ///
-/// Rejects a sequence that breaks the invariants of [`super::entries`]. Memory: one path and its prefixes.
+/// Rejects a sequence that breaks the invariants of [`super::entries`]. Memory: one path and its prefixes, and 32 KiB of
+/// entries that are not hashed yet.
 #[derive(Debug)]
 pub struct PartCutter {
-    hasher: blake3::Hasher,
+    hasher: StructureHasher,
     entries: u32,
     first: String,
     last: String,
     any: bool,
     /// Paths of files and links that are prefixes of `last`. A later entry `prefix/…` would contradict them.
     prefixes: Vec<String>,
-    buf: Vec<u8>,
 }
 
 impl Default for PartCutter {
@@ -67,13 +67,12 @@ impl PartCutter {
     #[must_use]
     pub fn new() -> Self {
         PartCutter {
-            hasher: blake3::Hasher::new_derive_key(context::PART),
+            hasher: StructureHasher::new(context::PART),
             entries: 0,
             first: String::new(),
             last: String::new(),
             any: false,
             prefixes: Vec::new(),
-            buf: Vec::new(),
         }
     }
 
@@ -102,9 +101,7 @@ impl PartCutter {
         self.any = true;
         self.last.clear();
         self.last.push_str(e.path);
-        self.buf.clear();
-        e.encode(&mut self.buf);
-        self.hasher.update(&self.buf);
+        self.hasher.add(|bytes| e.encode(bytes));
         self.entries += 1;
         Ok((self.entries == PART_ENTRIES_MAX || ends_part(e.path)).then(|| self.cut()))
     }
@@ -116,10 +113,8 @@ impl PartCutter {
     }
 
     fn cut(&mut self) -> PartSummary {
-        let hash = self.hasher.finalize().into();
-        self.hasher.reset();
         PartSummary {
-            hash,
+            hash: self.hasher.finish(),
             entries: std::mem::take(&mut self.entries),
             first: std::mem::take(&mut self.first),
         }

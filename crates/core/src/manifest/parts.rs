@@ -43,8 +43,8 @@ pub fn ends_part(path: &str) -> bool {
 
 /// Takes entries one by one and returns the parts that they end.
 ///
-/// Rejects a sequence that breaks the invariants of [`super::entries`]. Memory: one path and its prefixes, and 32 KiB of
-/// entries that are not hashed yet.
+/// Rejects a sequence that breaks the invariants of [`super::entries`]. Memory: one path, its prefixes, and
+/// 32 KiB of entries that are not hashed yet.
 #[derive(Debug)]
 pub struct PartCutter {
     hasher: StructureHasher,

@@ -84,8 +84,7 @@ fn main() {
                         .arg("--state-dir")
                         .arg(work.join("d"))
                         .arg("--ready-file")
-                        .arg(&ready)
-                        .env("FLETCH_CACHE_DIR", work.join("cache")),
+                        .arg(&ready),
                     Some(&work.join("server.log")),
                 );
                 until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));

@@ -2,7 +2,7 @@
 //!
 //! The entries of a directory have neighbouring ordinals. So a listing walks over ordinals, and jumps over
 //! each subdirectory and over the members of each shard with one search. It reads a flat directory row by
-//! row, with no search and no memory beyond one part.
+//! row, with no search and no memory beyond two parts.
 
 use crate::TableError;
 use crate::cursor::{self, Cursor};

@@ -63,7 +63,7 @@ impl Version {
     }
 
     /// Returns a leaf of a local file: from memory, else as `parse` reads its bytes. Then the `ahead` leaves
-    /// that follow are read, too: to open the file costs as much as to read a leaf.
+    /// that follow are read, too, if they are short: to open the file costs as much as to read a leaf.
     pub(crate) fn try_leaf_of<T: CachedLeaf>(
         &self,
         table: LocalTable,
@@ -78,8 +78,7 @@ impl Version {
             return T::of_cached(cached);
         }
         let of = self.identity(table, part);
-        let leaves = leaf..directory.len().min(leaf + 1 + ahead);
-        let Some(read) = self.local()?.leaves(&of, directory, leaves, parse) else {
+        let Some(read) = self.local()?.leaves(&of, directory, directory.run(leaf, ahead), parse) else {
             self.0.cache.remove(&self.key(CachedKind::Directory(table), part));
             return None;
         };

@@ -115,6 +115,9 @@ const HELD_MAX: usize = 4;
 /// take more memory.
 const PARTS_AHEAD: usize = 1;
 
+/// The most slices of a part that is loaded ahead: some 6 MB. A part of large files can have 200 MB of them.
+const ROWS_AHEAD_MAX: u32 = 1 << 17;
+
 impl Version {
     /// Opens a version: reads its documents and the footers of two tables, in four reads and two round trips.
     ///
@@ -261,11 +264,14 @@ impl Version {
         }
     }
 
-    /// Loads a part. If the part before it is at hand, loads the `ahead` parts after it at the same time.
+    /// Loads a part. If the part before it is at hand, loads the `ahead` parts after it at the same time,
+    /// unless they are long.
     async fn load_ahead(&self, part: usize, ahead: usize) -> Result<Arc<LoadedPart>, TableError> {
         let follows = part.checked_sub(1).is_some_and(|before| self.at_hand(before).is_some());
         let after = if follows { part + 1..self.0.manifest.parts.len().min(part + 1 + ahead) } else { 0..0 };
-        let after = after.filter(|after| self.at_hand(*after).is_none()).map(|after| self.load(after));
+        let is_short = |after: &usize| self.0.placement.rows(*after) <= ROWS_AHEAD_MAX;
+        let is_wanted = |after: &usize| is_short(after) && self.at_hand(*after).is_none();
+        let after = after.filter(is_wanted).map(|after| self.load(after));
         // Whoever needs one that failed loads it again, and gets the error.
         let (loaded, _after) = futures::join!(self.load(part), futures::future::join_all(after));
         loaded

@@ -8,6 +8,7 @@ use crate::leaf::Buffer;
 use fletch_core::Hash;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -17,6 +18,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"fltleaf3");
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 /// The largest leaf, in bytes. A part's slices could all be in one leaf.
 const LEAF_BYTES_MAX: u64 = 1 << 30;
+/// The most bytes of leaves that are read before somebody needs them. Eight leaves of short files have 40 KB.
+const AHEAD_BYTES_MAX: u64 = 128 << 10;
 
 /// The part that a file is about, and the table of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,6 +92,16 @@ impl Directory {
     /// The number of leaves.
     pub fn len(&self) -> usize {
         self.leaves.len()
+    }
+
+    /// Returns a leaf and those of the `ahead` leaves after it that have [`AHEAD_BYTES_MAX`] in sum.
+    pub fn run(&self, leaf: usize, ahead: usize) -> Range<usize> {
+        let mut bytes = 0;
+        let fits = |place: &&Place| {
+            bytes += u64::from(place.len);
+            bytes <= AHEAD_BYTES_MAX
+        };
+        leaf..leaf + 1 + self.leaves.iter().skip(leaf + 1).take(ahead).take_while(fits).count()
     }
 
     /// The path of a leaf's first row.

@@ -26,6 +26,20 @@ fn read(local: &LocalTables, of: &Identity) -> Option<Vec<Vec<u8>>> {
 }
 
 #[test]
+fn leaves_are_read_ahead_if_they_are_short() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let local = LocalTables::open(dir.path(), 1 << 20, Box::new(|| Ok(()))).expect("writable");
+    for (part, len, ends) in [(0, 5000, [1, 2, 3, 3]), (1, 100_000, [1, 2, 2, 2]), (2, 200_000, [1; 4])] {
+        assert!(write(&local, &of(1, part), len));
+        let directory = local.directory(&of(1, part)).expect("there");
+        assert_eq!([0, 1, 2, 7].map(|ahead| directory.run(0, ahead).end), ends, "of {len} bytes");
+        assert_eq!([directory.run(2, 7), directory.run(3, 7)], [2..3, 3..4], "the last, and none");
+        let none = local.leaves(&of(1, part), &directory, 3..4, |bytes| Some(bytes.bytes().len()));
+        assert_eq!(none, None);
+    }
+}
+
+#[test]
 fn a_part_reads_back_and_no_other_part_does() {
     let dir = tempfile::tempdir().expect("tempdir");
     let local = LocalTables::open(dir.path(), 1 << 20, Box::new(|| Ok(()))).expect("writable");

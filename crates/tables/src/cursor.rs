@@ -1,7 +1,7 @@
 //! A place in the entries of a version, for walks that go from one entry to a near one.
 
 use crate::leaf::Leaf;
-use crate::version::{MissingPart, Parts};
+use crate::search::{MissingPart, Parts};
 use std::sync::Arc;
 
 /// The leaves that are read ahead of a walk that goes from one leaf to the next.

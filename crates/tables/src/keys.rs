@@ -6,7 +6,8 @@
 
 use crate::TableError;
 use crate::cursor::{Cursor, after};
-use crate::version::{Found, MissingPart, Parts, Version};
+use crate::search::{MissingPart, Parts};
+use crate::version::{Found, Version};
 use fletch_core::manifest::EntryKind;
 
 /// The keys that a listing returns.

@@ -38,6 +38,7 @@ mod new_row;
 pub mod parquet_bytes;
 pub mod paths;
 mod schema;
+mod search;
 pub mod source;
 mod table_files;
 mod thrift;

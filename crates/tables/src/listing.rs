@@ -6,7 +6,8 @@
 
 use crate::TableError;
 use crate::cursor::{self, Cursor};
-use crate::version::{MissingPart, Parts, Version, in_tree};
+use crate::search::{MissingPart, Parts};
+use crate::version::{Version, in_tree};
 use fletch_core::manifest::EntryKind;
 use fletch_core::manifest::locate::{self, DirId};
 
